@@ -127,10 +127,10 @@ class Findings:
         """A line for each kind of work and number of rows: the path that is taken, the others by rate, then torch."""
         if not self.kernel_times:
             return []
-        from edgemoe.kernels.probe import fastest
+        from edgemoe.kernels.probe import preferred
 
         by_sample: dict[tuple[str, str], list[Timing]] = {}
-        taken = fastest([one for one in self.kernel_times if one.path != "torch"])
+        taken = preferred([one for one in self.kernel_times if one.path != "torch"])
         for one in self.kernel_times:
             by_sample.setdefault((one.work, one.rows), []).append(one)
         lines = []

@@ -54,10 +54,10 @@ ATTENTION_ROWS = 128
 """Of a prompt; a single token comes behind four times as many."""
 
 _ROUNDS, _FEWEST, _SHARE = 5, 3, 0.02
-"""Rounds over a kind of work's paths; after the fewest, and so many seconds a path, no further round begins."""
+"""Most rounds over a kind of work's paths, and fewest; between them none begins after so many seconds a path."""
 
 MARGIN = 0.9
-"""Of the widest path's time, what a narrower one has to stay below: differences of some percent are often noise."""
+"""A narrower path has to take less than this part of the widest path's time: smaller differences are often noise."""
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ class Timing:
     rate: float
 
 
-def fastest(timings: list[Timing]) -> dict[tuple[str, str], str]:
-    """The path of least time for each kind of work and number of rows: the widest, unless another is clearly faster."""
-    found: dict[tuple[str, str], list[Timing]] = {}
+def preferred(timings: list[Timing]) -> dict[tuple[str, str], str]:
+    """Returns the path to take, by kind of work and rows: the widest, unless one takes less than MARGIN of its time."""
+    by_work: dict[tuple[str, str], list[Timing]] = {}
     for one in timings:
-        found.setdefault((one.work, one.rows), []).append(one)
-    best = {}
-    for key, several in found.items():
+        by_work.setdefault((one.work, one.rows), []).append(one)
+    found = {}
+    for key, several in by_work.items():
         widest = max(several, key=lambda one: paths.PATHS.index(one.path))
         least = min(several, key=lambda one: one.seconds)
-        best[key] = (least if least.seconds < MARGIN * widest.seconds else widest).path
-    return best
+        found[key] = (least if least.seconds < MARGIN * widest.seconds else widest).path
+    return found
 
 
 def measure() -> list[Timing]:
     """Times all candidates; the choice that was in force before stays in force.
 
-    Work for which a narrower path wins is measured once more, behind all other work: it wins if it does so twice.
+    A narrower path than the widest is preferred only if it is so twice: its work is timed again, behind all other work.
     """
     before = paths.chosen()
     try:
@@ -103,9 +103,9 @@ def measure() -> list[Timing]:
         for sample in samples:
             key = sample[:2]
             widest = paths.candidates(*key)[-1]
-            if fastest(found[key])[key] != widest:
+            if preferred(found[key])[key] != widest:
                 again = _timed(*sample)
-                if fastest(again)[key] == widest:
+                if preferred(again)[key] == widest:
                     found[key] = again
     finally:
         paths.choose(before)
@@ -126,7 +126,7 @@ def _timed(work: str, rows: str, multiplications: int, run: Callable[[], object]
                 taken[path].append(time.perf_counter() - began)
         if turn >= _FEWEST and time.perf_counter() - start > _SHARE * len(candidates):
             break
-    # The least time of a path is chance where a processor has two clocks: a turn at the higher one decides.
+    # Not the least: a processor can be twice as fast for a few turns, and it is chance which path has them.
     typical = {path: median(seconds) for path, seconds in taken.items()}
     return [Timing(work, rows, path, each, multiplications / each) for path, each in typical.items()]
 
@@ -141,7 +141,7 @@ def choose_fastest(directory: Path) -> list[Timing]:
     timings = _read(_file(directory, key), key)
     if timings is None:
         timings = measure_and_keep(directory)
-    paths.choose(fastest(timings))
+    paths.choose(preferred(timings))
     return timings
 
 
@@ -177,7 +177,7 @@ def _read(path: Path, key: Mapping[str, Any]) -> list[Timing] | None:
         if found["version"] != VERSION or found["machine"] != key:
             return None
         timings = [Timing(**one) for one in found["timings"]]
-        choice = fastest(timings)
+        choice = preferred(timings)
         if not all(choice[each] in paths.candidates(*each) for each in paths.chosen()):
             raise ValueError("timings of other paths")
     except FileNotFoundError:

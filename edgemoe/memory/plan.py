@@ -217,18 +217,7 @@ def make_plan(
         vram_limit = min(taken + compensators.most + whole, free)
     if vram_limit < minimum:
         least = fixed | {"compensators": compensators.fixed + compensators.least}
-        names = {"long_step_bytes": "a long prompt"}
-        parts = [
-            f"{names.get(name, name.removesuffix('_bytes'))} {format_size(size)}"
-            for name, size in least.items()
-            if size
-        ]
-        parts.append(f"{MINIMUM_EXPERTS} experts of {format_size(each)} at level {level}")
-        purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
-        if rows > BLOCK_ROWS:
-            less = f"{less}, or --prefill-rows {BLOCK_ROWS}"
-        if parallel > 1:
-            purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
+        purposes, less = _purposes(least, f"{format_size(each)} at level {level}", context, parallel, rows)
         raise _too_small("--vram-limit", vram_limit, minimum, purposes, less)
     if 0 < dram_limit < each:
         raise _too_small("--dram-limit", dram_limit, each, f"one expert at level {level}", "leave it out")
@@ -273,6 +262,30 @@ def make_plan(
         scored_rows=scored_rows(shape, geometry, context, _place(device), parallel, fixed["long_step_bytes"]),
         prefill_rows=rows,
     )
+
+
+def _purposes(least: dict[str, int], each: str, context: int, parallel: int, rows: int) -> tuple[str, str]:
+    """What the smallest limit is needed for, and what would make it smaller, for a message.
+
+    Args:
+        least: field of MemoryPlan -> bytes, without experts.
+        each: bytes and level of an expert, as text.
+        context, parallel: as for make_plan.
+        rows: most of a prompt's step.
+    """
+    names = {"long_step_bytes": "a long prompt"}
+    parts = [
+        f"{names.get(name, name.removesuffix('_bytes'))} {format_size(size)}"
+        for name, size in least.items()
+        if size
+    ]
+    parts.append(f"{MINIMUM_EXPERTS} experts of {each}")
+    purposes, less = f"{', '.join(parts)}, {context} tokens of context", "choose a smaller --context"
+    if rows > BLOCK_ROWS:
+        less = f"{less}, or --prefill-rows {BLOCK_ROWS}"
+    if parallel > 1:
+        purposes, less = f"{purposes} of {parallel} sequences", f"{less} or fewer sequences"
+    return purposes, less
 
 
 def _place(device: Device | None) -> torch.device:

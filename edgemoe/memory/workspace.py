@@ -27,7 +27,7 @@ SUMS = 8
 """Numbers of 4 bytes for each token of the context while one layer's sums of attention are ranked."""
 
 TEXT_BYTES = 256
-"""What a token of the context takes in Python: ids in lists, its text, offsets. In `chat` it was some 200."""
+"""What a token of the context takes in Python: ids in lists, its text, offsets (docs/decisions/0042)."""
 
 CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
@@ -62,15 +62,13 @@ def workspace_bytes(
     The rows of a longer step take long_step_bytes as well.
     """
     rows = max(min(context, BLOCK_ROWS), parallel)
-    scratch, largest = (
-        _scratch_bytes(shape, geometry, context, place),
-        _largest_part(shape, geometry, rows, context, place),
-    )
+    stays = _hidden_bytes(shape, rows) + _scratch_bytes(shape, geometry, context, place)
+    largest = _largest_part(shape, geometry, rows, context, place)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
     kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
     of_context = context * (TEXT_BYTES + _sums_bytes(shape))
-    return _hidden_bytes(shape, rows) + scratch + largest + logits + kept + of_context
+    return stays + largest + logits + kept + of_context
 
 
 def long_step_bytes(shape: ModelShape, rows: int) -> int:
@@ -106,10 +104,10 @@ def _largest_part(
     shape: ModelShape, geometry: RecordGeometry, rows: int, context: int, place: torch.device
 ) -> int:
     """What a step's largest part takes: attention, a product of a layer beside what is projected, experts, the head."""
-    kv = shape.kv
-    widest = max((shape.heads + 2 * kv.heads) * kv.key_dim, shape.hidden, shape.widest)
-    product = _product_bytes(shape, rows, widest, widest) + _projected_bytes(shape, rows)
-    head = _product_bytes(shape, rows, shape.vocab, max(shape.heads * kv.key_dim, shape.hidden, shape.widest))
+    widest = max(shape.heads * shape.kv.key_dim, shape.hidden, shape.widest)
+    joined = max(widest, (shape.heads + 2 * shape.kv.heads) * shape.kv.key_dim)  # queries, keys and values
+    product = _product_bytes(shape, rows, joined, joined) + _projected_bytes(shape, rows)
+    head = _product_bytes(shape, rows, widest, shape.vocab)
     attention, experts = _attention_bytes(shape, rows, context), _experts_bytes(shape, geometry, rows, place)
     return max(attention, product, head, experts)
 
@@ -171,16 +169,16 @@ def _tile_bytes(shape: ModelShape, rows: int, context: int) -> int:
     return 4 * (tile + shape.heads * (scores + sums))
 
 
-def _product_bytes(shape: ModelShape, rows: int, columns: int, widest: int) -> int:
-    """A dense product with a matrix of `columns` rows, which is converted to float32 a slice at a time.
+def _product_bytes(shape: ModelShape, rows: int, widest: int, outputs: int) -> int:
+    """A product of rows with a dense matrix, which is converted to float32 a slice of SLICE_BYTES at a time.
 
     Args:
         shape: of the model.
         rows: of the input.
-        columns: numbers of a row of the result.
-        widest: numbers of the longest row that is there at a time.
+        widest: numbers of the longest row, of the input or of a slice's result.
+        outputs: of the matrix, each a row of it.
     """
-    converted = min(SLICE_BYTES, 4 * shape.hidden * columns)
+    converted = min(SLICE_BYTES, 4 * shape.hidden * outputs)
     return converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
 
 

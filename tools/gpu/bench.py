@@ -31,101 +31,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from edgemoe.bench.rows import PAPER_RETENTION, BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.bench.tables import times_and_bytes
 from edgemoe.console.output_files import require_folders
-from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.devices import chosen, open_device
-from edgemoe.policy.settings import RunSettings
 from storage.errors import DoesNotFit, EdgemoeError, UserError
 from tools.checkout import child_environment
 from tools.command_line import failed
+from tools.gpu.cases import FOUR, OFFLOAD, cases, choose, is_chosen, named, require_a_row
 from tools.gpu.options import parse
 
 Json = dict[str, Any]
 
-FOUR = RunSettings.uniform(4, speculate="auto")
-MIXED = RunSettings(levels=(4, 2), retention=PAPER_RETENTION, speculate="auto")
-OFFLOAD = "accelerate's offload"
-
 TRACED = 2
 """New tokens in a trace."""
-
-ON_DEMAND = RunSettings.uniform(4, cache=False)
-
-TIERED = (
-    BenchRow("exact 4", FOUR),
-    BenchRow("4/2 + prefetch", MIXED),
-    BenchRow("exact 4, copied first", FOUR.with_(in_place="off")),
-    BenchRow("4/2 + prefetch, copied first", MIXED.with_(in_place="off")),
-    BenchRow("4/0 + prefetch", MIXED.with_(levels=(4, 0))),
-)
-RESIDENT = (BenchRow("exact 4", RunSettings.uniform(4)),)
-LOADED = (
-    BenchRow("on demand from DRAM", ON_DEMAND, dram_on_demand=True),
-    BenchRow("on demand from SSD", ON_DEMAND),
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Rows under the same limits.
-
-    Args:
-        name: prefix of the rows' names in the report.
-        rows: at least one.
-        vram: limit of GPU memory in bytes; None: as much as the fully resident model needs.
-        dram: limit of DRAM in bytes.
-    """
-
-    name: str
-    rows: tuple[BenchRow, ...]
-    vram: int | None
-    dram: int
-
-
-def cases(limits: Sequence[int], dram_large: int, dram_small: int) -> Iterator[Case]:
-    """Yields every case, the ones with the most to say first."""
-    least, *more = sorted(limits)
-    yield Case(_named(least, "DRAM large"), TIERED, least, dram_large)
-    yield Case("everything resident", RESIDENT, None, 0)
-    from_dram, from_ssd = LOADED
-    yield Case(_named(least, "DRAM large"), (from_dram,), least, dram_large)
-    yield Case(_named(least, "DRAM small"), TIERED[:2], least, dram_small)
-    for limit in more:
-        yield Case(_named(limit, "DRAM large"), TIERED[:2], limit, dram_large)
-    yield Case(_named(least, "DRAM large"), (from_ssd,), least, dram_large)
-
-
-def _named(limit: int, dram: str) -> str:
-    return f"{format_size(limit)}, {dram}"
-
-
-def chosen_by(only: Sequence[str], name: str) -> bool:
-    """Whether a row's name has one of the texts, from the beginning of a word on; without texts every name has."""
-    return not only or any(f" {text}" in f" {name}" for text in only)
-
-
-def chosen_cases(made: Iterable[Case], only: Sequence[str]) -> tuple[list[Case], list[str]]:
-    """Returns the cases with the rows that --only names, and the names of the other rows."""
-    cases, others = [], []
-    for case in made:
-        rows = tuple(row for row in case.rows if chosen_by(only, f"{case.name}: {row.name}"))
-        cases += [replace(case, rows=rows)] if rows else []
-        others += [f"{case.name}: {row.name}" for row in case.rows if row not in rows]
-    return cases, others
 
 
 class Clock:
@@ -168,7 +98,7 @@ def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple
     limits = [parse_size(limit) for limit in given.limits.split(",")]
     environment: Json = {}
     rows: list[Json] = []
-    wanted, others = chosen_cases(cases(limits, large, parse_size(given.dram_small)), given.only)
+    wanted, others = choose(cases(limits, large, parse_size(given.dram_small)), given.only)
     left_out = [f"{name}: not in --only" for name in others]
     for case in wanted:
         names = f"{case.name}: {', '.join(row.name for row in case.rows)}"
@@ -238,7 +168,7 @@ def trace(store: StoreModel, given: argparse.Namespace, limit: int) -> None:
 
 def aims(rows: Sequence[Json], offloaded: Json | str, layers: int, least: int) -> list[Json]:
     """The project's aims, each with its bound and the measured figure, which is None where a row is missing."""
-    at = f"{_named(least, 'DRAM large')}: "
+    at = f"{named(least, 'DRAM large')}: "
     found = {(row["name"], row["arm"]): row for row in rows}
 
     def seconds(name: str, metric: str = "tpot_s") -> float | None:
@@ -305,18 +235,15 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
     if given.work and not given.work.is_dir():
         raise UserError(f"a folder {given.work}", "none", "make it, or name another")
     limits = [parse_size(limit) for limit in given.limits.split(",")]
-    least, (some, others) = min(limits), chosen_cases(cases(limits, 0, 0), given.only)
-    if not some and not chosen_by(given.only, OFFLOAD):
-        names = "; ".join([*others, OFFLOAD])
-        raise UserError(f"texts of rows' names for --only ({names})", f"{given.only}", "name one of these")
+    require_a_row(limits, given.only)
     device = open_device(given.device)
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
         clock.say("synthesizing")
         synthesize(given, compute(device.place if device else "cpu").layout.name, Path(folder, "store"))
         store = StoreModel.open(Path(folder, "store"), device)
         layers = len(store.manifest.layers)
-        memory = int(least * given.offload_layers / layers)
-        if not chosen_by(given.only, OFFLOAD):
+        memory = int(min(limits) * given.offload_layers / layers)
+        if not is_chosen(OFFLOAD, given.only):
             offloaded: Json | str = "not in --only"
         elif clock.is_over:
             offloaded = f"{given.minutes:g} minutes were over"
@@ -326,12 +253,12 @@ def run(given: argparse.Namespace, clock: Clock) -> Json:
         measured, left_out = measure(store, given, clock)
         if given.trace:
             clock.say("tracing")
-            trace(store, given, least)
+            trace(store, given, min(limits))
     label = f"Measured on {device.name}." if device else "A rehearsal on the CPU: no figure here is a GPU's."
     return measured | {
         "label": label,
         "offload": offloaded,
-        "aims": aims(measured["rows"], offloaded, layers, least),
+        "aims": aims(measured["rows"], offloaded, layers, min(limits)),
         "left_out": left_out,
         "seconds": clock.seconds,
     }

@@ -34,11 +34,13 @@ def kernel_fits(heads: int, kv_heads: int, dim: int, clip: float | None) -> bool
 
 
 def scratch_bytes(dim: int, tokens: int) -> int:
-    """Most bytes that a call over so many tokens takes beside its tensors; the threads' pool keeps them.
+    """Returns the most bytes that a call takes beside its tensors, with as many threads as torch has now.
+
+    The pool of threads keeps them until the process ends.
 
     Args:
         dim: size of a head.
-        tokens: whose attention is counted.
+        tokens: those that receive attention, which is counted.
     """
     scratch: int = native.library().edgemoe_attention_scratch(torch.get_num_threads(), dim, tokens)
     return scratch

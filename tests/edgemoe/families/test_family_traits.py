@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of, save
 
 from edgemoe.families.table import FAMILIES
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
-from edgemoe.kernels.native import library as native
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter, next_logits
@@ -18,8 +18,6 @@ from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.lookahead import predict
 
 FUSED = [name for name, family in FAMILIES.items() if family.fused_gqa]
-
-needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
 
 
 def hidden(rows: int, seed: int = 1) -> torch.Tensor:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from availability import needs_native
 from native_paths import forced
 
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.rows import decode, encode, rotate
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+pytestmark = needs_native
 
 CONTEXT = 200
 SHAPES = [(4, 4, 16), (6, 2, 48), (14, 2, 80), (32, 4, 128), (7, 1, 64)]

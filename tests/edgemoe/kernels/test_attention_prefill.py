@@ -7,13 +7,13 @@ import platform
 import pytest
 import torch
 from attention_equations import by_the_equations
+from availability import needs_native
 from native_paths import forced
 
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, Received
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+pytestmark = needs_native
 
 CONTEXT = 210
 

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from availability import needs_native
 from damages import a_damage, random_gates
 
 from edgemoe.kernels.native import library as native
@@ -16,7 +17,7 @@ from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import CRITICAL, RunSettings
 from edgemoe.policy.tier_prices import PLACES, TierPrices
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+pytestmark = needs_native
 
 LAYERS = 5
 SETTINGS = [

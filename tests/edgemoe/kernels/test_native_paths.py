@@ -10,6 +10,7 @@ from collections import Counter
 import plain_c
 import pytest
 import torch
+from availability import needs_native
 from native_paths import PATHS, forced
 from record_codec import encode
 from records import KEY, MemoryReader, blocks_for
@@ -23,7 +24,7 @@ from storage.dense import quantize_rows
 from storage.forms import PlaneForm
 from storage.record import MatrixSpec, RecordGeometry
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+pytestmark = needs_native
 
 SHAPES = [(96, 64, 64), (200, 100, 64), (64, 576, 64), (48, 128, 32), (80, 256, 128)]
 """Rows, columns and group of a matrix: with a last block of 16 rows, with padding, of more chunks than a strip has."""

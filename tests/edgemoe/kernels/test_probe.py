@@ -6,16 +6,17 @@ import json
 import logging
 
 import pytest
+from availability import needs_native
 from native_paths import forced
 
 from edgemoe.commands.options import shared
 from edgemoe.kernels import probe, registry
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.probe import Timing, choose_fastest, fastest, measure
+from edgemoe.kernels.probe import Timing, choose_fastest, measure, preferred
 from storage.errors import UserError
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+pytestmark = needs_native
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_the_fastest_path_of_each_kind_of_work_is_taken():
         *(("dense", "2 to 12", "avx512-vnni", 2.0), ("dense", "2 to 12", "avx2", 1.85)),
         *(("experts", "2 to 12", "avx512-vnni", 2.0), ("experts", "2 to 12", "avx2", 1.75)),
     ]
-    assert fastest([Timing(*one, 1.0) for one in of]) == {
+    assert preferred([Timing(*one, 1.0) for one in of]) == {
         ("experts", "1"): "avx512-vnni",
         ("dense", "1"): "avx2",
         ("dense", "2 to 12"): "avx512-vnni",
@@ -85,7 +86,7 @@ def test_a_turn_at_a_higher_clock_decides_nothing(sample):
     found = {one.path: one for one in measure()}
     assert found[narrow].seconds == pytest.approx(0.003)
     assert found[widest].rate == pytest.approx(3000)
-    assert fastest(list(found.values()))[key] == widest
+    assert preferred(list(found.values()))[key] == widest
 
 
 @pytest.mark.parametrize("always", [True, False])
@@ -94,7 +95,7 @@ def test_a_narrower_path_wins_if_it_wins_twice(sample, always):
     key, give = sample
     narrow, *_, widest = paths.candidates(*key)
     give(lambda path, turn: 0.001 if path == narrow and (always or turn <= 6) else 0.002)
-    assert fastest(measure())[key] == (narrow if always else widest)
+    assert preferred(measure())[key] == (narrow if always else widest)
 
 
 def test_a_measurement_has_every_candidate_and_changes_no_choice():

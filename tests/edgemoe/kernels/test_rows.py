@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from availability import needs_native
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.rows import add_weighted_rows
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the kernel is not built")
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize("cols", [8, 300, 1027])

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from availability import needs_native
 from plane_experts import an_expert
 
 from edgemoe.engine.engine import Engine
@@ -18,7 +19,7 @@ from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.structures import Expert, Matrix
 from edgemoe.kv.step import Segment, Step
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="needs the compiled kernel")
+pytestmark = needs_native
 
 HIDDEN, SENTINEL = 64, 7.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from availability import needs_native
 
 from edgemoe.kernels import threads
 from edgemoe.kernels.native import library as native
@@ -18,10 +19,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-needs_kernel = pytest.mark.skipif(not native.available(), reason="edgemoe's kernel does not run here")
-
-
-@needs_kernel
+@needs_native
 def test_torch_has_one_thread_in_a_step_and_all_for_long_operators(two_threads):
     """A step sets one thread, a long operator as many as the kernel; the former number returns afterwards."""
     with threads.for_step():
@@ -33,7 +31,7 @@ def test_torch_has_one_thread_in_a_step_and_all_for_long_operators(two_threads):
     assert torch.get_num_threads() == 2
 
 
-@needs_kernel
+@needs_native
 def test_an_error_in_a_step_restores_the_threads(two_threads):
     """An error in a step restores torch's number of threads."""
     with pytest.raises(KeyError), threads.for_step(), threads.for_product(100_000_000):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from availability import needs_native
 from family_models import VOCABULARY, blocks_of, random_model, router_of, save
 from integrity import check_integrity
 
@@ -14,7 +15,6 @@ from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import FAMILIES
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
@@ -23,7 +23,7 @@ from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
 from storage.base import ExpertKey
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+pytestmark = needs_native
 
 MODELS = {
     "mixtral": {},  # a window in every layer

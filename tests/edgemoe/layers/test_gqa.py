@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_equations import by_the_equations
+from availability import needs_native
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.layers import build
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.load import load_dense
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+pytestmark = needs_native
 
 CONTEXT = 40
 

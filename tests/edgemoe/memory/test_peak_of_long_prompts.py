@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from availability import needs_native
 from family_models import random_model, save
 
-from edgemoe.kernels.native import library as native
 from edgemoe.kv.formats import KVFormat
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
@@ -44,13 +44,13 @@ with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+@needs_native
 @pytest.mark.parametrize(
     ("sizes", "kv", "context", "prefill_rows", "copies"),
     [
         (WIDE, "bf16", 4096, 512, 30_000_000),
         (WIDE, "q8_0", 4096, 2048, 30_000_000),
-        (DEEP, "bf16", 8192, 512, 0),
+        (DEEP, "bf16", 12_288, 512, 0),
     ],
     ids=["wide", "wide, q8_0, long steps", "deep"],
 )

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from availability import needs_native
 from damages import a_damage, random_gates
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.console.sizes import format_least, parse_size
 from edgemoe.engine.engine import StoreModel
-from edgemoe.kernels.native import library as native
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
@@ -130,7 +130,7 @@ def test_the_workspace_grows_with_the_context_by_text_and_sums_of_attention_alon
     assert short > 3 * 256 * 64 * 256 * 4  # three copies of a tile of scores
 
 
-@pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
+@needs_native
 @pytest.mark.parametrize("kv", ["bf16", "q8_0"])
 def test_compiled_attention_takes_sums_and_integers_of_its_threads(kv):
     """No copy of keys and no scores in any format: text and sums as above, and 8 bytes a token for each thread."""

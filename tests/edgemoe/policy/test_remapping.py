@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from availability import needs_native
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +17,6 @@ from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.structures import RemappingRule
 from edgemoe.policy.remapping import MOST_BINS, Movable, Remapping, prefer_resident
 from storage.errors import UserError
-
-needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernel does not run here")
 
 
 @st.composite

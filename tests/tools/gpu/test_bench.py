@@ -10,7 +10,7 @@ from device_double import DoubleDevice
 
 from edgemoe.bench import bandwidth
 from edgemoe.machine.tier_speed import copy_speed
-from tools.gpu import bench
+from tools.gpu import bench, cases
 from tools.synthetic import store as synthetic_store
 
 TINY = [
@@ -40,9 +40,9 @@ def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
     assert bench.main([*TINY, "--work", str(work), "--json", str(file), "--trace", str(trace)]) == 0
     assert any("topk" in event["name"] for event in json.loads(trace.read_text())["traceEvents"])
     report = json.loads(file.read_text())
-    tiers = [f"3 MB, DRAM large: {row.name}" for row in bench.TIERED]
-    tiers += [f"3 MB, DRAM small: {row.name}" for row in bench.TIERED[:2]]
-    loaded = [f"3 MB, DRAM large: {row.name}" for row in bench.LOADED]
+    tiers = [f"3 MB, DRAM large: {row.name}" for row in cases.TIERED]
+    tiers += [f"3 MB, DRAM small: {row.name}" for row in cases.TIERED[:2]]
+    loaded = [f"3 MB, DRAM large: {row.name}" for row in cases.LOADED]
     names = {*tiers, *loaded, "everything resident: exact 4"}
     assert {(row["name"], row["arm"]) for row in report["rows"]} == {
         (n, a) for n in names for a in ("cold", "warm")
@@ -145,7 +145,7 @@ def test_aims_are_ratios_of_the_rows():
 
 def test_smallest_limit_comes_first():
     """Limits have any order on the command line; the cases of the smallest come first, those on demand last."""
-    made = list(bench.cases([24, 12, 16], 100, 4))
+    made = list(cases.cases([24, 12, 16], 100, 4))
     assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
         *[(12, 100, 5), (None, 0, 1), (12, 100, 1), (12, 4, 2), (16, 100, 2), (24, 100, 2), (12, 100, 1)],
     ]

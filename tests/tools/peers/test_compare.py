@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from availability import needs_native
 from cgroups import controller, has_cgroup, needs_cgroup
 
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
 from storage.errors import UserError
@@ -187,7 +187,7 @@ def test_a_peer_that_crashes_with_repacking_runs_without(
     assert says in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+@needs_native
 def test_edgemoe_computes_by_the_kernel_of_the_request(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--kernel` of the comparison is the child's."""
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)

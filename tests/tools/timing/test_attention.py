@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from availability import needs_native
 
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kv.rows import encode
 from tools.timing import attention
@@ -19,7 +19,7 @@ def test_every_kernel_has_its_rows(capsys):
     assert all(0 < float(best) <= float(median) for *_, median, best in rows)
 
 
-@pytest.mark.skipif(not native.available(), reason="no compiled kernel on this machine")
+@needs_native
 @pytest.mark.parametrize("form", ["bf16", "q8_0"])
 def test_a_token_behind_others_has_a_row_for_each_path(capsys, monkeypatch, form):
     """Of the compiled kernel alone, over 71 keys and values of each of 4 heads in the wanted format."""

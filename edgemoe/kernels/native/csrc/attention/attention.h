@@ -43,7 +43,7 @@ int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attentio
                            uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
                            float *received);
 
-/* Bytes of edgemoe_attention_rows' scratch, on so many threads, where the attention of `tokens` tokens is counted; 0: none is. */
+/* Bytes of edgemoe_attention_rows' scratch on so many threads. tokens: those that receive attention, if it is counted; else 0. */
 int64_t edgemoe_attention_scratch(int64_t threads, int64_t dim, int64_t tokens);
 
 /* Numbers of a token's row of qkv. */
