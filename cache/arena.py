@@ -6,9 +6,9 @@ import mmap
 from collections.abc import Mapping
 from contextlib import suppress
 
-from cache.free_list import FreeList
-from cache.page_lock import lock_pages
-from storage.base import BlockKind
+from edgemoe.cache.free_list import FreeList
+from edgemoe.cache.page_lock import lock_pages
+from edgemoe.storage.base import BlockKind
 
 _MADV_POPULATE_WRITE = 23
 """Linux's advice to fault in every page now; Python's mmap module does not define it."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from storage.base import Blocks, ExpertKey
-from storage.device import Event
+from edgemoe.machine.device import Event
+from edgemoe.storage.base import Blocks, ExpertKey
 
 Observer = Callable[[ExpertKey, int, Blocks], None]
 """Called with an expert, its resident level and its blocks; level 0 and no blocks once it is not resident."""

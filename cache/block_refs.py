@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from cache.free_list import Arenas
-from storage.base import BlockKind, Blocks
+from edgemoe.cache.free_list import Arenas
+from edgemoe.storage.base import BlockKind, Blocks
 
 Indices = dict[str, int]
 """Block kind's name -> index in that kind's arena."""

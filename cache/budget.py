@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from storage.errors import DoesNotFit
-from storage.sizes import format_least, format_size
+from edgemoe.errors import DoesNotFit
+from edgemoe.storage.sizes import format_least, format_size
 
 
 class Budget:

@@ -7,10 +7,10 @@ import mmap
 import weakref
 from collections.abc import Mapping
 
-from cache.arena import Arena
-from cache.free_list import FreeList
-from storage.base import BlockKind
-from storage.device import Device
+from edgemoe.cache.arena import Arena
+from edgemoe.cache.free_list import FreeList
+from edgemoe.machine.device import Device
+from edgemoe.storage.base import BlockKind
 
 _STEPS = 16
 """Steps in which an arena is pinned: a refusal by the system leaves at most one step too little pinned."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
-from cache.block_refs import Indices
-from storage.base import Blocks, ExpertKey
+from edgemoe.cache.block_refs import Indices
+from edgemoe.storage.base import Blocks, ExpertKey
 
 _MAP_NORESERVE = 0x4000
 """Linux's flag for address space without swap behind it; Python's mmap module does not define it."""

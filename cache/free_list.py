@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from storage.base import BlockKind
+from edgemoe.storage.base import BlockKind
 
 
 class FreeList:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from math import exp2, log2
 
-from cache.base import EvictionPolicy
-from storage.base import ExpertKey
+from edgemoe.cache.base import EvictionPolicy
+from edgemoe.storage.base import ExpertKey
 
 
 class LFRU(EvictionPolicy):

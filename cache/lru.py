@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from cache.base import EvictionPolicy
-from storage.base import ExpertKey
+from edgemoe.cache.base import EvictionPolicy
+from edgemoe.storage.base import ExpertKey
 
 
 class LRU(EvictionPolicy):

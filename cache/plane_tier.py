@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from cache.arena import in_ram
-from cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Victim
-from cache.block_refs import Indices, SharedBlocks
-from cache.fixed_places import FixedPlaces
-from cache.free_list import Arenas
-from cache.pool import Pool
-from storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
-from storage.device import Event
+from edgemoe.cache.arena import in_ram
+from edgemoe.cache.base import Acquired, EvictionPolicy, Lease, Observer, Reservation, Victim
+from edgemoe.cache.block_refs import Indices, SharedBlocks
+from edgemoe.cache.fixed_places import FixedPlaces
+from edgemoe.cache.free_list import Arenas
+from edgemoe.cache.pool import Pool
+from edgemoe.machine.device import Event
+from edgemoe.storage.base import LEVELS, Blocks, ExpertKey, ResidentForm
 
 
 @dataclass(eq=False, slots=True)

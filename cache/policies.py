@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cache.base import EvictionPolicy
-from cache.lfru import LFRU
-from cache.lru import LRU, PooledLRU, WholeLRU
-from storage.errors import UserError
+from edgemoe.cache.base import EvictionPolicy
+from edgemoe.cache.lfru import LFRU
+from edgemoe.cache.lru import LRU, PooledLRU, WholeLRU
+from edgemoe.errors import UserError
 
 _POLICIES: dict[str, type[EvictionPolicy]] = {
     "lru-planes": LRU,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cache.block_refs import Indices
-from cache.free_list import Arenas
-from storage.base import BLOCK, BlockKind, Blocks, ExpertKey
+from edgemoe.cache.block_refs import Indices
+from edgemoe.cache.free_list import Arenas
+from edgemoe.storage.base import BLOCK, BlockKind, Blocks, ExpertKey
 
 _POOL = "pool"
 """Name of the one block that the arenas are allocated as."""

@@ -1,7 +1,7 @@
 """edgemoe runs Mixture-of-Experts language models whose experts do not fit in memory.
 
-The program's other three packages, `prefetch`, `cache` and `storage`, lie beside this one, under names that other
-projects may use too. Importing edgemoe therefore first checks that Python would import its own.
+Its packages `edgemoe.prefetch`, `edgemoe.cache` and `edgemoe.storage` are folders next to this one in a checkout, which
+links to them; a wheel installs them inside this package.
 
     import edgemoe
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from edgemoe.api.model import AnswerStream, Choices, Model, Prompt
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
-    from storage.errors import (
+    from edgemoe.errors import (
         ContextExceeded,
         DamagedData,
         DoesNotFit,
@@ -52,37 +51,13 @@ _PLACES = {
     "edgemoe.api.model": ("AnswerStream", "Choices", "Model", "Prompt"),
     "edgemoe.engine.generate": ("Answer",),
     "edgemoe.engine.sampling": ("TokenLogprobs",),
-    "storage.errors": (
+    "edgemoe.errors": (
         *("ContextExceeded", "DamagedData", "DoesNotFit", "EdgemoeError", "ModelRefused", "UserError"),
     ),
 }
 """Module -> the names of the API that it has."""
 
 __version__ = "0.1.0"
-
-_SIBLINGS = ("prefetch", "cache", "storage")
-
-
-def _check_siblings() -> None:
-    """Checks the place from which Python would import each sibling; imports none of them.
-
-    Raises:
-        ImportError: a sibling is missing, or another package of its name comes first on the import path.
-    """
-    for name in _SIBLINGS:
-        expected = Path(__file__).resolve().parent.parent / name
-        spec = find_spec(name)
-        places = (spec.submodule_search_locations or [spec.origin or "built-in"]) if spec else []
-        if [Path(place).resolve() for place in places] != [expected]:
-            found = ", ".join(places) or "nothing"
-            raise ImportError(
-                f"edgemoe needs its own package {name!r} at {expected}: Python finds {found} instead. "
-                "rename or remove the package found, or take its directory off PYTHONPATH and start elsewhere; "
-                "if it finds nothing, install edgemoe again"
-            )
-
-
-_check_siblings()
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ from edgemoe.commands.config_file import ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord
 from edgemoe.console.streams import standard_streams
 from edgemoe.console.width import say
-from storage.errors import EdgemoeError
+from edgemoe.errors import EdgemoeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, by the convention of shells."""

@@ -20,7 +20,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 import edgemoe
 from edgemoe.api.model import Choices, Model
 from edgemoe.api.template import render_chat
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 NEW_TOKENS = 256
 """Most new tokens of an answer where a task names no number."""

@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from cache.base import Lease, Observer
-from prefetch.compensators.tier import CompensatorTier
-from prefetch.counts import TransferCounts
-from storage.base import ExpertKey
-from storage.device import Event
+from edgemoe.cache.base import Lease, Observer
+from edgemoe.machine.device import Event
+from edgemoe.prefetch.compensators.tier import CompensatorTier
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.storage.base import ExpertKey
 
 MODES = ("off", "base", "full", "auto", "critical")
 """What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead_gate); the

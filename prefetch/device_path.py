@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from queue import SimpleQueue
 
-from cache.base import Lease, Reservation
-from cache.device_arena import pinned
-from cache.plane_tier import PlaneTier
-from prefetch.transfer_path import Load, TransferPath
-from storage.base import BlockKind, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
-from storage.device import Device, Event
-from storage.errors import DoesNotFit
-from storage.sizes import format_size
+from edgemoe.cache.base import Lease, Reservation
+from edgemoe.cache.device_arena import pinned
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import DoesNotFit
+from edgemoe.machine.device import Device, Event
+from edgemoe.prefetch.transfer_path import Load, TransferPath
+from edgemoe.storage.base import BlockKind, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
+from edgemoe.storage.sizes import format_size
 
 
 @dataclass(eq=False)

@@ -18,24 +18,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cache.base import Observer
-from cache.plane_tier import PlaneTier
-from prefetch.base import MODES, ExpertSource, PinnedExperts
-from prefetch.compensators.leases import CompensatorLeases
-from prefetch.compensators.tier import CompensatorTier
-from prefetch.counts import TransferCounts
-from prefetch.layer_request import LayerRequest
-from prefetch.lookahead_gate import LookaheadGate
-from prefetch.ram_path import RamPath
-from prefetch.sigint import DeferredInterrupt
-from prefetch.speculation import Speculation
-from prefetch.transfer_path import TransferPath
-from prefetch.transfers import Transfers
-from prefetch.transitions import Transitions
-from storage.base import ExpertKey, PlaneReader, ResidentForm
-from storage.device import Event
-from storage.errors import DamagedData
-from storage.retry import GivingUp
+from edgemoe.cache.base import Observer
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import DamagedData
+from edgemoe.machine.device import Event
+from edgemoe.machine.sigint import DeferredInterrupt
+from edgemoe.prefetch.base import MODES, ExpertSource, PinnedExperts
+from edgemoe.prefetch.compensators.leases import CompensatorLeases
+from edgemoe.prefetch.compensators.tier import CompensatorTier
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.layer_request import LayerRequest
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.ram_path import RamPath
+from edgemoe.prefetch.speculation import Speculation
+from edgemoe.prefetch.transfer_path import TransferPath
+from edgemoe.prefetch.transfers import Transfers
+from edgemoe.prefetch.transitions import Transitions
+from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
+from edgemoe.storage.files.retry import GivingUp
 
 BATCH_BYTES = 1 << 26
 """Bytes per warm-up batch: keeps all readers busy, bounds the delay of an arriving request."""

@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from cache.base import Lease
-from prefetch.base import Request
-from prefetch.compensators.leases import CompensatorLeases
-from prefetch.sigint import CHECK_EVERY, DeferredInterrupt
-from prefetch.speculation import Speculation
-from prefetch.transfers import Transfer, Transfers
-from storage.base import ExpertKey
-from storage.errors import DoesNotFit
-from storage.retry import GivingUp
-from storage.sizes import format_size
+from edgemoe.cache.base import Lease
+from edgemoe.errors import DoesNotFit
+from edgemoe.machine.sigint import CHECK_EVERY, DeferredInterrupt
+from edgemoe.prefetch.base import Request
+from edgemoe.prefetch.compensators.leases import CompensatorLeases
+from edgemoe.prefetch.speculation import Speculation
+from edgemoe.prefetch.transfers import Transfer, Transfers
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.files.retry import GivingUp
+from edgemoe.storage.sizes import format_size
 
 
 class LayerRequest(Request):

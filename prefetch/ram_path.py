@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache.base import Lease, Reservation, Victim
-from cache.plane_tier import PlaneTier
-from prefetch.transfer_path import Load, TransferPath
-from storage.base import LEVELS, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
+from edgemoe.cache.base import Lease, Reservation, Victim
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.prefetch.transfer_path import Load, TransferPath
+from edgemoe.storage.base import LEVELS, Blocks, ExpertKey, PlaneReader, ResidentForm, Source
 
 
 @dataclass(frozen=True, eq=False)

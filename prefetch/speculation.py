@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from cache.base import Lease
-from prefetch.lookahead_gate import LookaheadGate
-from prefetch.transfers import Transfer, Transfers
-from storage.base import ExpertKey
+from edgemoe.cache.base import Lease
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.transfers import Transfer, Transfers
+from edgemoe.storage.base import ExpertKey
 
 BASE_LEVEL = 2
 """The level that mode `base` reads: the lowest at which an expert can be resident."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from cache.base import Lease, Reservation, Victim
-from storage.base import ExpertKey, PlaneReader, ResidentForm
+from edgemoe.cache.base import Lease, Reservation, Victim
+from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
 class Load(ABC):

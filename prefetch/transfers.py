@@ -12,13 +12,13 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
-from cache.base import Lease, Reservation
-from cache.plane_tier import PlaneTier
-from prefetch.counts import TransferCounts
-from prefetch.ram_path import RamPath
-from prefetch.transfer_path import Load, TransferPath
-from prefetch.workers import Workers
-from storage.base import ExpertKey, PlaneReader, ResidentForm
+from edgemoe.cache.base import Lease, Reservation
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.ram_path import RamPath
+from edgemoe.prefetch.transfer_path import Load, TransferPath
+from edgemoe.prefetch.workers import Workers
+from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
 @dataclass(eq=False, slots=True)

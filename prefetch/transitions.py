@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from prefetch.sigint import CHECK_EVERY, DeferredInterrupt
-from prefetch.transfers import Transfer, Transfers
-from storage.base import ExpertKey
+from edgemoe.machine.sigint import CHECK_EVERY, DeferredInterrupt
+from edgemoe.prefetch.transfers import Transfer, Transfers
+from edgemoe.storage.base import ExpertKey
 
 IN_FLIGHT = 2
 """Most promotions under way at once, each on its own thread."""

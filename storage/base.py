@@ -137,9 +137,9 @@ class ResidentForm(ABC):
     There is one form per memory layout. Threads: a form has no state, so any thread uses it at any time. Ownership:
     the caller allocates, pins and frees every block; a form keeps no reference to a block after a call.
 
-    >>> from storage.forms import PlaneForm
-    >>> from storage.layout import LAYOUTS
-    >>> from storage.record import MatrixSpec, RecordGeometry
+    >>> from edgemoe.storage.record.forms import PlaneForm
+    >>> from edgemoe.storage.record.layout import LAYOUTS
+    >>> from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
     >>> matrices = (MatrixSpec.of("gate_up", 128, 64), MatrixSpec.of("down", 64, 64))
     >>> form = PlaneForm(RecordGeometry(matrices, max_level=8), LAYOUTS["cuda"], LAYOUTS["cuda"])
     >>> form.rewritten(2, 8)

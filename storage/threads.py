@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from storage.retry import GivingUp
+from edgemoe.storage.files.retry import GivingUp
 
 _T = TypeVar("_T")
 

@@ -32,7 +32,7 @@ from edgemoe.machine.process import disk_read_bytes
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
-from storage.calibration import CALIBRATION_NAME
+from edgemoe.storage.store.calibration import CALIBRATION_NAME
 
 # A busy machine takes any time for an example; pytest's timeout ends a test that hangs.
 settings.register_profile("edgemoe", deadline=None)

@@ -8,7 +8,14 @@ from importlib import import_module
 import pytest
 
 MODULES = (
-    *("storage.base", "storage.errors", "storage.retry", "cache.base", "prefetch.base", "prefetch.counts"),
+    *(
+        "edgemoe.storage.base",
+        "edgemoe.errors",
+        "edgemoe.storage.files.retry",
+        "edgemoe.cache.base",
+        "edgemoe.prefetch.base",
+        "edgemoe.prefetch.counts",
+    ),
     *(
         "edgemoe.kernels.base",
         "edgemoe.kernels.activation",

@@ -16,6 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.e2e
 
+STRANGERS = {
+    "cache/__init__.py": "owner = 'another project'\n",
+    "storage/__init__.py": "owner = 'another project'\n",
+    "prefetch.py": "owner = 'another project'\n",
+}
+"""Modules of another project in the environment, named like three folders of edgemoe's checkout."""
+
 
 def clean_copy(target: Path) -> Path:
     """Copies the files that git does not ignore, so that a build leaves nothing in the working tree."""
@@ -25,9 +32,9 @@ def clean_copy(target: Path) -> Path:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("the files of a wheel are known only in a git checkout")
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
     return target
 
 
@@ -50,9 +57,12 @@ def installed(tmp_path: Path) -> Path:
         pytest.fail(built.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (wheel,) = wheels.iterdir()
+    (site,) = (venv / "lib").glob("python*/site-packages")
+    for name, text in STRANGERS.items():
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(text)
     into = ["--python", venv / "bin" / "python", "install", "--no-deps", wheel]
     subprocess.run([*pip, *into], check=True, timeout=100)
-    (site,) = (venv / "lib").glob("python*/site-packages")
     # A directory that a .pth file names is searched, but the .pth files in it, such as this checkout's, are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return venv
@@ -62,6 +72,7 @@ def test_the_wheel_answers_in_another_directory(installed: Path, tmp_path: Path)
     """The command loads its own packages from the wheel, with the compiled kernel, and the demo answers."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    (elsewhere / "cache.py").write_text("raise RuntimeError('edgemoe imported a file of the user')\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
     ask = ["chat", "-p", "What is the capital of France?", "--json"]
@@ -77,11 +88,17 @@ def test_the_wheel_answers_in_another_directory(installed: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "Paris" in json.loads(done.stdout)["text"]
     code = (
-        "import edgemoe, storage, edgemoe.kernels.native.library as library\n"
-        "print(edgemoe.__file__, storage.__file__, library.available(), sep='\\n')"
+        "import edgemoe, edgemoe.storage, edgemoe.kernels.native.library as library\n"
+        "print(edgemoe.__file__, edgemoe.storage.__file__, library.available(), sep='\\n')"
     )
     python = [installed / "bin" / "python", "-c", code]
     shown = subprocess.run(python, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True)
     *places, compiled = shown.stdout.splitlines()
     assert [place for place in places if not Path(place).is_relative_to(installed)] == []
     assert compiled == str(shutil.which("cc") is not None)
+    (site,) = (installed / "lib").glob("python*/site-packages")
+    assert {name: (site / name).read_text() for name in STRANGERS} == STRANGERS
+    (record,) = site.glob("edgemoe-*.dist-info/RECORD")
+    files = [line.split(",")[0] for line in record.read_text().splitlines()]
+    tops = {Path(file).parts[0] for file in files if not file.startswith("..")}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"edgemoe"}

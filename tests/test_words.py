@@ -20,7 +20,7 @@ FORBIDDEN = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(WORDS)})(?![A-Za-z])", re.IG
 REPORT_NAMES = re.compile(rf"[vd]ram_limit_{WORDS[5]}_bytes")
 """Fields of `bench --json`, whose names never change."""
 
-MODULES_BESIDE_FOLDERS = 4
+MODULES_BESIDE_FOLDERS = 5
 FILES_IN_A_FOLDER = 14
 
 PACKAGES = ("edgemoe", "prefetch", "cache", "storage", "tests", "tools")

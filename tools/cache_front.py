@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.lynx.cached import cached_quality
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
@@ -41,8 +42,7 @@ from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
-from storage.base import ExpertKey
-from storage.errors import EdgemoeError
+from edgemoe.storage.base import ExpertKey
 from tools.command_line import failed, make_parser
 
 WINDOW = 256

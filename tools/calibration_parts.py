@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.policy.damage import TYPICAL_ERROR
-from storage.base import LEVELS
-from storage.calibration import CALIBRATION_NAME, Calibration
-from storage.errors import EdgemoeError, UserError
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.store.calibration import CALIBRATION_NAME, Calibration
 from tools.command_line import failed, make_parser
 
 

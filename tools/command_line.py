@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from storage.errors import EdgemoeError
+from edgemoe.errors import EdgemoeError
 
 
 def make_parser(tool: str, description: str | None) -> argparse.ArgumentParser:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.metrics import kl_of
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
@@ -37,7 +38,6 @@ from edgemoe.models.open import open_model
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.hotness import SIGNALS, Hotness
 from edgemoe.policy.settings import RunSettings
-from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser
 
 WINDOW = 256

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.tasks import training_tasks
-from storage.errors import UserError
 from tools.command_line import failed, make_parser
 from tools.training.batches import Chats
 from tools.training.curve import draw_curve

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from edgemoe.errors import DoesNotFit
 from edgemoe.families.table import family_of
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import make_plan
 from edgemoe.policy.settings import RunSettings
-from storage.checkpoint import bounded_config
-from storage.errors import DoesNotFit
-from storage.forms import PlaneForm
-from storage.layout import LAYOUTS
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from tools.checkout import ROOT
 from tools.command_line import make_parser
 from tools.published_models import CONFIGS

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.metrics import QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
@@ -36,8 +37,7 @@ from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.damage import TYPICAL_ERROR, Damage, PriceCurve, cheapest
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
-from storage.base import LEVELS
-from storage.errors import EdgemoeError, UserError
+from edgemoe.storage.base import LEVELS
 from tools.command_line import failed, make_parser
 
 WINDOW = 512

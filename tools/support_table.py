@@ -19,7 +19,7 @@ import pytest
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import FAMILIES, REFUSED
-from storage.formats import FORMATS
+from edgemoe.storage.formats import FORMATS
 from tools.checkout import ROOT
 from tools.command_line import make_parser
 

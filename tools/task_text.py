@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.errors import EdgemoeError
 from tools.command_line import failed, make_parser, positive
 
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
+from edgemoe.errors import ModelRefused
 from edgemoe.machine.confined import confined
-from storage.errors import ModelRefused
-from storage.untrusted import CHECK_ORIGIN, foreign_code
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code
 
 Kind = Literal["content", "reasoning_content"]
 

@@ -12,10 +12,10 @@ from edgemoe.api.model import Model
 from edgemoe.api.replay import Replays
 from edgemoe.api.template import Message
 from edgemoe.api.tool_use import ToolUse, call_form, reasoning_of, require_tools
+from edgemoe.errors import ModelRefused
 from edgemoe.grammar.lark import Reasoning, json_answer
 from edgemoe.grammar.matcher import Grammar
-from storage.errors import ModelRefused
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 
 @dataclass(frozen=True)

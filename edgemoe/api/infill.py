@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from storage.errors import UserError
-from storage.untrusted import foreign_code
+from edgemoe.errors import UserError
+from edgemoe.storage.files.untrusted import foreign_code
 
 _TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),

@@ -18,11 +18,11 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.errors import UserError
 from edgemoe.grammar.lark import json_answer
 from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
 from edgemoe.kv.prefix_cache import PrefixCache
-from storage.errors import UserError
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """Text that is continued as it is; messages {"role": ..., "content": ...}, put into the chat template; or token ids."""

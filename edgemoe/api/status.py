@@ -10,7 +10,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Request, Scheduler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.prefix_cache import PrefixCacheCounts
-from prefetch.counts import TransferCounts
+from edgemoe.prefetch.counts import TransferCounts
 
 State = Literal["waiting", "prompt", "decoding", "ended"]
 """Waiting for its KV; its prompt runs; its tokens come; no step will run for it any more."""

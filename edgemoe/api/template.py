@@ -14,9 +14,9 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
-from storage.atomic import write_all
-from storage.errors import ModelRefused, UserError
-from storage.untrusted import foreign_code
+from edgemoe.errors import ModelRefused, UserError
+from edgemoe.storage.files.atomic import write_all
+from edgemoe.storage.files.untrusted import foreign_code
 
 CPU_SECONDS = 2.0
 """CPU time for one rendering; the operating system counts whole seconds, and kills."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from edgemoe.api.answer_form import AnswerForm, Call
 from edgemoe.api.template import render_chat
+from edgemoe.errors import UserError
 from edgemoe.grammar.lark import CallForm, Reasoning, Words, calls_answer, text_and_calls
 from edgemoe.grammar.schema import refused
-from storage.errors import UserError
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 AUTO, REQUIRED = "auto", "required"
 """Choices of a tool beside a name: text or calls; at least one call."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from edgemoe.engine.engine import StoreModel
-from edgemoe.machine.tier_speed import copy_speed, read_speed, speed_of
-from storage.device import Device
-from storage.reader import RecordReader
+from edgemoe.machine.device import Device
+from edgemoe.speed.tiers import copy_speed, read_speed, speed_of
+from edgemoe.storage.store.reader import RecordReader
 
 PROBE_SECONDS = 1.0
 """Seconds that each bandwidth is measured for."""

@@ -29,11 +29,11 @@ from edgemoe.bench.summary import decode_bound, summary
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Pace, Request, Scheduler, Trace
+from edgemoe.errors import UserError
 from edgemoe.kv.step import Step
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.store_model import MOST_PARALLEL
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 PAPER_BATCHES = (1, 2, 4, 8, 16, 32)
 PAPER_ACTIVE = {

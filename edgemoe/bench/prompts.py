@@ -12,9 +12,9 @@ import torch
 
 from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.evaluate.tasks import Task, training_tasks
 from edgemoe.models.tokenizer import has_tokenizer, load_tokenizer
-from storage.errors import UserError
 
 CHOICES = ("text", "random", "both")
 """text: from the prompt file, else conversations. both: random tokens as a second, labelled arm."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.rows import CHOICE_FIELDS
 from edgemoe.evaluate.studies import PHASES
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
-from storage.manifest import Manifest
+from edgemoe.storage.store.manifest import Manifest
 
 MEASURES = ("perplexity", "kl", "top1_agreement", "task_accuracy", "bits_per_weight_read")
 

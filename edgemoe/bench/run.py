@@ -29,8 +29,8 @@ from edgemoe.bench.sample import Sample, take_sample
 from edgemoe.bench.summary import row_report
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import ContextExceeded, DoesNotFit
 from edgemoe.memory.plan import MemoryPlan
-from storage.errors import ContextExceeded, DoesNotFit
 
 ARMS = ("cold", "warm")
 

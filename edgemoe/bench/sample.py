@@ -13,7 +13,7 @@ from edgemoe.engine.scheduler import Request, Scheduler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
-from prefetch.counts import TransferCounts
+from edgemoe.prefetch.counts import TransferCounts
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from edgemoe.evaluate.rows import CHOICE_FIELDS
 from edgemoe.experts.use import fraction_at
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import format_levels
-from prefetch.counts import TransferCounts
-from storage.base import LEVELS
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.storage.base import LEVELS
 
 TIERS = ("ssd", "dram", "vram")
 

@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from cache.base import Lease, Observer
+from edgemoe.cache.base import Lease, Observer
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
-from prefetch.base import ExpertSource, PinnedExperts, Request
-from prefetch.compensators.tier import CompensatorTier
-from prefetch.counts import TransferCounts
-from storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
-from storage.device import Event
+from edgemoe.machine.device import Event
+from edgemoe.prefetch.base import ExpertSource, PinnedExperts, Request
+from edgemoe.prefetch.compensators.tier import CompensatorTier
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 
 LANES = ("compute", "wait", "copy", "SSD")
 COMPUTE, WAIT, COPY, SSD = LANES

@@ -17,7 +17,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Step
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
-from prefetch.base import ExpertSource
+from edgemoe.prefetch.base import ExpertSource
 
 DECODE = "decode step"
 """The name of the span of a step of new tokens."""

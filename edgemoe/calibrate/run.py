@@ -15,6 +15,7 @@ from edgemoe.calibrate.state import CalibrationState
 from edgemoe.calibrate.windows import Window, spread_windows, written_window
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import QualityMeter
 from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
@@ -22,8 +23,7 @@ from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.calibration import TEXT, WRITTEN, Calibration
-from storage.errors import UserError
+from edgemoe.storage.store.calibration import TEXT, WRITTEN, Calibration
 
 WINDOW = 512
 """Tokens of a window."""

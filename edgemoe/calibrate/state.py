@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from edgemoe.calibrate.windows import Window
+from edgemoe.errors import DamagedData
 from edgemoe.experts.output_errors import OutputErrors
-from storage.array_file import read_arrays, write_arrays
-from storage.errors import DamagedData
+from edgemoe.storage.files.array_file import read_arrays, write_arrays
 
 UNFINISHED_NAME = "calibration-unfinished.safetensors"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from edgemoe.policy.damage import Damage
-from storage.base import LEVELS, ExpertKey
+from edgemoe.storage.base import LEVELS, ExpertKey
 
 HIGH, LOW = 8, 4
 """The levels that every format of an export has."""

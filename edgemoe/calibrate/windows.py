@@ -11,8 +11,8 @@ import torch
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.errors import UserError
 from edgemoe.kv.sequence import SequenceKV
-from storage.errors import UserError
 
 Window = tuple[int, ...]
 

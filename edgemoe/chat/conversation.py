@@ -13,7 +13,7 @@ from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import Sampler, Sampling
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 _TAIL = 16
 """Tokens of a prompt that may end in an opened reasoning."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgemoe.engine.engine import Engine
-from prefetch.sigint import DeferredInterrupt
-from storage.retry import GivingUp
+from edgemoe.machine.sigint import DeferredInterrupt
+from edgemoe.storage.files.retry import GivingUp
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from edgemoe.chat.slash_commands import run_command
 from edgemoe.console.answer_text import DEFAULT_LOOK, Look
 from edgemoe.console.input import Turn, TurnSource
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.models.introduction import Introduction
-from storage.errors import ContextExceeded, UserError
 
 
 def run_chat(

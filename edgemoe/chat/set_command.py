@@ -10,10 +10,10 @@ from typing import Any
 
 from edgemoe.console.durations import parse_duration
 from edgemoe.engine.sampling import UNLIMITED, Sampling
+from edgemoe.errors import UserError
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings, format_levels, parse_levels
-from prefetch.base import MODES
-from storage.errors import UserError
+from edgemoe.prefetch.base import MODES
 
 SWITCH = ("on", "off")
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from cache.plane_tier import PlaneTier
+from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.chat import transcript
 from edgemoe.chat.answer_lines import stats_line
 from edgemoe.chat.session import Chat
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.console.input import QUOTES, Completions, Turn
 from edgemoe.console.sizes import format_size
+from edgemoe.errors import UserError
 from edgemoe.machine.process import peak_resident_bytes
-from storage.errors import UserError
 
 _WORD = re.compile(r"/([A-Za-z]+|\?)(?:\s+|$)")
 """The beginning of a command; `/etc/passwd` is none."""

@@ -14,8 +14,8 @@ import platformdirs
 from edgemoe.api.template import Message
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.saved_kv import SavedKV
-from storage.atomic import replacing, write_all
-from storage.errors import EdgemoeError, UserError
+from edgemoe.errors import EdgemoeError, UserError
+from edgemoe.storage.files.atomic import replacing, write_all
 
 FORMAT = "edgemoe conversation"
 VERSION = 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from edgemoe.commands import options
 from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.console.output_files import require_folders, require_plot
+from edgemoe.errors import UserError
 from edgemoe.kv.formats import KVFormat
-from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.bench.rows import BenchRow

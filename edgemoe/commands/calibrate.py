@@ -44,7 +44,7 @@ def calibrate_command(
     sizes = parse_limits(limits.vram_limit, limits.dram_limit)
     with starting("loading torch"):
         from edgemoe.calibrate.run import CalibrationRequest, calibrate
-        from storage.calibration import CALIBRATION_NAME
+        from edgemoe.storage.store.calibration import CALIBRATION_NAME
     opened = open_model(store, limits.device)
     made = calibrate(opened, CalibrationRequest(wanted.text, wanted.tokens, *sizes))
     size = (opened.directory / CALIBRATION_NAME).stat().st_size

@@ -17,7 +17,7 @@ from edgemoe.console.answer_text import REASONING, Look, import_renderers
 from edgemoe.console.attachments import whole_prompt
 from edgemoe.console.input import open_turns
 from edgemoe.console.width import say
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.engine.sampling import Sampling

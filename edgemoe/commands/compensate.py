@@ -13,8 +13,8 @@ from edgemoe.commands.options import JsonOption, StoreArgument, demo_by_name, na
 from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
-from storage.compensator_index import RULES
-from storage.manifest import Manifest
+from edgemoe.storage.compensators.index import RULES
+from edgemoe.storage.store.manifest import Manifest
 
 EXAMPLES = (
     "Examples: edgemoe compensate ~/stores/qwen3 --reference ~/models/Qwen3-30B-A3B "
@@ -67,7 +67,7 @@ def compensate_command(
     """
     directory = named_store(store)
     manifest = compensate_store(directory, reference, rank, compensators)
-    from storage.verify import describe_compensators
+    from edgemoe.storage.store.verify import describe_compensators
 
     made = describe_compensators(manifest)
     assert made
@@ -85,14 +85,14 @@ def compensate_command(
 def compensate_store(
     directory: Path, reference: Path | None, rank: int, wanted: CompensatorOptions
 ) -> Manifest:
-    """Adds compensators to a store, with progress on stderr. Arguments and errors are those of storage.compensate."""
+    """Adds compensators to a store, with progress on stderr. Arguments and errors: see storage.compensators.making."""
     from edgemoe.console.loading import starting
     from edgemoe.console.progress import CountProgress
     from edgemoe.families.table import family_of, require_known
 
     with starting("loading torch"):
-        from storage.checkpoint import Checkpoint
-        from storage.compensate import compensate
+        from edgemoe.storage.compensators.making import compensate
+        from edgemoe.storage.convert.checkpoint import Checkpoint
     family = None
     if reference:
         require_known(reference)

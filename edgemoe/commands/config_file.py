@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from edgemoe.commands.options.groups import grouped, option
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 PREFIX = "EDGEMOE_"
 

@@ -12,8 +12,8 @@ from edgemoe.commands.compensate import CompensatorOptions, compensate_store
 from edgemoe.commands.options import JsonOption, KeepSourceOption
 from edgemoe.commands.options.groups import grouped, one_of, option
 from edgemoe.commands.verify import inspect_command
-from storage.compensator_index import check_choices
-from storage.errors import UserError
+from edgemoe.errors import UserError
+from edgemoe.storage.compensators.index import check_choices
 
 EXAMPLES = (
     "Examples: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8 "

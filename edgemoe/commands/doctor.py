@@ -15,8 +15,8 @@ from edgemoe.console.width import fitted
 
 if TYPE_CHECKING:
     from edgemoe.kernels.probe import Timing
-    from edgemoe.machine.device_speed import DeviceSpeed
-    from edgemoe.machine.disk_speed import DiskSpeed
+    from edgemoe.speed.device import DeviceSpeed
+    from edgemoe.speed.disk import DiskSpeed
 
 EXAMPLES = "Examples: edgemoe doctor | edgemoe doctor ~/stores --json"
 
@@ -95,7 +95,7 @@ class Findings:
 
     def lines(self) -> list[str]:
         """The findings as a table for people."""
-        from edgemoe.machine.disk_speed import PIECE
+        from edgemoe.speed.disk import PIECE
 
         disk = self.disk
         direct = "yes" if disk.direct else "no: reads go through the page cache, slower"
@@ -170,14 +170,14 @@ def examine(directory: Path) -> Findings:
 
     import torch
 
+    from edgemoe.errors import UserError
     from edgemoe.kernels.registry import compute
-    from edgemoe.machine.device_speed import measure_device
     from edgemoe.machine.devices import open_device
-    from edgemoe.machine.disk_speed import measure_disk
     from edgemoe.machine.process import available_memory
     from edgemoe.models.cache import disk_bytes, kv_directory
-    from storage.errors import UserError
-    from storage.threads import cores
+    from edgemoe.speed.device import measure_device
+    from edgemoe.speed.disk import measure_disk
+    from edgemoe.storage.threads import cores
 
     existing = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
     try:

@@ -12,12 +12,12 @@ import typer
 
 from edgemoe.commands.options import JsonOption, StoreArgument, named_store
 from edgemoe.commands.options.groups import grouped, one_of, option
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 if TYPE_CHECKING:
-    from storage.export.levels import Levels
-    from storage.export.plan import Errors
-    from storage.manifest import Manifest
+    from edgemoe.storage.export.levels import Levels
+    from edgemoe.storage.export.plan import Errors
+    from edgemoe.storage.store.manifest import Manifest
 
 EXAMPLES = "Example: edgemoe export ~/stores/qwen3 ~/exports/qwen3-int4 --format compressed-tensors --level 4"
 
@@ -61,10 +61,10 @@ def export_command(
     store = named_store(store)
     from edgemoe.console.progress import ByteProgress
     from edgemoe.families.table import family_of
-    from storage.checkpoint import bounded_config
-    from storage.export.run import export
-    from storage.manifest import Manifest
-    from storage.untrusted import read_json
+    from edgemoe.storage.convert.checkpoint import bounded_config
+    from edgemoe.storage.export.run import export
+    from edgemoe.storage.files.untrusted import read_json
+    from edgemoe.storage.store.manifest import Manifest
 
     manifest = Manifest.load(store)
     levels = _levels(store, manifest, options)
@@ -85,7 +85,7 @@ def export_command(
 
 def _levels(store: Path, manifest: Manifest, options: ExportOptions) -> Levels:
     """The level of every expert by the option --level."""
-    from storage.export.levels import one_level, read_levels
+    from edgemoe.storage.export.levels import one_level, read_levels
 
     level = options.level
     if level.startswith(_BITS):

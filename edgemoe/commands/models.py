@@ -14,7 +14,7 @@ import typer
 from edgemoe.commands.options import JsonOption, KeepSourceOption, check_template, complete_model
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.models.listing import CachedModel

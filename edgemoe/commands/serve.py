@@ -18,8 +18,8 @@ from edgemoe.commands.options.groups import grouped, option
 from edgemoe.commands.options.prefix_cache import require_directory
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
+from edgemoe.errors import UserError
 from edgemoe.kv.formats import KVFormat
-from storage.errors import UserError
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

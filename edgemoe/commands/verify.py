@@ -12,13 +12,13 @@ from edgemoe.commands.options import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
-from storage.errors import EdgemoeError, UserError
+from edgemoe.errors import EdgemoeError, UserError
 
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Show the contents of a store: experts, planes, bits per weight, layout."""
     store = named_store(store)
-    from storage.verify import describe
+    from edgemoe.storage.store.verify import describe
 
     description = describe(store)
     if as_json:
@@ -34,9 +34,9 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     from edgemoe.layers.build import check_dense, dense_specs
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
-    from storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, verify_export
-    from storage.manifest import DENSE_NAME
-    from storage.verify import verify
+    from edgemoe.storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, verify_export
+    from edgemoe.storage.store.manifest import DENSE_NAME
+    from edgemoe.storage.store.verify import verify
 
     if (store / EXPORT_NAME).is_file():
         with ByteProgress(f"verifying {store.name}") as progress:

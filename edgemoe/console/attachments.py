@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 MOST_BYTES = 16 << 20
 """Most bytes of one attachment; a context has far fewer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 _UNITS = {"ms": 0.001, "s": 1.0}
 

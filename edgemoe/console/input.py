@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 import platformdirs
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer

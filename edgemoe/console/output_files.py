@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 def require_folders(*files: Path | None) -> None:

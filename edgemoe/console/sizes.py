@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from storage.errors import UserError
-from storage.sizes import format_least, format_size
+from edgemoe.errors import UserError
+from edgemoe.storage.sizes import format_least, format_size
 
 __all__ = ["format_least", "format_size", "parse_size"]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import TextIO
 
-from storage.errors import EdgemoeError, UserError
+from edgemoe.errors import EdgemoeError, UserError
 
 
 class _Output(TextIOWrapper):

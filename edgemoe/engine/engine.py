@@ -2,8 +2,8 @@
 
 One decode step, top to bottom: `Engine.step` -> `model_runner.ModelRunner.run` -> `layers.fused_decode`, which stops at
 a layer with a missing expert -> `experts.layer.ExpertLayer.forward` -> `prefetch.fetcher.Fetcher.request`, which
-reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.reader.RecordReader` into their
-`storage.forms` shape and leases them -> `kernels.native` computes from them.
+reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.store.reader.RecordReader` into their
+`storage.record.forms` shape and leases them -> `kernels.native` computes from them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
 from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertProbe, ExpertRuntime, Reroute
 from edgemoe.experts.output_errors import OutputErrors
@@ -39,7 +40,6 @@ from edgemoe.machine.process import (
     resident_bytes,
     return_free_memory,
 )
-from edgemoe.machine.tier_speed import copy_speed, read_speed
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
@@ -53,15 +53,15 @@ from edgemoe.policy.levels import LevelPolicy, SkipEveryExpert
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.target import BitsController
 from edgemoe.policy.tier_prices import TierPrices
-from prefetch.base import ExpertSource
-from prefetch.counts import TransferCounts
-from prefetch.fetcher import Fetcher
-from prefetch.workers import SCAN_WORKERS
-from storage.base import ExpertKey
-from storage.calibration import CALIBRATION_NAME, Calibration
-from storage.errors import DoesNotFit, EdgemoeError, ModelRefused, NotFinite, UserError
-from storage.manifest import DENSE_NAME
-from storage.reader import RecordReader
+from edgemoe.prefetch.base import ExpertSource
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.prefetch.workers import SCAN_WORKERS
+from edgemoe.speed.tiers import copy_speed, read_speed
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.store.calibration import CALIBRATION_NAME, Calibration
+from edgemoe.storage.store.manifest import DENSE_NAME
+from edgemoe.storage.store.reader import RecordReader
 
 __all__ = ["Engine", "StoreModel"]
 

@@ -14,7 +14,7 @@ from edgemoe.engine.scheduler import Request
 from edgemoe.engine.text import TextStream
 from edgemoe.experts.use import fraction_at
 from edgemoe.machine.process import peak_resident_bytes
-from storage.base import LEVELS
+from edgemoe.storage.base import LEVELS
 
 
 @dataclass(frozen=True)

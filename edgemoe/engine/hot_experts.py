@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cache.plane_tier import PlaneTier
+from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.residency import capacity, moves
 from edgemoe.policy.settings import RunSettings
-from prefetch.base import ExpertSource
-from storage.base import BlockKind, ExpertKey
+from edgemoe.prefetch.base import ExpertSource
+from edgemoe.storage.base import BlockKind, ExpertKey
 
 
 class HotExperts:

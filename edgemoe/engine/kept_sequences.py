@@ -12,11 +12,11 @@ import xxhash
 
 import edgemoe
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import DoesNotFit
 from edgemoe.kernels.native.library import INTERFACE
 from edgemoe.kv.blocks import BLOCK, Tokens, chain
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
-from storage.errors import DoesNotFit
 
 LEAST_TOKENS = 8
 """Fewest tokens that are worth a copy, or a place."""

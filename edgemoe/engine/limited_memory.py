@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from cache.budget import Budget
+from edgemoe.cache.budget import Budget
 from edgemoe.machine.process import return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit

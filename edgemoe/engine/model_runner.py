@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgemoe.errors import NotFinite
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
@@ -21,10 +22,9 @@ from edgemoe.kv.step import Step, StepKV
 from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.layers.row_blocks import in_row_blocks
+from edgemoe.machine.sigint import DeferredInterrupt
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
-from prefetch.sigint import DeferredInterrupt
-from storage.errors import NotFinite
 
 
 class ModelRunner:

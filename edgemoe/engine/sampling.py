@@ -16,8 +16,8 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from edgemoe.errors import UserError
 from edgemoe.grammar.matcher import Matcher
-from storage.errors import UserError
 
 UNLIMITED = sys.maxsize
 """max_new_tokens of an answer that may go on until its context ends."""

@@ -24,16 +24,16 @@ from edgemoe.engine.arrivals import Arrivals
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.sampling import Sampler
+from edgemoe.errors import DoesNotFit, NotFinite, UserError
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels import threads
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
+from edgemoe.machine.sigint import DeferredInterrupt
 from edgemoe.policy.importance import PromptAttention
-from prefetch.counts import TransferCounts
-from prefetch.sigint import DeferredInterrupt
-from storage.errors import DoesNotFit, NotFinite, UserError
+from edgemoe.prefetch.counts import TransferCounts
 
 CHUNK_BESIDE_OTHERS = 2048
 """Most tokens of a prompt's chunk where several sequences may run: one layer of it bounds the gap between two of their

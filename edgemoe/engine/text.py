@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 _DECODES = "a tokenizer that decodes the model's tokens"
 

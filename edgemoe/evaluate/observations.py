@@ -19,7 +19,7 @@ from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
-from storage.base import LEVELS
+from edgemoe.storage.base import LEVELS
 
 
 @dataclass(frozen=True)

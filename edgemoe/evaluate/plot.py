@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.observations import RoutingRow
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.studies import PHASES, TABLE
-from storage.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

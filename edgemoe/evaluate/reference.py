@@ -15,12 +15,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from edgemoe.console.sizes import format_least, format_size
-from storage.checkpoint import Checkpoint
-from storage.encode import quantize_matrix
-from storage.errors import DoesNotFit, MissingTensor, UserError
-from storage.planes import dequantize
-from storage.record import MatrixSpec
-from storage.untrusted import foreign_code
+from edgemoe.errors import DoesNotFit, MissingTensor, UserError
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.files.untrusted import foreign_code
+from edgemoe.storage.record.encode import quantize_matrix
+from edgemoe.storage.record.offsets import MatrixSpec
+from edgemoe.storage.record.planes import dequantize
 
 
 class Reference:

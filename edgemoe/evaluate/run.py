@@ -18,6 +18,7 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
+from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.evaluate.accuracy import (
     Answer,
     engine_conversations,
@@ -61,7 +62,6 @@ from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.runnable import generation_config
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.errors import DoesNotFit, UserError
 
 _WINDOW_LOGIT_BYTES = 2 + 4 + 4 + 2 + 2
 """Of a logit of a long window: in bf16, in float32 and as log probabilities; and the reference's, kept and read."""

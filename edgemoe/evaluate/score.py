@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.studies import LOWERED, Phase
@@ -17,7 +18,6 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 Windows = Sequence[tuple[int, ...]]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
+from edgemoe.errors import UserError
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.remapping import Movable, Remapping
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
-from storage.errors import UserError
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -113,7 +113,7 @@ class Variation:
 
 @dataclass(frozen=True)
 class Made:
-    """Compensators that a study makes (storage.compensate).
+    """Compensators that a study makes (storage.compensators.making).
 
     Args:
         rank: mean of the projections.

@@ -19,11 +19,11 @@ from random import Random
 
 import xxhash
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.chats import outside, small_talk
 from edgemoe.evaluate.chats.phrasing import rephrase
 from edgemoe.evaluate.chats.wordings import WORDINGS, chosen
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, NAMES, STEPS, THINGS, WORDS
-from storage.errors import UserError
 
 HELD_OUT_SHARE = 10
 """One in HELD_OUT_SHARE tuples of numbers of a rule is held out."""

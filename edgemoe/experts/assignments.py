@@ -8,8 +8,8 @@ from functools import cache
 
 import torch
 
-from cache.base import Lease
-from storage.base import ExpertKey
+from edgemoe.cache.base import Lease
+from edgemoe.storage.base import ExpertKey
 
 MOST_ROWS = 512
 """Rows of an expert that are computed in one call: what a call allocates does not grow with a prompt."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from edgemoe.policy.tier_prices import place_of
-from prefetch.base import PinnedExperts
-from storage.base import Blocks, ExpertKey
+from edgemoe.prefetch.base import PinnedExperts
+from edgemoe.storage.base import Blocks, ExpertKey
 
 
 class HeldExperts:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cache.base import Lease
+from edgemoe.cache.base import Lease
 from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.row_sum import PromptSum, RowSum
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
@@ -20,13 +20,13 @@ from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part, Rows
 from edgemoe.kernels.compensators import Compensators, ExpertCompensator
 from edgemoe.kv.step import StepKV
+from edgemoe.machine.device import Device
 from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.lookahead import predict
 from edgemoe.policy.remapping import Remapping
-from prefetch.base import ExpertSource, is_scan
-from storage.base import ExpertKey
-from storage.device import Device
+from edgemoe.prefetch.base import ExpertSource, is_scan
+from edgemoe.storage.base import ExpertKey
 
 with without_triton():
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS

@@ -9,8 +9,8 @@ import torch
 
 from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.kernels.base import Part, Rows
-from storage.base import LEVELS
-from storage.calibration import RANDOM, SAMPLE_BYTES, Calibration
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.store.calibration import RANDOM, SAMPLE_BYTES, Calibration
 
 _SHRINK = 8
 """Tokens of the layer's mean that are added to each expert's: an expert that few tokens chose is near the mean."""

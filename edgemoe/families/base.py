@@ -9,9 +9,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from edgemoe.errors import ModelRefused
 from edgemoe.kv.shape import KVShape, keys_and_values
-from storage.checkpoint import Config
-from storage.errors import ModelRefused
+from edgemoe.storage.convert.checkpoint import Config
 
 _ROTARY = r".*\.rotary_emb\.inv_freq"
 """Rotary frequencies, which are computed from the config; old checkpoints have them too."""

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family, FusedGQA, Gate
 from edgemoe.kv.shape import hybrid, latents, sized
-from storage.checkpoint import Config
-from storage.errors import ModelRefused
-from storage.untrusted import CHECK_ORIGIN, read_json, shortened
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, read_json, shortened
 
 
 def _every_layer(config: Config) -> tuple[int, ...]:

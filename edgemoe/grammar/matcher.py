@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from edgemoe.errors import UserError
 from edgemoe.grammar.schema import refused
-from storage.errors import UserError
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 MOST_BYTES = 256 << 10
 """Of a schema as JSON. One of 4,000 required properties, 210 kB, compiles in a second or two."""

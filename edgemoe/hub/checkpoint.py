@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from edgemoe.errors import DamagedData, ModelRefused
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.gguf_files import choose_gguf
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository
 from edgemoe.hub.shards import STATE, StreamedShards
-from storage.atomic import replacing, write_all
-from storage.checkpoint import COMPANIONS, bounded_config
-from storage.errors import DamagedData, ModelRefused
-from storage.untrusted import read_json, shortened
+from edgemoe.storage.convert.checkpoint import COMPANIONS, bounded_config
+from edgemoe.storage.files.atomic import replacing, write_all
+from edgemoe.storage.files.untrusted import read_json, shortened
 
 _COMMIT = "commit.json"
 _WEIGHTS = "model.safetensors"

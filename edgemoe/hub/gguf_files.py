@@ -7,11 +7,11 @@ from collections.abc import Collection
 from io import SEEK_CUR, SEEK_END, BufferedReader, RawIOBase
 from typing import Any
 
+from edgemoe.errors import ModelRefused
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository, RemoteFile
-from storage.errors import ModelRefused
-from storage.formats.gguf_header import parse_gguf_header
-from storage.gguf_parts import part_names
+from edgemoe.storage.convert.gguf_parts import part_names
+from edgemoe.storage.formats.gguf_header import parse_gguf_header
 
 DEFAULT = "Q4_K_M"
 """Quantization of a model that is named without one, where the repository has it."""

@@ -22,7 +22,7 @@ class ConversionProgress:
         self._show()
 
     def converted(self, done: int, total: int) -> None:
-        """Sets converted and total bytes of source; the `progress` argument of storage.convert.convert."""
+        """Sets converted and total bytes of source; the `progress` argument of storage.convert.run.convert."""
         self._converted, self._to_convert = done, total
         self._show()
 

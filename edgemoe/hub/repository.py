@@ -25,11 +25,11 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 
+from edgemoe.errors import DamagedData, EdgemoeError, UserError
 from edgemoe.hub.name import HubModel
-from storage.atomic import require_free
-from storage.errors import DamagedData, EdgemoeError, UserError
-from storage.retry import open_regular
-from storage.untrusted import shortened
+from edgemoe.storage.files.atomic import require_free
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.untrusted import shortened
 
 TIMEOUT = 5.0
 """Seconds until the first byte of an answer."""

@@ -16,14 +16,14 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from edgemoe.errors import BadHeader
 from edgemoe.hub.gguf_files import gguf_head
 from edgemoe.hub.repository import HubRepository, RemoteFile
-from storage.atomic import replacing, write_all
-from storage.base import ByteRange
-from storage.errors import BadHeader
-from storage.formats.gguf_header import read_gguf_header
-from storage.header import HEADER_LIMIT, read_header
-from storage.retry import open_regular
+from edgemoe.storage.base import ByteRange
+from edgemoe.storage.files.atomic import replacing, write_all
+from edgemoe.storage.files.header import HEADER_LIMIT, read_header
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.formats.gguf_header import read_gguf_header
 
 STATE = ".edgemoe"
 """Subdirectory of a checkpoint for the state of its download."""
@@ -39,7 +39,7 @@ _PIECE = 1 << 22
 
 
 class StreamedShards:
-    """Shards that are downloaded on demand. Implements storage.convert.Arrivals. For one thread.
+    """Shards that are downloaded on demand. Implements storage.convert.run.Arrivals. For one thread.
 
     Args:
         directory: of the checkpoint, with its small files.

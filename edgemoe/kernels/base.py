@@ -10,7 +10,7 @@ import torch
 
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.compensators import ExpertCompensator
-from storage.base import Blocks
+from edgemoe.storage.base import Blocks
 
 BATCH_ROWS = 256
 """Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from cache.fixed_places import FixedPlaces
-from cache.plane_tier import PlaneTier
-from cache.policies import make_policy
+from edgemoe.cache.fixed_places import FixedPlaces
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.cache.policies import make_policy
+from edgemoe.errors import MissingTensor, StoreBusy
 from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
-from prefetch.compensators.tier import CompensatorTier
-from storage.base import Blocks, ExpertKey
-from storage.compensator_index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
-from storage.compensators import KIND, LEVEL, CompensatorForm, CompensatorReader
-from storage.errors import MissingTensor, StoreBusy
-from storage.manifest import Manifest
-from storage.planes import Bytes
-from storage.record import RecordGeometry
+from edgemoe.prefetch.compensators.tier import CompensatorTier
+from edgemoe.storage.base import Blocks, ExpertKey
+from edgemoe.storage.compensators.index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
+from edgemoe.storage.compensators.reader import KIND, LEVEL, CompensatorForm, CompensatorReader
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.store.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ExpertCompensator:
     """One expert's compensator.
 
     Args:
-        raw: uint8 [bytes], of storage.compensator_index.
+        raw: uint8 [bytes], of storage.compensators.index.
         geometry: of its arrays.
         bits: that it adds to the expert's bits a weight.
         address: of the C structure, valid as long as its Compensators are open.

@@ -29,9 +29,9 @@ from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.machine.cpu import identity
-from storage.base import Blocks, ResidentForm
-from storage.forms import PlaneForm
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import Blocks, ResidentForm
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 VERSION = 2
 """Of the file: files of another version are measured anew."""

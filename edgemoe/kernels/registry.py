@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from edgemoe.errors import UserError
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
@@ -18,11 +19,10 @@ from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.probe import choose_fastest
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
-from storage.base import ResidentForm
-from storage.errors import UserError
-from storage.forms import MergedForm, PlaneForm
-from storage.layout import LAYOUTS, Layout, detect
-from storage.record import RecordGeometry
+from edgemoe.storage.base import ResidentForm
+from edgemoe.storage.record.forms import MergedForm, PlaneForm
+from edgemoe.storage.record.layout import LAYOUTS, Layout, detect
+from edgemoe.storage.record.offsets import RecordGeometry
 
 
 class KernelClass(Protocol):

@@ -1,4 +1,4 @@
-"""Experts on a CPU by torch's operators, from the p4 and p0 blocks of storage.forms.MergedForm.
+"""Experts on a CPU by torch's operators, from the p4 and p0 blocks of storage.record.forms.MergedForm.
 
 torch's 4-bit kernel multiplies few tokens with the resident nibbles. For many tokens it is faster to dequantize the
 weights once into a scratch matrix and to multiply plain matrices. The number of tokens alone chooses between the two,
@@ -16,11 +16,11 @@ import torch
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.machine.cpu import fast_bf16
-from storage.forms import P0, P4
-from storage.layout import Layout
-from storage.low_rank import corrections
-from storage.planes import truncate_to_base
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.compensators.low_rank import corrections
+from edgemoe.storage.record.forms import P0, P4
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.planes import truncate_to_base
 
 DEQUANTIZE_FROM = {8: 40, 4: 80, 2: 80}
 """level -> tokens at one expert from which dequantizing pays (docs/decisions/0003)."""
@@ -29,7 +29,7 @@ _PAD_TOKENS = 32
 """Tokens of a plain product are padded to a multiple of this: each other shape costs a compilation."""
 
 _CENTRE_CODE = {8: 135.5 / 16, 4: 8.0, 2: 7.5}
-"""level -> the code, in units of 16, of a group's centre (storage.planes)."""
+"""level -> the code, in units of 16, of a group's centre (storage.record.planes)."""
 
 _P0_OF_SCALE = torch.tensor([1 / 16, 1 / 32], dtype=torch.bfloat16)
 """Factors from 16 s to the parameters (s, s / 2) of p0."""

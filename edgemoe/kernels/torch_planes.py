@@ -13,14 +13,14 @@ import torch
 from edgemoe.kernels import threads
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part, Rows
-from storage.base import PLANES_OF_LEVEL, Plane
-from storage.layout import Layout
-from storage.planes import dequantize
-from storage.record import RecordGeometry
+from edgemoe.storage.base import PLANES_OF_LEVEL, Plane
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import dequantize
 
 
 class PlaneExpertKernel:
-    """Implements ExpertKernel for the blocks of storage.forms.PlaneForm, without state between calls.
+    """Implements ExpertKernel for the blocks of storage.record.forms.PlaneForm, without state between calls.
 
     Blocks are uint8 tensors on x's device; on the CPU they can be memoryviews too.
 

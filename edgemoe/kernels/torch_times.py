@@ -14,8 +14,8 @@ from edgemoe.kernels import probe
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.probe import Timing
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
-from storage.forms import MergedForm
-from storage.layout import detect
+from edgemoe.storage.record.forms import MergedForm
+from edgemoe.storage.record.layout import detect
 
 _ROUNDS = 3
 

@@ -6,7 +6,8 @@ A file has one block of 256 tokens, and is named for the block's hash (kv.blocks
     all tokens from the first to the block's last, int32 · xxh3_64 of the above · zeros up to a multiple of 4 KiB
     the block's keys and values (SequenceKV.rows)
 
-A file appears complete (storage.atomic), and never changes. Files leave oldest first, by the time of their last use.
+A file appears complete (storage.files.atomic), and never changes. The file that was last used longest ago is removed
+first.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from edgemoe.errors import BadHeader, ChecksumMismatch, TruncatedFile
 from edgemoe.kv.blocks import Tokens
-from storage.atomic import PARTIAL
-from storage.base import BLOCK as DISK_BLOCK
-from storage.errors import BadHeader, ChecksumMismatch, TruncatedFile
-from storage.retry import RegularFile, open_regular
+from edgemoe.storage.base import BLOCK as DISK_BLOCK
+from edgemoe.storage.files.atomic import PARTIAL
+from edgemoe.storage.files.retry import RegularFile, open_regular
 
 SUFFIX = ".kv"
 

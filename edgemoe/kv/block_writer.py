@@ -18,13 +18,13 @@ from pathlib import Path
 import aiofiles
 import aiofiles.os
 
+from edgemoe.errors import StoreBusy
 from edgemoe.kv import block_files, blocks
 from edgemoe.kv.block_files import Block, Entry
 from edgemoe.kv.blocks import Tokens
 from edgemoe.kv.sequence import SequenceKV
-from storage.atomic import PARTIAL, partial_file, write_all
-from storage.errors import StoreBusy
-from storage.lock import StoreLock
+from edgemoe.storage.files.atomic import PARTIAL, partial_file, write_all
+from edgemoe.storage.files.lock import StoreLock
 
 PATIENCE = 10.0
 """Seconds in which a sequence that must leave waits for its blocks to be written; computing them took longer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 KINDS = ("bf16", "q8_0", "q4_0")
 """In the order of KV_BF16 and the others in csrc/attention/kv_rows.h."""

@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.kv import block_files, blocks
 from edgemoe.kv.block_files import Block
 from edgemoe.kv.block_writer import BlockWriter, Chain
 from edgemoe.kv.blocks import Tokens
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
-from storage.errors import EdgemoeError, UserError
-from storage.sizes import format_least, format_size
+from edgemoe.storage.sizes import format_least, format_size
 
 READ_AHEAD = 3
 """Blocks that the system begins to read before they are wanted."""

@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
+from edgemoe.errors import ContextExceeded
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine.pages import return_pages, sparse_tensor
-from storage.errors import ContextExceeded
 
 
 class SequenceKV:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field, replace
 
+from edgemoe.errors import ModelRefused
 from edgemoe.kv.formats import KVFormat, row_bytes
-from storage.checkpoint import Config
-from storage.errors import ModelRefused
-from storage.untrusted import CHECK_ORIGIN, shortened
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, shortened
 
 _LARGEST_SIZE = 131_072
 """Largest legal size of one cached dimension."""

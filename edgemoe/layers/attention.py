@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from edgemoe.errors import ModelRefused
 from edgemoe.kernels import threads
 from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.kv.rows import rotate
@@ -23,7 +24,6 @@ from edgemoe.kv.step import StepKV
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.cpu import fast_bf16
 from edgemoe.policy.importance import attention_received, first_counted, hidden_keys
-from storage.errors import ModelRefused
 
 NAME = "edgemoe"
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from edgemoe.errors import MissingTensor, ModelRefused
 from edgemoe.experts import layer as experts
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
@@ -28,12 +29,11 @@ from edgemoe.layers.trial import buffers_of_config, try_step
 from edgemoe.machine.model_code import without_compiler
 from edgemoe.machine.pages import in_huge_pages
 from edgemoe.machine.process import return_free_memory
-from storage.checkpoint import Config
-from storage.errors import MissingTensor, ModelRefused
-from storage.header import Spec, read_header
-from storage.manifest import SCALE_SUFFIX
-from storage.manifest_entries import FileEntry
-from storage.untrusted import foreign_code
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.header import Spec, read_header
+from edgemoe.storage.files.untrusted import foreign_code
+from edgemoe.storage.store.manifest import SCALE_SUFFIX
+from edgemoe.storage.store.manifest_entries import FileEntry
 
 _MATRICES = (nn.Linear, nn.Embedding)
 """Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""

@@ -27,8 +27,8 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.policy.levels import LevelPolicy, without_skipped
-from prefetch.base import is_scan
-from storage.base import ExpertKey
+from edgemoe.prefetch.base import is_scan
+from edgemoe.storage.base import ExpertKey
 
 
 class FusedDecode:

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import xxhash
 
-from storage.device import Device
-from storage.errors import ChecksumMismatch, TruncatedFile
-from storage.header import read_header
-from storage.manifest_entries import FileEntry
-from storage.retry import open_regular, read_errors
+from edgemoe.errors import ChecksumMismatch, TruncatedFile
+from edgemoe.machine.device import Device
+from edgemoe.storage.files.header import read_header
+from edgemoe.storage.files.retry import open_regular, read_errors
+from edgemoe.storage.store.manifest_entries import FileEntry
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I8": torch.int8}
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepKV
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.policy.importance import PromptAttention
-from storage.checkpoint import Config
-from storage.errors import ModelRefused
-from storage.untrusted import CHECK_ORIGIN
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN
 
 ROWS = 2
 """Tokens of the step: the first, and one at the far end of the context."""

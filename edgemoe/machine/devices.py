@@ -6,10 +6,10 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 if TYPE_CHECKING:
-    from storage.device import Device
+    from edgemoe.machine.device import Device
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -46,6 +46,6 @@ def open_device(name: str) -> Device | None:
 
 @cache
 def _cuda() -> Device:
-    from storage.cuda import CudaDevice
+    from edgemoe.machine.cuda import CudaDevice
 
     return CudaDevice()

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from storage.device import Device
-from storage.errors import DoesNotFit
+from edgemoe.errors import DoesNotFit
+from edgemoe.machine.device import Device
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
-from storage.base import BlockKind
+from edgemoe.storage.base import BlockKind
 
 SAMPLE_TOKENS = 256
 

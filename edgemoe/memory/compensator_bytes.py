@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+from edgemoe.errors import DoesNotFit
 from edgemoe.kernels.native.structures import MOST_ROWS, Compensator
-from storage.base import BLOCK
-from storage.compensator_index import CompensatorGeometry, CompensatorIndex
-from storage.errors import DoesNotFit
-from storage.record import RecordGeometry
-from storage.sizes import format_least, format_size
+from edgemoe.storage.base import BLOCK
+from edgemoe.storage.compensators.index import CompensatorGeometry, CompensatorIndex
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.sizes import format_least, format_size
 
 EXPERT_BYTES = 2048
 """Most bytes that the interpreter takes for a compensator that is in memory or was, as memory.plan.EXPERT_BYTES."""

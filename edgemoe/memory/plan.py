@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from edgemoe.console.sizes import format_least, format_size
+from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.kv.blocks import BLOCK_ROWS, whole_blocks
+from edgemoe.machine.device import Device
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
@@ -16,11 +18,9 @@ from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
 from edgemoe.memory.workspace import default_prefill_rows, long_step_bytes, scored_rows, workspace_bytes
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
-from storage.base import ResidentForm
-from storage.device import Device
-from storage.errors import DoesNotFit, UserError
-from storage.forms import P4
-from storage.record import RecordGeometry
+from edgemoe.storage.base import ResidentForm
+from edgemoe.storage.record.forms import P4
+from edgemoe.storage.record.offsets import RecordGeometry
 
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from cache.policies import is_pooled
+from edgemoe.cache.policies import is_pooled
+from edgemoe.errors import UserError
 from edgemoe.memory.block_counts import count_blocks, count_hot_blocks, fraction_at
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings, format_levels
-from storage.base import BlockKind, ResidentForm
-from storage.errors import UserError
+from edgemoe.storage.base import BlockKind, ResidentForm
 
 MINIMUM_EXPERTS = 2
 """Fewest experts that the fastest tier must have blocks for: one is computed while another arrives."""

@@ -6,19 +6,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from cache.arena import in_ram
-from cache.device_arena import on_device, pinned
-from cache.plane_tier import PlaneTier
-from cache.policies import make_policy
+from edgemoe.cache.arena import in_ram
+from edgemoe.cache.device_arena import on_device, pinned
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.cache.policies import make_policy
+from edgemoe.machine.device import Device
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.memory.plan import MemoryPlan, staging_buffers
 from edgemoe.policy.settings import RunSettings
-from prefetch.device_path import DevicePath, Staging
-from prefetch.ram_path import RamPath
-from prefetch.transfer_path import TransferPath
-from storage.base import ResidentForm
-from storage.device import Device
-from storage.forms import WholeForm
+from edgemoe.prefetch.device_path import DevicePath, Staging
+from edgemoe.prefetch.ram_path import RamPath
+from edgemoe.prefetch.transfer_path import TransferPath
+from edgemoe.storage.base import ResidentForm
+from edgemoe.storage.record.forms import WholeForm
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
-from storage.record import RecordGeometry
+from edgemoe.storage.record.offsets import RecordGeometry
 
 PREFILL_FRACTION = 0.05
 """Of the bytes of all experts, what the rows of a prompt's step may take by default beyond those of BLOCK_ROWS. A limit

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import platformdirs
 
+from edgemoe.errors import UserError
 from edgemoe.hub.name import HubModel
-from storage.errors import UserError
-from storage.lock import StoreLock
+from edgemoe.storage.files.lock import StoreLock
 
 _REMOVED = ".removed-"
 """Prefix of a directory whose removal has begun."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from edgemoe.errors import EdgemoeError
 from edgemoe.models.store_model import StoreModel
-from storage.calibration import CALIBRATION_NAME, Calibration, load_calibration
-from storage.errors import EdgemoeError
-from storage.manifest import Manifest
+from edgemoe.storage.store.calibration import CALIBRATION_NAME, Calibration, load_calibration
+from edgemoe.storage.store.manifest import Manifest
 
 
 def calibration_of(store: StoreModel, level: int) -> Calibration | None:

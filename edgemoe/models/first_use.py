@@ -7,12 +7,12 @@ from pathlib import Path
 
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
+from edgemoe.errors import EdgemoeError
 from edgemoe.families.table import family_of
-from edgemoe.machine.disk_speed import measure_disk
-from storage.checkpoint import Checkpoint
-from storage.convert import store_bytes
-from storage.errors import EdgemoeError
-from storage.threads import cores
+from edgemoe.speed.disk import measure_disk
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import store_bytes
+from edgemoe.storage.threads import cores
 
 BIG_BYTES = 1_000_000_000
 """Bytes of weights from which on a conversion is announced."""

@@ -17,12 +17,12 @@ from typing import Any
 
 import xxhash
 
+from edgemoe.errors import EdgemoeError, ModelRefused
 from edgemoe.models.cache import file_name, heat_directory
-from storage.atomic import replacing, write_all
-from storage.base import ExpertKey
-from storage.errors import EdgemoeError, ModelRefused
-from storage.manifest import Manifest
-from storage.untrusted import read_json, shortened
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.files.atomic import replacing, write_all
+from edgemoe.storage.files.untrusted import read_json, shortened
+from edgemoe.storage.store.manifest import Manifest
 
 NAME = "heat.json"
 

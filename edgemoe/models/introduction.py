@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgemoe.console.printable import printable
-from storage.errors import ModelRefused
-from storage.untrusted import CHECK_ORIGIN, read_json, shortened
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, read_json, shortened
 
 _FILE, _KEY = "generation_config.json", "introduction"
 

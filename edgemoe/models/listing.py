@@ -7,12 +7,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgemoe.errors import EdgemoeError
 from edgemoe.models.cache import CachedName, cached_names, disk_bytes
-from storage.base import LEVELS
-from storage.errors import EdgemoeError
-from storage.header import read_header
-from storage.manifest import DENSE_NAME, MANIFEST_NAME, SCALE_SUFFIX, Manifest
-from storage.untrusted import read_json
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.files.header import read_header
+from edgemoe.storage.files.untrusted import read_json
+from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, SCALE_SUFFIX, Manifest
 
 
 @dataclass(frozen=True)

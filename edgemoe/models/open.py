@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgemoe.console.loading import starting
 from edgemoe.console.sizes import format_least, format_size, parse_size
+from edgemoe.errors import UserError
 from edgemoe.kv.formats import KVFormat
 from edgemoe.machine import devices, process
-from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.memory.plan import MemoryPlan
     from edgemoe.models.store_model import StoreModel
     from edgemoe.policy.settings import RunSettings
-    from storage.checkpoint import Checkpoint
+    from edgemoe.storage.convert.checkpoint import Checkpoint
 
 
 HOT_SEQUENCES, HOT_FRACTION = 8, 0.1

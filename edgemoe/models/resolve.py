@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.console.width import say
+from edgemoe.errors import UserError
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.progress import ConversionProgress
@@ -29,12 +30,11 @@ from edgemoe.models.cache import (
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.first_use import DENSE_BITS, announce
 from edgemoe.models.waiting import convert_once
-from storage.checkpoint import Checkpoint, find_gguf
-from storage.convert import convert
-from storage.errors import UserError
-from storage.layout import LAYOUTS, Layout
-from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.record.layout import LAYOUTS, Layout
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 
 KEPT = ".keep-source"
 """Marker file in a download's directory: the checkpoint stays after conversion."""
@@ -83,7 +83,7 @@ def convert_checkpoint(
         options: of the conversion.
 
     Raises:
-        UserError, DamagedData, DoesNotFit: from storage.convert.convert.
+        UserError, DamagedData, DoesNotFit: from storage.convert.run.convert.
     """
     from edgemoe.models.runnable import check_runnable
 
@@ -121,7 +121,7 @@ def convert_from_hub(
 
     Raises:
         UserError: the Hub cannot be reached, or has no such model.
-        DamagedData, DoesNotFit: from storage.convert.convert, or a failed download.
+        DamagedData, DoesNotFit: from storage.convert.run.convert, or a failed download.
     """
     from edgemoe.hub.checkpoint import open_streamed
     from edgemoe.models.runnable import check_runnable
@@ -357,7 +357,7 @@ def _print_error(manifest: Manifest) -> None:
 
 
 def _checked(options: Options) -> dict[str, Any]:
-    """The options as storage.convert.convert takes them; raises UserError for a wrong one."""
+    """The options as storage.convert.run.convert takes them; raises UserError for a wrong one."""
     level, bits = options["max_level"], options["dense_bits"]
     if level not in (None, 8, 4):
         raise UserError("8 or 4 as highest level", str(level), "choose --max-level 8 or 4")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from transformers import GenerationConfig
 
+from edgemoe.errors import ModelRefused
 from edgemoe.families.table import family_of
 from edgemoe.layers.build import check_dense
 from edgemoe.models.tokenizer import check_tokenizer
-from storage.checkpoint import Checkpoint
-from storage.dense import DenseWeights
-from storage.errors import ModelRefused
-from storage.expert_weights import ExpertWeights
-from storage.untrusted import CHECK_ORIGIN, foreign_code, read_json, shortened
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code, read_json, shortened
+from edgemoe.storage.store.dense import DenseWeights
 
 _GENERATION = "generation_config.json"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from edgemoe.errors import BadManifest
 from edgemoe.families.base import Family
-from storage.checkpoint import Config
-from storage.errors import BadManifest
-from storage.header import TensorEntry
-from storage.manifest import DENSE_NAME, MANIFEST_NAME, Manifest
-from storage.verify import check_file
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.header import TensorEntry
+from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, Manifest
+from edgemoe.storage.store.verify import check_file
 
 _ACTION = "convert the model again"
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgemoe.errors import DamagedData, ModelRefused, UserError
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
 from edgemoe.kernels.native.attention import kernel_fits
 from edgemoe.kernels.registry import Compute, compute
 from edgemoe.kv.formats import KVFormat
+from edgemoe.machine.device import Device
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan, make_plan
@@ -21,17 +23,15 @@ from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
-from storage.base import ResidentForm
-from storage.calibration import fitting_calibration
-from storage.checkpoint import Checkpoint, Config, bounded_config
-from storage.dense import DenseWeights
-from storage.device import Device
-from storage.errors import DamagedData, ModelRefused, UserError
-from storage.expert_weights import ExpertWeights
-from storage.header import Spec, read_header, tensor_bytes
-from storage.layout import LAYOUTS
-from storage.manifest import DENSE_NAME, Manifest
-from storage.untrusted import read_json, refuse_special_files
+from edgemoe.storage.base import ResidentForm
+from edgemoe.storage.convert.checkpoint import Checkpoint, Config, bounded_config
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
+from edgemoe.storage.files.untrusted import read_json, refuse_special_files
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.calibration import fitting_calibration
+from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 
 MOST_PARALLEL = 64
 """Most sequences that run at once; the compiled kernel has as many rows (MOST_ROWS in decode_layers.c)."""

@@ -10,10 +10,10 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
+from edgemoe.errors import ModelRefused, UserError
 from edgemoe.machine.confined import confined
-from storage.checkpoint import bounded_config
-from storage.errors import ModelRefused, UserError
-from storage.untrusted import CHECK_ORIGIN, foreign_code, read_json
+from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code, read_json
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 """Files of a tokenizer. Without any of them transformers makes an empty tokenizer and raises no error."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from edgemoe.console.input import obeys_escapes
 from edgemoe.console.loading import starting
 from edgemoe.console.width import say
-from storage.errors import StoreBusy, UserError
-from storage.lock import StoreLock, writer_of
+from edgemoe.errors import StoreBusy, UserError
+from edgemoe.storage.files.lock import StoreLock, writer_of
 
 POLL_EVERY = 0.2
 """Seconds between two looks at a conversion in another process."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 import xxhash
 
 from edgemoe.policy.bits import BITS_PER_WEIGHT
-from storage.base import LEVELS
-from storage.calibration import Calibration
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.store.calibration import Calibration
 
 TYPICAL_ERROR = {8: 0.004, 4: 0.07, 2: 0.28, 0: 1.0}
 """level -> mean relative error of an expert's output, measured on two models (docs/decisions/0025)."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 MOST_BINS = 8
 """Most bins below the first: whole numbers of 64 bits count the votes of 64 tokens then."""

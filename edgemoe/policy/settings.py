@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from cache.policies import POLICIES, is_pooled
+from edgemoe.cache.policies import POLICIES, is_pooled
+from edgemoe.errors import UserError
 from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.remapping import Remapping
-from prefetch.base import MODES
-from storage.base import LEVELS
-from storage.errors import UserError
-from storage.sizes import format_size
+from edgemoe.prefetch.base import MODES
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.sizes import format_size
 
 DEPTHS = ("cosine", "equal")
 """How retention falls over the layers: by DyMoE eq. 4, or not at all."""

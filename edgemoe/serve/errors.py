@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from storage.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeError
+from edgemoe.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeError
 
 INVALID, UNAVAILABLE, FAILED = "invalid_request_error", "unavailable_error", "server_error"
 """Types of errors: of the request, of this moment, of the model or the machine."""

@@ -16,10 +16,10 @@ import uvicorn
 from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgemoe.errors import UserError
 from edgemoe.serve.app import make_app
 from edgemoe.serve.guard import HEADER_BYTES, Access
 from edgemoe.serve.serving import Serving
-from storage.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.api.model import Model

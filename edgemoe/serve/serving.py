@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.serve.chat_fields import ChatFields, as_messages
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
 from edgemoe.serve.fields import CompletionFields
 from edgemoe.serve.job import Job, Queue, Wanted
 from edgemoe.serve.metrics import Metrics
-from storage.errors import EdgemoeError, UserError
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_form import AnswerReader

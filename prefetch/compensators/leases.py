@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from cache.base import Lease
-from prefetch.transfers import Transfer, Transfers
-from storage.base import ExpertKey
-from storage.compensators import LEVEL
-from storage.errors import DoesNotFit
-from storage.retry import GivingUp
-from storage.sizes import format_size
+from edgemoe.cache.base import Lease
+from edgemoe.errors import DoesNotFit
+from edgemoe.prefetch.transfers import Transfer, Transfers
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.compensators.reader import LEVEL
+from edgemoe.storage.files.retry import GivingUp
+from edgemoe.storage.sizes import format_size
 
 
 class CompensatorLeases:

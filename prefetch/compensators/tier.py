@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cache.plane_tier import PlaneTier
-from storage.base import PlaneReader, ResidentForm
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.storage.base import PlaneReader, ResidentForm
 
 
 class CompensatorTier(NamedTuple):

@@ -15,17 +15,27 @@ from typing import Any
 
 import torch
 
-from storage.checkpoint import COMPANIONS, Config
-from storage.errors import UserError
-from storage.export.dense import DenseTensors
-from storage.export.levels import Levels, layer_level
-from storage.export.matrices import Affine, StoreExperts
-from storage.export.multipliers import without_multipliers
-from storage.export.names import ExportNames
-from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
-from storage.export.symmetric import Symmetric, int4, int8
-from storage.header import header_bytes, tensor_bytes
-from storage.tensors import INDEX_NAME, WEIGHTS_NAME
+from edgemoe.errors import UserError
+from edgemoe.storage.convert.checkpoint import COMPANIONS, Config
+from edgemoe.storage.export.dense import DenseTensors
+from edgemoe.storage.export.levels import Levels, layer_level
+from edgemoe.storage.export.matrices import Affine, StoreExperts
+from edgemoe.storage.export.multipliers import without_multipliers
+from edgemoe.storage.export.names import ExportNames
+from edgemoe.storage.export.plan import (
+    Errors,
+    Expert,
+    Made,
+    PlannedFile,
+    Unit,
+    Work,
+    add_experts,
+    raw,
+    shards,
+)
+from edgemoe.storage.export.symmetric import Symmetric, int4, int8
+from edgemoe.storage.files.header import header_bytes, tensor_bytes
+from edgemoe.storage.files.tensors import INDEX_NAME, WEIGHTS_NAME
 
 _NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
 

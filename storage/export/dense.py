@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import torch
 
-from storage.header import read_header
-from storage.manifest import DENSE_NAME, SCALE_SUFFIX
-from storage.tensors import StoredTensors
+from edgemoe.storage.files.header import read_header
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.store.manifest import DENSE_NAME, SCALE_SUFFIX
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 """Names in checkpoints of two tensors, which are one in a tied model."""

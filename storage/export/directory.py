@@ -17,13 +17,13 @@ from typing import Any
 
 import xxhash
 
-from storage.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
-from storage.errors import BadManifest, ChecksumMismatch, DamagedData, TruncatedFile, UserError
-from storage.export.plan import Errors
-from storage.export.sink import Sink
-from storage.header import strict_json
-from storage.lock import StoreLock
-from storage.retry import open_regular, read_errors
+from edgemoe.errors import BadManifest, ChecksumMismatch, DamagedData, TruncatedFile, UserError
+from edgemoe.storage.export.plan import Errors
+from edgemoe.storage.export.sink import Sink
+from edgemoe.storage.files.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
+from edgemoe.storage.files.header import strict_json
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.files.retry import open_regular, read_errors
 
 EXPORT_NAME = "export.json"
 UNFINISHED_NAME = "unfinished-export.json"

@@ -11,10 +11,10 @@ from typing import Any
 import gguf
 from gguf.gguf_writer import WriterState
 
-from storage.checkpoint import Config
-from storage.errors import ModelRefused
-from storage.formats.gguf_model import ARCHITECTURES, REALS, Architecture
-from storage.untrusted import read_json, shortened
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.untrusted import read_json, shortened
+from edgemoe.storage.formats.gguf_model import ARCHITECTURES, REALS, Architecture
 
 _ACTION = "export as compressed-tensors or safetensors"
 

@@ -18,18 +18,28 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from storage.checkpoint import Config
-from storage.errors import ModelRefused, UserError
-from storage.export.dense import DenseTensors
-from storage.export.gguf_fields import add_fields, architecture_of, header, sizes
-from storage.export.levels import Levels, layer_level
-from storage.export.matrices import Affine, StoreExperts
-from storage.export.names import ExportNames
-from storage.export.plan import Errors, Expert, Made, PlannedFile, Unit, Work, add_experts, raw, shards
-from storage.export.symmetric import int8
-from storage.formats.gguf_model import OUTSIDE
-from storage.record import align
-from storage.untrusted import foreign_code
+from edgemoe.errors import ModelRefused, UserError
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.export.dense import DenseTensors
+from edgemoe.storage.export.gguf_fields import add_fields, architecture_of, header, sizes
+from edgemoe.storage.export.levels import Levels, layer_level
+from edgemoe.storage.export.matrices import Affine, StoreExperts
+from edgemoe.storage.export.names import ExportNames
+from edgemoe.storage.export.plan import (
+    Errors,
+    Expert,
+    Made,
+    PlannedFile,
+    Unit,
+    Work,
+    add_experts,
+    raw,
+    shards,
+)
+from edgemoe.storage.export.symmetric import int8
+from edgemoe.storage.files.untrusted import foreign_code
+from edgemoe.storage.formats.gguf_model import OUTSIDE
+from edgemoe.storage.record.offsets import align
 
 _BLOCK = 32
 _ACTION = "export as compressed-tensors or safetensors"

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.base import LEVELS
-from storage.errors import UserError
-from storage.header import strict_json
-from storage.manifest import Manifest
-from storage.untrusted import shortened
+from edgemoe.errors import UserError
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.files.header import strict_json
+from edgemoe.storage.files.untrusted import shortened
+from edgemoe.storage.store.manifest import Manifest
 
 Levels = dict[int, tuple[int, ...]]
 """Layer -> the level of each of its experts."""

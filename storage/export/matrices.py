@@ -9,16 +9,16 @@ from threading import local
 
 import torch
 
-from storage.base import PLANES_OF_LEVEL, ExpertKey, Plane
-from storage.decode import RecordCodes
-from storage.encode import Quantized
-from storage.errors import UserError
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
-from storage.planes import Bytes
-from storage.reader import RecordReader
-from storage.record import MatrixSpec
-from storage.unbuffered import aligned
+from edgemoe.errors import UserError
+from edgemoe.storage.base import PLANES_OF_LEVEL, ExpertKey, Plane
+from edgemoe.storage.files.unbuffered import aligned
+from edgemoe.storage.record.decode import RecordCodes
+from edgemoe.storage.record.encode import Quantized
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.reader import RecordReader
 
 MIDDLE = {8: 135.5, 4: 8.0, 2: 7.5}
 """Level -> the code whose weight is the centre, among codes of 8 bits at level 8 and of 4 bits below. A code of level 2

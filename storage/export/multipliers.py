@@ -14,11 +14,11 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from storage.checkpoint import Config
-from storage.errors import ModelRefused
-from storage.export.dense import EMBEDDING, HEAD, DenseTensors
-from storage.export.names import ExportNames
-from storage.untrusted import CHECK_ORIGIN, shortened
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.export.dense import EMBEDDING, HEAD, DenseTensors
+from edgemoe.storage.export.names import ExportNames
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, shortened
 
 _KEYS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 

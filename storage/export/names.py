@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from storage.expert_weights import ExpertNames
+from edgemoe.storage.convert.expert_weights import ExpertNames
 
 
 class ExportNames(ExpertNames, Protocol):

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from storage.export.levels import Levels
-from storage.export.matrices import Affine, StoreExperts
+from edgemoe.storage.export.levels import Levels
+from edgemoe.storage.export.matrices import Affine, StoreExperts
 
 SHARD_BYTES = 2_000_000_000
 """Bytes from which on the next layer begins a new file: what a killed export repeats."""

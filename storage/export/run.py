@@ -12,21 +12,21 @@ from typing import Any
 
 import xxhash
 
-from storage.checkpoint import bounded_config
-from storage.convert import destination_errors
-from storage.errors import UserError
-from storage.export.checkpoint import CheckpointPlan, CompressedPlan, PlanMaker
-from storage.export.directory import ExportDirectory
-from storage.export.levels import Levels
-from storage.export.matrices import StoreExperts
-from storage.export.names import ExportNames
-from storage.export.plan import Errors, Made, Plan, PlannedFile
-from storage.export.sink import Sink
-from storage.manifest import DENSE_NAME, Manifest
-from storage.source_file import read_whole
-from storage.threads import cores, in_order, one_core_each
-from storage.untrusted import read_json
-from storage.verify import check_file
+from edgemoe.errors import UserError
+from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.storage.convert.run import destination_errors
+from edgemoe.storage.export.checkpoint import CheckpointPlan, CompressedPlan, PlanMaker
+from edgemoe.storage.export.directory import ExportDirectory
+from edgemoe.storage.export.levels import Levels
+from edgemoe.storage.export.matrices import StoreExperts
+from edgemoe.storage.export.names import ExportNames
+from edgemoe.storage.export.plan import Errors, Made, Plan, PlannedFile
+from edgemoe.storage.export.sink import Sink
+from edgemoe.storage.files.source_file import read_whole
+from edgemoe.storage.files.untrusted import read_json
+from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.store.verify import check_file
+from edgemoe.storage.threads import cores, in_order, one_core_each
 
 _MEMORY = 100_000_000
 """Bytes: limit of all experts and tensors that are read, encoded or wait for their write; one is always allowed."""
@@ -34,7 +34,7 @@ _MEMORY = 100_000_000
 
 def _gguf(*arguments: Any) -> Plan:
     # Imported here: only GGUF files need the gguf package.
-    from storage.export.gguf_plan import GgufPlan
+    from edgemoe.storage.export.gguf_plan import GgufPlan
 
     return GgufPlan(*arguments)
 

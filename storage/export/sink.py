@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from storage.atomic import write_all
-from storage.base import BLOCK
-from storage.record import align
-from storage.unbuffered import aligned, bypass_cache, use_cache
+from edgemoe.storage.base import BLOCK
+from edgemoe.storage.files.atomic import write_all
+from edgemoe.storage.files.unbuffered import aligned, bypass_cache, use_cache
+from edgemoe.storage.record.offsets import align
 
 if TYPE_CHECKING:
-    from storage.planes import Bytes
+    from edgemoe.storage.record.planes import Bytes
 
 _WINDOW = 4 << 20
 """Bytes of a file, from a multiple on, that are written at once."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from storage.export.matrices import Affine
-from storage.planes import Bytes, round_up_bf16
+from edgemoe.storage.export.matrices import Affine
+from edgemoe.storage.record.planes import Bytes, round_up_bf16
 
 _TINY = torch.finfo(torch.float32).tiny
 

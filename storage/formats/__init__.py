@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from storage.errors import ModelRefused
-from storage.formats.autoround import open_autoround
-from storage.formats.awq import open_awq
-from storage.formats.base import Opener, Settings, Weight
-from storage.formats.compressed import open_compressed
-from storage.formats.fp8 import open_fp8
-from storage.formats.gptq import open_gptq
-from storage.formats.mxfp4 import open_mxfp4
-from storage.formats.plain import open_plain
-from storage.tensors import StoredTensors
-from storage.untrusted import CHECK_ORIGIN, USE_SOURCE, shortened
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, USE_SOURCE, shortened
+from edgemoe.storage.formats.autoround import open_autoround
+from edgemoe.storage.formats.awq import open_awq
+from edgemoe.storage.formats.base import Opener, Settings, Weight
+from edgemoe.storage.formats.compressed import open_compressed
+from edgemoe.storage.formats.fp8 import open_fp8
+from edgemoe.storage.formats.gptq import open_gptq
+from edgemoe.storage.formats.mxfp4 import open_mxfp4
+from edgemoe.storage.formats.plain import open_plain
 
 SAFETENSORS = "safetensors"
 """Name of the format of a checkpoint whose config.json has no quantization_config."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from storage.formats.awq import open_awq
-from storage.formats.base import Settings, Weight, choice, group_size
-from storage.formats.gptq import packed_weights
-from storage.formats.grouped import Packing
-from storage.tensors import StoredTensors
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.formats.awq import open_awq
+from edgemoe.storage.formats.base import Settings, Weight, choice, group_size
+from edgemoe.storage.formats.gptq import packed_weights
+from edgemoe.storage.formats.grouped import Packing
 
 _ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round:gptqmodel": 0, "auto_round": 0}
 """packing_format -> offset to add to a stored zero point."""

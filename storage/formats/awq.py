@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
-from storage.formats.grouped import GroupedWeight, Packing, Parts
-from storage.formats.plain import FLOATS, with_rest
-from storage.tensors import StoredTensors
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
+from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
+from edgemoe.storage.formats.plain import FLOATS, with_rest
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of every 4-bit field of a word, lowest field first."""

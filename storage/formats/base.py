@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from storage.errors import MissingTensor, ModelRefused
-from storage.tensors import StoredTensors
-from storage.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, USE_SOURCE, shortened
+from edgemoe.errors import MissingTensor, ModelRefused
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, USE_SOURCE, shortened
 
 Settings = Mapping[str, Any]
 """The quantization_config of a config.json; every value is checked before use."""

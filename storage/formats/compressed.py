@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
-from storage.errors import DamagedData, ModelRefused
-from storage.formats.base import (
+from edgemoe.errors import DamagedData, ModelRefused
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.formats.base import (
     LARGEST_GROUP,
     Settings,
     Weight,
@@ -31,11 +33,9 @@ from storage.formats.base import (
     matrix_shape,
     refused,
 )
-from storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
-from storage.formats.grouped import GroupedWeight, Packing, Parts
-from storage.formats.plain import FLOATS, with_rest
-from storage.tensors import StoredTensors
-from storage.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
+from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
+from edgemoe.storage.formats.plain import FLOATS, with_rest
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor", "block")

@@ -10,11 +10,19 @@ from __future__ import annotations
 
 import torch
 
-from storage.errors import MissingTensor
-from storage.formats.base import LARGEST_GROUP, OTHER_CONFIG, Settings, Weight, choice, described, refused
-from storage.formats.plain import FLOATS, with_rest
-from storage.tensors import StoredTensors
-from storage.untrusted import CHECK_ORIGIN
+from edgemoe.errors import MissingTensor
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN
+from edgemoe.storage.formats.base import (
+    LARGEST_GROUP,
+    OTHER_CONFIG,
+    Settings,
+    Weight,
+    choice,
+    described,
+    refused,
+)
+from edgemoe.storage.formats.plain import FLOATS, with_rest
 
 SCALES = (*FLOATS, "F8_E8M0")
 """safetensors' names of the types of scales."""

@@ -19,10 +19,10 @@ from pathlib import Path
 import gguf
 import torch
 
-from storage.errors import ModelRefused
-from storage.formats.base import FourBit, Weight
-from storage.formats.gguf_header import GgufEntry
-from storage.tensors import read_bytes
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.files.tensors import read_bytes
+from edgemoe.storage.formats.base import FourBit, Weight
+from edgemoe.storage.formats.gguf_header import GgufEntry
 
 _ROWS = 1 << 22
 """Weights dequantized at a time, which bounds the size of float32 copies."""

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import gguf
 import numpy as np
 
-from storage.base import ByteRange
-from storage.errors import BadHeader, TruncatedFile
-from storage.retry import open_regular, read_errors
-from storage.untrusted import shortened
+from edgemoe.errors import BadHeader, TruncatedFile
+from edgemoe.storage.base import ByteRange
+from edgemoe.storage.files.retry import open_regular, read_errors
+from edgemoe.storage.files.untrusted import shortened
 
 HEADER_LIMIT = 64 << 20
 """Bytes. A vocabulary takes several megabytes."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from storage.errors import MissingTensor, ModelRefused
-from storage.formats.base import Weight
-from storage.formats.ggml import GgmlWeight
-from storage.gguf_parts import part_names, read_parts
-from storage.untrusted import shortened
+from edgemoe.errors import MissingTensor, ModelRefused
+from edgemoe.storage.convert.gguf_parts import part_names, read_parts
+from edgemoe.storage.files.untrusted import shortened
+from edgemoe.storage.formats.base import Weight
+from edgemoe.storage.formats.ggml import GgmlWeight
 
 
 @dataclass(frozen=True)

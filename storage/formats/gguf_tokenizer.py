@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 _TEMPLATE = "tokenizer.chat_template"
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import torch
 
-from storage.errors import ModelRefused
-from storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
-from storage.formats.grouped import GroupedWeight, Packing, Parts
-from storage.formats.plain import FLOATS, with_rest
-from storage.tensors import StoredTensors
-from storage.untrusted import shortened
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import shortened
+from edgemoe.storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
+from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
+from edgemoe.storage.formats.plain import FLOATS, with_rest
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 

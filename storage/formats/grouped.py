@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from storage.errors import DamagedData
-from storage.formats.base import FourBit, Weight, record_group, regroup
-from storage.tensors import StoredTensors
-from storage.untrusted import DOWNLOAD_AGAIN
+from edgemoe.errors import DamagedData
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.formats.base import FourBit, Weight, record_group, regroup
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from storage.errors import MissingTensor
-from storage.formats.base import Settings, Weight, expect, fields
-from storage.formats.plain import with_rest
-from storage.tensors import StoredTensors
-from storage.untrusted import DOWNLOAD_AGAIN
+from edgemoe.errors import MissingTensor
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.formats.base import Settings, Weight, expect, fields
+from edgemoe.storage.formats.plain import with_rest
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """E2M1: sign, two bits of exponent, one of mantissa."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from storage.errors import ModelRefused
-from storage.formats.base import Weight
-from storage.tensors import DTYPES, StoredTensors
-from storage.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.files.tensors import DTYPES, StoredTensors
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
+from edgemoe.storage.formats.base import Weight
 
 FLOATS = ("BF16", "F16", "F32")
 """safetensors' names of the types of unquantized weights."""

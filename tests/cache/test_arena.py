@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from present_pages import PAGEMAP, present_pages
 
-from cache.arena import Arena
+from edgemoe.cache.arena import Arena
 
 
 @pytest.mark.parametrize("size", [4096, 12288])

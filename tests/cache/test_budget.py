@@ -6,8 +6,8 @@ from threading import Barrier, Thread
 
 import pytest
 
-from cache.budget import Budget
-from storage.errors import DoesNotFit
+from edgemoe.cache.budget import Budget
+from edgemoe.errors import DoesNotFit
 
 
 def test_reservations_add_up() -> None:

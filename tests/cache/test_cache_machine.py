@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm
 
-from cache.base import EvictionPolicy, Lease, Reservation, Victim
-from cache.budget import Budget
-from cache.lru import LRU, WholeLRU
-from cache.plane_tier import PlaneTier
-from storage.base import LEVELS, Blocks, ExpertKey
-from storage.errors import DoesNotFit
+from edgemoe.cache.base import EvictionPolicy, Lease, Reservation, Victim
+from edgemoe.cache.budget import Budget
+from edgemoe.cache.lru import LRU, WholeLRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import DoesNotFit
+from edgemoe.storage.base import LEVELS, Blocks, ExpertKey
 
 pytestmark = pytest.mark.e2e
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.base import EvictionPolicy
-from cache.lfru import LFRU
-from cache.lru import LRU, PooledLRU, WholeLRU
-from cache.policies import POLICIES, is_pooled, make_policy
-from storage.base import ExpertKey
-from storage.errors import UserError
+from edgemoe.cache.base import EvictionPolicy
+from edgemoe.cache.lfru import LFRU
+from edgemoe.cache.lru import LRU, PooledLRU, WholeLRU
+from edgemoe.cache.policies import POLICIES, is_pooled, make_policy
+from edgemoe.errors import UserError
+from edgemoe.storage.base import ExpertKey
 
 A, B, C = (ExpertKey(0, e) for e in range(3))
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(4)]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from integrity import check_integrity
 from toys import ToyForm
 
-from cache.fixed_places import FixedPlaces
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from storage.base import BLOCK, BlockKind, ExpertKey
+from edgemoe.cache.fixed_places import FixedPlaces
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.storage.base import BLOCK, BlockKind, ExpertKey
 
 KEYS = [ExpertKey(e % 2, e) for e in range(6)]
 SIZES = {key: (1 + 2 * e % 5) * BLOCK for e, key in enumerate(KEYS)}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cache import page_lock
-from cache.page_lock import lock_pages
+from edgemoe.cache import page_lock
+from edgemoe.cache.page_lock import lock_pages
 
 SIZE = 64 << 10
 
@@ -36,7 +36,7 @@ def test_locked_pages_are_counted_until_they_are_unmapped():
 
 REFUSED = """
 import mmap, os, resource, sys
-from cache.page_lock import lock_pages
+from edgemoe.cache.page_lock import lock_pages
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
 if os.geteuid() == 0:
     os.setuid(65534)  # root is exempt from the limit

@@ -6,11 +6,11 @@ import pytest
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
-from cache.base import EvictionPolicy
-from cache.lru import LRU, WholeLRU
-from cache.plane_tier import PlaneTier
-from storage.base import BLOCK, BlockKind, ExpertKey
-from storage.device import Event
+from edgemoe.cache.base import EvictionPolicy
+from edgemoe.cache.lru import LRU, WholeLRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.machine.device import Event
+from edgemoe.storage.base import BLOCK, BlockKind, ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import SLICED, ToyForm, check, contents, expected, put, write
 
-from cache.arena import in_ram
-from cache.base import Victim
-from cache.lru import LRU, PooledLRU
-from cache.plane_tier import PlaneTier
-from cache.pool import Pool
-from storage.base import BLOCK, BlockKind, ExpertKey
+from edgemoe.cache.arena import in_ram
+from edgemoe.cache.base import Victim
+from edgemoe.cache.lru import LRU, PooledLRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.cache.pool import Pool
+from edgemoe.storage.base import BLOCK, BlockKind, ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 

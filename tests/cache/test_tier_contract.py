@@ -12,12 +12,12 @@ from device_double import DoubleDevice
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
-from cache.arena import in_ram
-from cache.device_arena import on_device, pinned
-from cache.free_list import Arenas
-from cache.plane_tier import PlaneTier
-from cache.policies import make_policy
-from storage.base import Blocks, ExpertKey
+from edgemoe.cache.arena import in_ram
+from edgemoe.cache.device_arena import on_device, pinned
+from edgemoe.cache.free_list import Arenas
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.cache.policies import make_policy
+from edgemoe.storage.base import Blocks, ExpertKey
 
 A, B, C = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(1, 0)
 

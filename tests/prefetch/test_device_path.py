@@ -11,13 +11,13 @@ from device_rig import DeviceRig, turmoil
 from fetch_rig import broken
 from toys import MERGED, SLICED, WholeToy, disk_bytes, expected
 
-from cache.device_arena import pinned
-from cache.lru import PooledLRU
-from cache.plane_tier import PlaneTier
-from prefetch import device_path
-from prefetch.device_path import DevicePath, Staging
-from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch, DoesNotFit
+from edgemoe.cache.device_arena import pinned
+from edgemoe.cache.lru import PooledLRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import ChecksumMismatch, DoesNotFit
+from edgemoe.prefetch import device_path
+from edgemoe.prefetch.device_path import DevicePath, Staging
+from edgemoe.storage.base import ExpertKey
 
 A, B, C, D = (ExpertKey(0, expert) for expert in range(4))
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from prefetch.base import is_scan
-from prefetch.fetcher import Fetcher
-from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch, DoesNotFit
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import ChecksumMismatch, DoesNotFit
+from edgemoe.prefetch.base import is_scan
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.storage.base import ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 

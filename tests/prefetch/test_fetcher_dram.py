@@ -6,10 +6,10 @@ import pytest
 from fetch_rig import WAIT, Arrivals, Rig, rigs
 from toys import MERGED, SLICED, ToyForm, check, disk_bytes, put
 
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from prefetch.fetcher import Fetcher
-from storage.base import ExpertKey
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.storage.base import ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
 

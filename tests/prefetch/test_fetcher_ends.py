@@ -14,10 +14,10 @@ import pytest
 from fetch_rig import WAIT, Rig, after, broken, rigs
 from toys import MERGED, SLICED, contents, expected, put
 
-from prefetch.sigint import DeferredInterrupt
-from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch, ReadFailed
-from storage.retry import Retries
+from edgemoe.errors import ChecksumMismatch, ReadFailed
+from edgemoe.machine.sigint import DeferredInterrupt
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.files.retry import Retries
 
 A, B, C, D = (ExpertKey(0, e) for e in range(4))
 

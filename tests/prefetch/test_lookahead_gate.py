@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
 
 
 def rests(gate: LookaheadGate) -> int:

@@ -9,8 +9,8 @@ import pytest
 from fetch_rig import Rig, rigs
 from toys import PLANE_BYTES, SLICED, ToyForm, WholeToy
 
-from cache.lru import PooledLRU, WholeLRU
-from storage.base import BLOCK, BlockKind, ExpertKey, Plane
+from edgemoe.cache.lru import PooledLRU, WholeLRU
+from edgemoe.storage.base import BLOCK, BlockKind, ExpertKey, Plane
 
 rig = pytest.fixture(rigs)
 

@@ -18,17 +18,17 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.bench.timeline import TimedSource, Timeline
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import NotFinite
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.kernels.native import library as native
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
-from prefetch.base import ExpertSource
-from prefetch.fetcher import Fetcher
-from prefetch.lookahead_gate import LookaheadGate
-from storage.base import Blocks, ExpertKey
-from storage.errors import NotFinite
+from edgemoe.prefetch.base import ExpertSource
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.storage.base import Blocks, ExpertKey
 
 A, B, C, D = (ExpertKey(0, expert) for expert in range(4))
 X, Y, Z = (ExpertKey(1, expert) for expert in range(3))

@@ -9,8 +9,8 @@ from device_double import DoubleDevice
 from device_rig import DeviceRig
 from toys import SLICED, contents, expected
 
-from prefetch.base import ExpertSource
-from storage.base import ExpertKey
+from edgemoe.prefetch.base import ExpertSource
+from edgemoe.storage.base import ExpertKey
 
 A, B, C, D = (ExpertKey(0, expert) for expert in range(4))
 

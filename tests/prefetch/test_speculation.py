@@ -9,11 +9,11 @@ import pytest
 from fetch_rig import WAIT, Arrivals, Rig, after, rigs
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from prefetch.fetcher import Fetcher
-from prefetch.transfers import Transfer
-from storage.base import ExpertKey
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.prefetch.transfers import Transfer
+from edgemoe.storage.base import ExpertKey
 
 A, B, C = (ExpertKey(0, e) for e in range(3))
 W, X, Y, Z = (ExpertKey(1, e) for e in range(4))

@@ -9,10 +9,10 @@ import pytest
 from fetch_rig import WAIT, Rig, after, broken, rigs
 from toys import MERGED, SLICED, disk_bytes, put
 
-from prefetch.counts import LookaheadCounts, TransferCounts
-from prefetch.lookahead_gate import LookaheadGate
-from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch
+from edgemoe.errors import ChecksumMismatch
+from edgemoe.prefetch.counts import LookaheadCounts, TransferCounts
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.storage.base import ExpertKey
 
 A = ExpertKey(0, 0)
 W, X, Y, Z = (ExpertKey(1, e) for e in range(4))

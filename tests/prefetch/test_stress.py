@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, contents, expected
 
-from cache.plane_tier import PlaneTier
-from prefetch.lookahead_gate import LookaheadGate
-from prefetch.transfers import Transfer
-from storage.base import BlockKind, ExpertKey
-from storage.errors import ChecksumMismatch
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import ChecksumMismatch
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.transfers import Transfer
+from edgemoe.storage.base import BlockKind, ExpertKey
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,10 @@ from fetch_rig import WAIT, Rig, after, broken, rigs
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
-from cache.base import Lease
-from prefetch.counts import LookaheadCounts
-from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch
+from edgemoe.cache.base import Lease
+from edgemoe.errors import ChecksumMismatch
+from edgemoe.prefetch.counts import LookaheadCounts
+from edgemoe.storage.base import ExpertKey
 
 A, B, C, D, E, F = (ExpertKey(0, e) for e in range(6))
 UPPER = disk_bytes(2, 4)

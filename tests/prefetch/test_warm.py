@@ -13,9 +13,9 @@ from engine_rig import DECODED, PROMPT, engines_on, logits
 from fetch_rig import WAIT, Rig, broken, rigs
 from toys import MERGED, SLICED, disk_bytes
 
-from prefetch import fetcher
-from prefetch.lookahead_gate import LookaheadGate
-from storage.base import ExpertKey
+from edgemoe.prefetch import fetcher
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.storage.base import ExpertKey
 
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
 

@@ -7,7 +7,7 @@ from threading import Event, Semaphore
 
 import pytest
 
-from prefetch.workers import MANY, Workers
+from edgemoe.prefetch.workers import MANY, Workers
 
 WAIT = 30
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from small_store import flip
 
-from storage.array_file import read_arrays, write_arrays
-from storage.calibration import CALIBRATION_NAME, TEXT, Calibration, load_calibration
-from storage.errors import DamagedData
+from edgemoe.errors import DamagedData
+from edgemoe.storage.files.array_file import read_arrays, write_arrays
+from edgemoe.storage.store.calibration import CALIBRATION_NAME, TEXT, Calibration, load_calibration
 
 LAYERS, EXPERTS, TOKENS, SLOTS = (1, 4), 3, 5, 2
 

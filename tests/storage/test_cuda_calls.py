@@ -1,4 +1,4 @@
-"""Calls of storage.cuda to torch.cuda and their order, and its use of the driver's figures; without a GPU."""
+"""Calls of edgemoe.machine.cuda to torch.cuda and their order, and its use of the driver's figures; without a GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from storage import cuda
-from storage.cuda import CudaDevice
+from edgemoe.machine import cuda
+from edgemoe.machine.cuda import CudaDevice
 
 GB = 10**9
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import dense
-from storage.dense import quantize_rows
+from edgemoe.storage.store import dense
+from edgemoe.storage.store.dense import quantize_rows
 
 
 def a_matrix(rows: int, cols: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

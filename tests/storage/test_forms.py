@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from records import KEY, MemoryReader, a_store, blocks_for
 
-from storage.base import Plane, Source
-from storage.encode import quantize_matrix
-from storage.forms import P0, P4, MergedForm, PlaneForm, WholeForm
-from storage.layout import LAYOUTS, Layout
-from storage.planes import split
-from storage.record import RecordGeometry
+from edgemoe.storage.base import Plane, Source
+from edgemoe.storage.record.encode import quantize_matrix
+from edgemoe.storage.record.forms import P0, P4, MergedForm, PlaneForm, WholeForm
+from edgemoe.storage.record.layout import LAYOUTS, Layout
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import split
 
 
 def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""storage/header.py against the safetensors library, and with headers that contradict their file."""
+"""storage/files/header.py against the safetensors library, and with headers that contradict their file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from storage import header as header_module
-from storage.errors import BadHeader, MissingTensor, TruncatedFile
-from storage.header import DTYPE_BITS, HEADER_LIMIT, header_bytes, read_header
+from edgemoe.errors import BadHeader, MissingTensor, TruncatedFile
+from edgemoe.storage.files import header as header_module
+from edgemoe.storage.files.header import DTYPE_BITS, HEADER_LIMIT, header_bytes, read_header
 
 
 def a_file(path: Path, header: object, data: int = 0, length: int | None = None) -> Path:

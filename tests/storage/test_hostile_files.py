@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoint import Checkpoint
-from storage.errors import BadHeader, BadManifest, ModelRefused, ReadFailed
-from storage.formats.gguf_header import MAX_VALUES, read_gguf_header
-from storage.header import HEADER_LIMIT, read_header
-from storage.manifest import MANIFEST_NAME, SIZE_LIMIT, Manifest
-from storage.retry import open_regular
-from storage.untrusted import CONFIG_LIMIT, read_json
+from edgemoe.errors import BadHeader, BadManifest, ModelRefused, ReadFailed
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.files.header import HEADER_LIMIT, read_header
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.untrusted import CONFIG_LIMIT, read_json
+from edgemoe.storage.formats.gguf_header import MAX_VALUES, read_gguf_header
+from edgemoe.storage.store.manifest import MANIFEST_NAME, SIZE_LIMIT, Manifest
 
 STORE_FILES = (
     *("store.json", "config.json", "dense.safetensors", "tokenizer.json", "tokenizer_config.json"),

@@ -1,4 +1,4 @@
-"""storage/layout.py against orders written out byte by byte, and against torch's operator."""
+"""storage/record/layout.py against orders written out byte by byte, and against torch's operator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import torch
 import xxhash
 
-from storage import layout as layout_module
-from storage.errors import UserError
-from storage.layout import LAYOUTS, detect
-from storage.probes import PROBES
+from edgemoe.errors import UserError
+from edgemoe.storage.record import layout as layout_module
+from edgemoe.storage.record.layout import LAYOUTS, detect
+from edgemoe.storage.record.probes import PROBES
 
 SHAPES = [(16, 32), (32, 32), (48, 64), (64, 32), (80, 64), (112, 96), (200 // 16 * 16, 128)]
 
@@ -110,7 +110,7 @@ def test_cut_takes_every_byte_once(name, lengths):
 
 INNER = """
 import sys, pytest
-from storage.layout import detect
+from edgemoe.storage.record.layout import detect
 print(detect().name, flush=True)
 sys.exit(pytest.main(sys.argv[1:]))
 """

@@ -1,4 +1,4 @@
-"""storage/lock.py: shared locks of readers, the exclusive lock of a converter, and the end of their processes."""
+"""storage/files/lock.py: shared locks of readers, the exclusive lock of a converter, and the end of their processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from storage import lock
-from storage.errors import StoreBusy, UserError
-from storage.lock import StoreLock, writer_of
+from edgemoe.errors import StoreBusy, UserError
+from edgemoe.storage.files import lock
+from edgemoe.storage.files.lock import StoreLock, writer_of
 
 HOLD = """
 import sys, pathlib
 sys.path.insert(0, sys.argv[1])
-from storage.lock import StoreLock
+from edgemoe.storage.files.lock import StoreLock
 with StoreLock(pathlib.Path(sys.argv[2]), exclusive=sys.argv[3] == "True"):
     print("held", flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""storage/manifest.py: a saved manifest is loaded again, and an invalid one is refused."""
+"""storage/store/manifest.py: a saved manifest is loaded again, and an invalid one is refused."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_store import geometry
 
-from storage.base import ByteRange
-from storage.errors import BadManifest, UserError
-from storage.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
-from storage.manifest_entries import FileEntry, LayerRecords, RecordEntry
-from storage.probes import PROBES
+from edgemoe.errors import BadManifest, UserError
+from edgemoe.storage.base import ByteRange
+from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, RecordEntry
 
 SIZE = geometry().record_bytes
 LAYER = LayerRecords(

@@ -1,4 +1,4 @@
-"""storage/planes.py against the formulas of its docstring, computed weight by weight."""
+"""storage/record/planes.py against the formulas of its docstring, computed weight by weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from storage.planes import base_of, dequantize, merge, midpoint, quantize, split, truncate_to_base
+from edgemoe.storage.record.planes import (
+    base_of,
+    dequantize,
+    merge,
+    midpoint,
+    quantize,
+    split,
+    truncate_to_base,
+)
 
 
 def value(code: int, scale: float, centre: float, level: int) -> float:

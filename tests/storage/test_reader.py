@@ -1,4 +1,4 @@
-"""storage/reader.py: reads of the written planes past the page cache, and an error type for every fault."""
+"""storage/store/reader.py: reads of the written planes past the page cache, and an error type for every fault."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 from faults import REAL, FaultyPreadv, Pauses, error, short
 from small_store import EXPERTS, LAYERS, buffer, convert, flip, geometry, record, writer
 
-from storage import record_file, unbuffered
-from storage.base import ExpertKey, Plane
-from storage.errors import ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile, UserError
-from storage.manifest import Manifest
-from storage.reader import RecordReader
-from storage.retry import LONGEST_PAUSE, TRANSIENT
+from edgemoe.errors import ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile, UserError
+from edgemoe.storage.base import ExpertKey, Plane
+from edgemoe.storage.files import unbuffered
+from edgemoe.storage.files.retry import LONGEST_PAUSE, TRANSIENT
+from edgemoe.storage.store import record_file
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.reader import RecordReader
 
 GEOMETRY = geometry()
 SIZE = GEOMETRY.record_bytes

@@ -1,4 +1,4 @@
-"""storage/retry.py: warnings of survived failures, reads that are given up, and files whose reads are retried."""
+"""storage/files/retry.py: warnings of survived failures, reads that are given up, and files whose reads are retried."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from faults import Pauses
 
-from storage import retry
-from storage.header import header_bytes, read_header
-from storage.retry import PATIENCE, GivingUp, Retries, open_regular
+from edgemoe.storage.files import retry
+from edgemoe.storage.files.header import header_bytes, read_header
+from edgemoe.storage.files.retry import PATIENCE, GivingUp, Retries, open_regular
 
 EIO = OSError(errno.EIO, "Input/output error")
 PATH = Path("experts.safetensors")

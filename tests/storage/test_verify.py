@@ -1,4 +1,4 @@
-"""storage/verify.py: exactly the damaged parts are reported, and descriptions equal the files."""
+"""storage/store/verify.py: exactly the damaged parts are reported, and descriptions equal the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_store import EXPERTS, LAYERS, convert, flip, geometry, writer
 
-from storage.errors import (
+from edgemoe.errors import (
     BadHeader,
     BadManifest,
     ChecksumMismatch,
@@ -18,9 +18,9 @@ from storage.errors import (
     TruncatedFile,
     UserError,
 )
-from storage.manifest import MANIFEST_NAME, Manifest
-from storage.record import MatrixSpec, RecordGeometry
-from storage.verify import describe, verify
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.verify import describe, verify
 
 SIZE = geometry().record_bytes
 

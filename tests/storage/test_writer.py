@@ -1,4 +1,4 @@
-"""storage/writer.py and atomic.py: the written files, and the files after a kill or on a full disk."""
+"""storage/store/writer.py and atomic.py: the written files, and the files after a kill or on a full disk."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import xxhash
 from safetensors.torch import load_file
 from small_store import DENSE, EXPERTS, LAYERS, FailureError, convert, dense_tensors, geometry, record, writer
 
-from storage import atomic
-from storage.atomic import PARTIAL, replacing
-from storage.errors import DoesNotFit, StoreBusy, UserError, WriteFailed
-from storage.header import read_header
-from storage.layout import LAYOUTS
-from storage.lock import StoreLock
-from storage.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
-from storage.sizes import format_size
+from edgemoe.errors import DoesNotFit, StoreBusy, UserError, WriteFailed
+from edgemoe.storage.files import atomic
+from edgemoe.storage.files.atomic import PARTIAL, replacing
+from edgemoe.storage.files.header import read_header
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.sizes import format_size
+from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 
 SIZE = geometry().record_bytes
 

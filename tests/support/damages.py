@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edgemoe.policy.damage import Damage
-from storage.base import LEVELS
+from edgemoe.storage.base import LEVELS
 
 
 def random_gates(

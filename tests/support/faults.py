@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from storage import retry
+from edgemoe.storage.files import retry
 
 REAL = os.preadv
 """os.preadv itself, for doubles that stand in its place."""

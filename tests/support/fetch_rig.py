@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from toys import ToyForm, ToyReader, WholeToy, check, contents, expected
 
-from cache.base import EvictionPolicy, Lease
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from prefetch.base import Request
-from prefetch.fetcher import Fetcher
-from prefetch.lookahead_gate import LookaheadGate
-from storage.base import ExpertKey
-from storage.errors import ChecksumMismatch
+from edgemoe.cache.base import EvictionPolicy, Lease
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import ChecksumMismatch
+from edgemoe.prefetch.base import Request
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.storage.base import ExpertKey
 
 WAIT = 30
 """Seconds after which a test fails that would hang otherwise."""

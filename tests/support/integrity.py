@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cache.block_refs import SharedBlocks
-from cache.fixed_places import FixedPlaces
-from cache.plane_tier import PlaneTier
-from cache.pool import Pool
+from edgemoe.cache.block_refs import SharedBlocks
+from edgemoe.cache.fixed_places import FixedPlaces
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.cache.pool import Pool
 from edgemoe.engine.scheduler import Scheduler
 
 

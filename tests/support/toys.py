@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from integrity import check_integrity
 
-from cache.plane_tier import PlaneTier
-from storage.base import (
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.storage.base import (
     PLANES_OF_LEVEL,
     BlockKind,
     Blocks,
@@ -20,7 +20,7 @@ from storage.base import (
     ResidentForm,
     Source,
 )
-from storage.forms import WholeForm
+from edgemoe.storage.record.forms import WholeForm
 
 PLANE_BYTES = {Plane.BASE: 1000, Plane.D4: 200, Plane.D8: 30}
 """Plane -> bytes that ToyReader returns for a read of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from storage.calibration import CALIBRATION_NAME, Calibration
+from edgemoe.storage.store.calibration import CALIBRATION_NAME, Calibration
 from tools.calibration_parts import main
 
 

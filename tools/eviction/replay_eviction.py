@@ -26,19 +26,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cache.base import EvictionPolicy, Lease
-from cache.plane_tier import PlaneTier
-from cache.policies import POLICIES, make_policy
+from edgemoe.cache.base import EvictionPolicy, Lease
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.cache.policies import POLICIES, make_policy
 from edgemoe.console.output_files import require_folders
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import CRITICAL, RunSettings, parse_levels
-from storage.base import ExpertKey
-from storage.errors import EdgemoeError, UserError
-from storage.forms import PlaneForm
-from storage.layout import LAYOUTS
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from tools.command_line import failed, make_parser
 from tools.eviction.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edgemoe.errors import DamagedData, EdgemoeError, UserError
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings, format_levels, parse_levels
-from storage.base import LEVELS, ExpertKey
-from storage.errors import DamagedData, EdgemoeError, UserError
+from edgemoe.storage.base import LEVELS, ExpertKey
 
 Group = dict[ExpertKey, int]
 """The experts that one layer requests in one step -> level, above 0."""

@@ -43,10 +43,10 @@ from edgemoe.bench.tables import times_and_bytes
 from edgemoe.console.output_files import require_folders
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import DoesNotFit, EdgemoeError, UserError
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine.devices import chosen, open_device
-from storage.errors import DoesNotFit, EdgemoeError, UserError
 from tools.checkout import child_environment
 from tools.command_line import failed
 from tools.gpu.cases import FOUR, OFFLOAD, cases, choose, is_chosen, named, require_a_row

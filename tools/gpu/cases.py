@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from edgemoe.bench.rows import PAPER_RETENTION, BenchRow
 from edgemoe.console.sizes import format_size
+from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 FOUR = RunSettings.uniform(4, speculate="auto")
 MIXED = RunSettings(levels=(4, 2), retention=PAPER_RETENTION, speculate="auto")

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from storage.nvml import process_bytes
+from edgemoe.machine.nvml import process_bytes
 from tools.command_line import make_parser, positive, two_or_more
 
 ON_CPU = r"blk\.({})\.ffn_(up|down|gate)_(ch|)exps"

@@ -24,11 +24,11 @@ import torch
 
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import EdgemoeError
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
-from storage.errors import EdgemoeError
 from tools.command_line import failed, make_parser, positive
 from tools.kv.quality import format_of
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import edgemoe
 from edgemoe.api.model import Model
-from storage.errors import EdgemoeError, UserError
-from storage.unbuffered import forget
+from edgemoe.errors import EdgemoeError, UserError
+from edgemoe.storage.files.unbuffered import forget
 from tools.command_line import failed, make_parser, positive
 
 ANSWER_TOKENS, SETTLED = 8, 2.0

@@ -21,11 +21,11 @@ import torch
 from transformers import AutoTokenizer
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
-from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser, positive
 
 DECODED = 64

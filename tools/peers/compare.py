@@ -47,9 +47,9 @@ from edgemoe.commands.options import DEMO, run_settings
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.kv.formats import KVFormat
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed
 from tools.peers.edgemoe_child import most_tokens
 from tools.peers.limited import Controller, LimitError, find_controller

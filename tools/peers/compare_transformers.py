@@ -27,8 +27,8 @@ from edgemoe.evaluate.tasks import KINDS, held_out_tasks
 from edgemoe.models.resolve import resolve_store
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.planes import dequantize, quantize
-from storage.record import MatrixSpec
+from edgemoe.storage.record.offsets import MatrixSpec
+from edgemoe.storage.record.planes import dequantize, quantize
 from tools.command_line import make_parser
 
 _MARK = "."

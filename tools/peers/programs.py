@@ -11,7 +11,7 @@ from typing import Any
 
 from edgemoe.bench.rows import PAPER_RETENTION
 from edgemoe.commands.options import run_settings
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from storage.base import ExpertKey
-from storage.errors import EdgemoeError, UserError
-from storage.forms import P4, MergedForm
-from storage.layout import LAYOUTS, detect
-from storage.manifest import Manifest
-from storage.reader import RecordReader
-from storage.record import MatrixSpec, align
+from edgemoe.errors import EdgemoeError, UserError
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.record.forms import P4, MergedForm
+from edgemoe.storage.record.layout import LAYOUTS, detect
+from edgemoe.storage.record.offsets import MatrixSpec, align
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.reader import RecordReader
 from tools.command_line import failed, make_parser
 
 READERS = 4

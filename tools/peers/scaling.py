@@ -26,9 +26,9 @@ from edgemoe.commands.options import DEMO
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser, positive, two_or_more
 from tools.peers.limited import Controller, LimitError, find_controller
 from tools.peers.options import BESIDE_BYTES, BESIDE_HELP

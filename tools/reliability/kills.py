@@ -26,12 +26,12 @@ from tempfile import TemporaryDirectory
 import xxhash
 
 from edgemoe.commands.options import DEMO
+from edgemoe.errors import UserError
 from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import compute
-from storage.checkpoint import Checkpoint
-from storage.compensate import compensate
-from storage.convert import convert
-from storage.errors import UserError
+from edgemoe.storage.compensators.making import compensate
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
 from tools.command_line import failed, make_parser, positive
 
 TIMED = 5

@@ -26,8 +26,8 @@ from tempfile import TemporaryDirectory
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.console.sizes import format_size
+from edgemoe.errors import EdgemoeError
 from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_bytes
-from storage.errors import EdgemoeError
 from tools.command_line import make_parser, positive
 from tools.reliability.parsers import PARSERS, Parser, mutated
 

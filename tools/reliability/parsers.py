@@ -11,13 +11,13 @@ from random import Random
 
 from edgemoe.families.table import FAMILIES, family_of
 from edgemoe.models.store_model import StoreModel
-from storage.checkpoint import Checkpoint, bounded_config
-from storage.convert import store_bytes
-from storage.expert_weights import ExpertWeights
-from storage.formats import OPENERS
-from storage.formats.gguf_header import read_gguf_header
-from storage.header import read_header
-from storage.untrusted import read_json
+from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.convert.run import store_bytes
+from edgemoe.storage.files.header import read_header
+from edgemoe.storage.files.untrusted import read_json
+from edgemoe.storage.formats import OPENERS
+from edgemoe.storage.formats.gguf_header import read_gguf_header
 from tools.reliability import samples
 from tools.reliability.mutators import mutate_gguf, mutate_json, mutate_safetensors
 

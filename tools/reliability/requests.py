@@ -32,8 +32,8 @@ import psutil
 import edgemoe
 from edgemoe.api.model import Choices, Model
 from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.tasks import training_tasks
-from storage.errors import EdgemoeError
 from tools.checkout import ROOT, child_environment
 from tools.command_line import failed, make_parser, positive
 from tools.reliability.soak import REFERENCE, Sample, flatness, memory_cgroup, sample

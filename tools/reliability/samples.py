@@ -11,9 +11,9 @@ from typing import Any
 from edgemoe.families.base import Family
 from edgemoe.families.table import FAMILIES, family_of
 from edgemoe.kernels.registry import compute
-from storage.checkpoint import Checkpoint
-from storage.convert import convert
-from storage.header import header_bytes, tensor_bytes
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.files.header import header_bytes, tensor_bytes
 from tools.reliability.mutators import gguf_bytes
 from tools.synthetic.checkpoint import shards
 from tools.synthetic.store import save_tokenizer

@@ -30,10 +30,10 @@ import psutil
 from edgemoe.bench.environment import environment
 from edgemoe.commands.options import DEMO
 from edgemoe.console.sizes import format_size, parse_size
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.tasks import training_tasks
 from edgemoe.models.resolve import resolve_store
 from edgemoe.models.store_model import StoreModel
-from storage.errors import EdgemoeError, UserError
 from tools.checkout import ROOT, child_environment
 from tools.command_line import failed, make_parser, positive
 

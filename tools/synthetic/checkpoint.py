@@ -19,9 +19,9 @@ import torch
 import xxhash
 
 from edgemoe.console.progress import ByteProgress
-from storage.atomic import replacing, require_free, write_all
-from storage.errors import EdgemoeError
-from storage.header import header_bytes
+from edgemoe.errors import EdgemoeError
+from edgemoe.storage.files.atomic import replacing, require_free, write_all
+from edgemoe.storage.files.header import header_bytes
 from tools.command_line import failed, make_parser
 from tools.synthetic.store import save_tokenizer
 from tools.synthetic.workload import PRESETS, Shape, add_sizes, shape_of

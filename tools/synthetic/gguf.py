@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgemoe.console.progress import ByteProgress
-from storage.atomic import partial_file
-from storage.errors import EdgemoeError
+from edgemoe.errors import EdgemoeError
+from edgemoe.storage.files.atomic import partial_file
 from tools.command_line import failed, make_parser
 from tools.synthetic import gguf_q4k
 from tools.synthetic.gguf_dense import gguf_name

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
-from storage.errors import MissingTensor, ModelRefused, UserError
+from edgemoe.errors import MissingTensor, ModelRefused, UserError
 from tools.synthetic.workload import Shape
 
 ROWS = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 WEIGHTS = 256
 """Weights of a block."""

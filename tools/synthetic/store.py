@@ -27,14 +27,14 @@ import torch
 import xxhash
 
 from edgemoe.console.progress import ByteProgress
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.kernels.registry import compute
-from storage.dense import quantize_rows
-from storage.errors import EdgemoeError, UserError
-from storage.header import tensor_bytes
-from storage.layout import LAYOUTS, Layout
-from storage.manifest import MANIFEST_NAME, SCALE_SUFFIX
-from storage.planes import Bytes
-from storage.writer import StoreWriter
+from edgemoe.storage.files.header import tensor_bytes
+from edgemoe.storage.record.layout import LAYOUTS, Layout
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.store.dense import quantize_rows
+from edgemoe.storage.store.manifest import MANIFEST_NAME, SCALE_SUFFIX
+from edgemoe.storage.store.writer import StoreWriter
 from tools.command_line import failed, make_parser
 from tools.synthetic.gguf_dense import Gguf
 from tools.synthetic.workload import PRESETS, ExpertPool, Shape, add_sizes, random_dense, shape_of

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import xxhash
 
+from edgemoe.errors import UserError
 from edgemoe.kernels.registry import compute
-from storage.encode import Quantized, assemble
-from storage.errors import UserError
-from storage.layout import Layout
-from storage.planes import Bytes, quantize
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.encode import Quantized, assemble
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.planes import Bytes, quantize
 from tools.command_line import positive
 
 POOL = 1 << 17

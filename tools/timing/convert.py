@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from edgemoe.machine.disk_speed import measure_disk
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.machine.process import available_memory
-from storage.checkpoint import Checkpoint
-from storage.errors import EdgemoeError, UserError
-from storage.threads import cores
-from storage.unbuffered import forget
+from edgemoe.speed.disk import measure_disk
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.files.unbuffered import forget
+from edgemoe.storage.threads import cores
 from tools.checkout import child_environment
 from tools.command_line import failed, make_parser, positive
 

@@ -25,7 +25,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings, parse_levels
-from prefetch.counts import TransferCounts
+from edgemoe.prefetch.counts import TransferCounts
 from tools.command_line import make_parser, positive
 
 BLOCK = 10

@@ -22,10 +22,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from edgemoe.errors import EdgemoeError
 from edgemoe.grammar.lark import json_answer
 from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
 from edgemoe.machine.process import resident_bytes
-from storage.errors import EdgemoeError
 from tools.command_line import failed, make_parser, two_or_more
 
 END = "<|end|>"

@@ -23,12 +23,12 @@ from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.score import text_windows
 from edgemoe.models.heat import mixed
 from edgemoe.models.open import open_store
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.base import ExpertKey
-from storage.errors import EdgemoeError, UserError
+from edgemoe.storage.base import ExpertKey
 from tools.command_line import failed, make_parser, positive
 
 EARLIER = 4

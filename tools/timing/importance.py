@@ -23,10 +23,10 @@ import torch
 from edgemoe.bench.prompts import make_prompts
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import DoesNotFit, EdgemoeError
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.open import open_store, within_memory
 from edgemoe.policy.settings import RunSettings
-from storage.errors import DoesNotFit, EdgemoeError
 from tools.command_line import failed, make_parser, positive
 
 LOAD, SCORED = "load", "heavy-hitters"

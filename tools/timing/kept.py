@@ -24,8 +24,8 @@ import edgemoe
 from edgemoe.api.model import Model
 from edgemoe.api.template import Message
 from edgemoe.engine.generate import Answer
+from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.tasks import training_tasks
-from storage.errors import EdgemoeError
 from tools.command_line import failed, make_parser, positive, two_or_more
 
 ROUNDS, ANSWER_TOKENS = 2, 24

@@ -20,8 +20,8 @@ from edgemoe.kernels.base import BATCH_ROWS, Part, Rows
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.probe import random_experts
 from edgemoe.kernels.registry import Compute, kernels_for
-from storage.base import Blocks
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import Blocks
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from tools.command_line import make_parser, positive
 
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)

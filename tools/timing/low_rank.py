@@ -20,8 +20,8 @@ from statistics import median
 
 import torch
 
-from storage.compensator_index import GROUP
-from storage.low_rank import dequantize3, factor, quantize3, refit
+from edgemoe.storage.compensators.index import GROUP
+from edgemoe.storage.compensators.low_rank import dequantize3, factor, quantize3, refit
 from tools.command_line import make_parser, positive
 
 

@@ -23,15 +23,15 @@ from typing import Any
 
 import torch
 
+from edgemoe.errors import UserError
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.native.structures import Expert
 from edgemoe.kernels.probe import random_experts
 from edgemoe.machine.cpu import identity
-from storage.errors import UserError
-from storage.forms import PlaneForm
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from tools.command_line import make_parser, positive
 
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048, 64), MatrixSpec.of("down", 2048, 768, 64)), 8)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 HELD_OUT_ONE_IN = 24
 """One file of this many is held out."""

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from storage.errors import EdgemoeError, UserError
+from edgemoe.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser
 from tools.training.batches import Mixture
 from tools.training.curve import draw_curve

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edgemoe.commands.options.settings import POLICIES, HotnessOptions, LevelOptions, StepSettingOptions
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.sizes import parse_size
-from storage.base import LEVELS
-from storage.errors import UserError
+from edgemoe.errors import UserError
+from edgemoe.storage.base import LEVELS
 
 if TYPE_CHECKING:
     from edgemoe.policy.compensation import Compensation

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.console.sizes import parse_size
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 if TYPE_CHECKING:
     from edgemoe.kv.prefix_cache import PrefixCache

@@ -14,8 +14,8 @@ from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.models.store_model import StoreModel
-from storage.checkpoint import Checkpoint
-from storage.compensate import compensators_beside
+from edgemoe.storage.compensators.making import compensators_beside
+from edgemoe.storage.convert.checkpoint import Checkpoint
 
 
 def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> CompensatorBytes:
@@ -46,7 +46,7 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
         made: rank, rule and base level, or STORED; None: no compensators.
 
     Raises:
-        as storage.compensate.compensate, or as Compensators.
+        as storage.compensators.making.compensate, or as Compensators.
     """
     store, budget = engine.store, engine.plan.compensators_resident_bytes
     if made == STORED:

@@ -13,9 +13,9 @@ from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.structures import MOST_ROWS, Expert, Matrix
-from storage.base import Blocks, ExpertKey, Plane
-from storage.layout import Layout
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import Blocks, ExpertKey, Plane
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 _FEWEST_COLUMNS = 32
 """Columns that share a scale of activations: a group's, and at most 64."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.native.structures import check_sizes
-from storage.layout import LAYOUTS
+from edgemoe.storage.record.layout import LAYOUTS
 
 INTERFACE = 29
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""

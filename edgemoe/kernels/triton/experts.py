@@ -22,9 +22,9 @@ from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.torch_planes import block_tensor
 from edgemoe.kernels.triton.products import ITEM, OPTIONS, Product, Tile, matmul, matvec
-from storage.base import Blocks, Plane
-from storage.layout import LAYOUTS, Layout, slab_columns
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import Blocks, Plane
+from edgemoe.storage.record.layout import LAYOUTS, Layout, slab_columns
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 MATVEC_UP_TO = 4
 """Rows of a part up to which matvec computes it, row by row."""
@@ -42,7 +42,7 @@ Item = tuple[int, int, int]
 
 
 class TritonExpertKernel:
-    """Runs experts of one geometry, from the blocks of storage.forms.PlaneForm. Keeps no state between calls.
+    """Runs experts of one geometry, from the blocks of storage.record.forms.PlaneForm. Keeps no state between calls.
 
     Blocks are uint8 tensors on x's device that start at multiples of 16 bytes. They must stay allocated and unchanged
     until the work that `forward` enqueues on the current stream is done.

@@ -1,4 +1,4 @@
-"""Triton kernels: products with matrices whose planes are read as stored, in the layout cuda of storage.layout.
+"""Triton kernels: products with matrices whose planes are read as stored, in the layout cuda of storage.record.layout.
 
 `matvec` serves few tokens and `matmul` many. A launch computes a list of items. An item has its own planes, level and
 rows of x, so a launch mixes experts and levels. An item is ITEM int64 numbers:
@@ -216,7 +216,7 @@ def _scale_and_centre(item, index, inside):
 
 @triton.jit
 def _codes(planes, RUN: tl.constexpr, LEVEL: tl.constexpr):
-    """A run's codes in units of the stored scale, relative to the centre (storage.planes): float32, exact."""
+    """A run's codes in units of the stored scale, relative to the centre (storage.record.planes): float32, exact."""
     base, d4, even, odd = planes
     codes = (base >> (2 * RUN)) & 3
     if LEVEL == 2:

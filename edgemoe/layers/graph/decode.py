@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cache.base import Lease
+from edgemoe.cache.base import Lease
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.families.base import FusedGQA
@@ -33,7 +33,7 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy, without_skipped
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 Items = tuple[int, NDArray[np.int64]]
 """A resident expert: its level, and TritonExpertKernel.items_at that level, [2, ADDRESSES]."""

@@ -26,7 +26,7 @@ from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.layers.graph.places import ExpertPlaces
 from edgemoe.layers.graph.promotions import Promotions
 from edgemoe.policy.levels import LevelPolicy
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 GROUP = 4
 """Layers of a group. A smaller one computes less again after a stop, and saves its state more often."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from storage.device import Device
+from edgemoe.machine.device import Device
 
 _LEVEL, _SLOT, _ROWS = 5, 6, 7
 """Places of an item's last numbers (kernels.triton.products)."""

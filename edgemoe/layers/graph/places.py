@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from edgemoe.kernels.torch_planes import block_tensor
 from edgemoe.layers.graph.memory import ADDRESSES
-from prefetch.base import PinnedExperts
-from storage.base import Blocks, ExpertKey, Plane
-from storage.device import Device
+from edgemoe.machine.device import Device
+from edgemoe.prefetch.base import PinnedExperts
+from edgemoe.storage.base import Blocks, ExpertKey, Plane
 
 _PLANES = tuple(plane.label for plane in Plane)
 

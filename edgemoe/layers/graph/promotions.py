@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 HALF_LIFE = 128
 """Tokens after which a use counts half."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgemoe.models.listing import contents_of
 from edgemoe.serve.protocols.base import Shape
-from storage.manifest import MANIFEST_NAME
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from edgemoe.models.store_model import StoreModel

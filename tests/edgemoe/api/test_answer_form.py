@@ -14,7 +14,7 @@ from scripted import CHATML, chatml_tokenizer
 from transformers.utils.chat_parsing import parse_response
 
 from edgemoe.api.answer_form import CALLS_AS_JSON, CALLS_AS_TAGS, AnswerForm
-from storage.errors import ModelRefused
+from edgemoe.errors import ModelRefused
 
 PROMPT = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'

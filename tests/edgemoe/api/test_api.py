@@ -18,8 +18,8 @@ import edgemoe
 from edgemoe.api.model import Model
 from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.text import TextStream
+from edgemoe.errors import UserError
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.errors import UserError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 GREEDY = Sampling(0, 1, 0, 1, 0, 6, frozenset())

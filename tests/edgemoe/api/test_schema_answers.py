@@ -9,8 +9,8 @@ import pytest
 from scripted import chatml_model
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import UserError
 from edgemoe.machine.process import peak_resident_bytes
-from storage.errors import UserError
 
 pytest.importorskip("llguidance")
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import a_tokenizer
 
 from edgemoe.api.template import TemplateRenderer, encode_chat, render_chat, renderer
-from storage.errors import ModelRefused, UserError
+from edgemoe.errors import ModelRefused, UserError
 
 MESSAGES = [
     {"role": "system", "content": "be <brief> & kind"},

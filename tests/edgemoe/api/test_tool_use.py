@@ -10,8 +10,8 @@ from scripted import CHATML, chatml_tokenizer
 
 from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.tool_use import ToolUse, call_form, reasoning_of, require_tools
+from edgemoe.errors import UserError
 from edgemoe.grammar.lark import CallForm
-from storage.errors import UserError
 
 ENDS = ["<|im_end|>"]
 

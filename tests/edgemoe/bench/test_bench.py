@@ -13,9 +13,9 @@ from edgemoe.bench.rows import BenchRow, ablation_rows, single_row
 from edgemoe.bench.run import ARMS, BenchRequest, make_plans, run_bench
 from edgemoe.bench.summary import summary
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import ContextExceeded, DoesNotFit, UserError
 from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_bytes
 from edgemoe.policy.settings import RunSettings
-from storage.errors import ContextExceeded, DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e
 

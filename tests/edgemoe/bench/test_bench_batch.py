@@ -10,7 +10,7 @@ from edgemoe.bench import bandwidth
 from edgemoe.bench.batch import BatchRequest
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Pace
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 SHORT = ("--prompt-tokens", 12, "--new-tokens", 6, "--runs", 2, "--exact", 4)
 

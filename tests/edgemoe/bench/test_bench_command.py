@@ -13,7 +13,7 @@ from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
 from edgemoe.engine.engine import Engine
-from storage.errors import DoesNotFit, UserError
+from edgemoe.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,8 @@ from resealed_store import without_tokenizer
 
 from edgemoe.bench.prompts import CONVERSATIONS, RANDOM, make_prompts
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.errors import UserError
 
 TEXT = "the quick brown fox jumps over the lazy dog while another one thinks about it. " * 4
 

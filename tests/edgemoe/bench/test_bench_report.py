@@ -15,8 +15,8 @@ from edgemoe.bench.environment import _commit
 from edgemoe.bench.rows import single_row
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.engine.engine import StoreModel
-from edgemoe.machine import tier_speed
 from edgemoe.policy.settings import RunSettings
+from edgemoe.speed import tiers as tier_speed
 
 
 @pytest.fixture(autouse=True)

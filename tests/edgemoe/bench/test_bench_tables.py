@@ -15,8 +15,8 @@ from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.bench.tables import FORMATS
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 EVALUATION = {
     "rows": [

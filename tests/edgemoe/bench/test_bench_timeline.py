@@ -24,12 +24,12 @@ from edgemoe.bench.timeline import (
 )
 from edgemoe.bench.traced import DECODE, lanes_of, trace_rows
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import ReadFailed
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.policy.settings import RunSettings
-from prefetch.base import Request
-from storage.base import ExpertKey, Plane, PlaneReader, ResidentForm
-from storage.errors import ReadFailed
-from storage.reader import RecordReader
+from edgemoe.prefetch.base import Request
+from edgemoe.storage.base import ExpertKey, Plane, PlaneReader, ResidentForm
+from edgemoe.storage.store.reader import RecordReader
 
 KEY = ExpertKey(3, 5)
 EXPERT_BYTES = {4: 12288, 8: 20480}

@@ -23,14 +23,21 @@ from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
 from edgemoe.calibrate.windows import spread_windows, written_window
 from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.models import cache
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
-from storage.calibration import CALIBRATION_NAME, RANDOM, TEXT, WRITTEN, Calibration, load_calibration
-from storage.checkpoint import Checkpoint
-from storage.errors import EdgemoeError, UserError
-from storage.planes import dequantize, quantize
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.record.planes import dequantize, quantize
+from edgemoe.storage.store.calibration import (
+    CALIBRATION_NAME,
+    RANDOM,
+    TEXT,
+    WRITTEN,
+    Calibration,
+    load_calibration,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 LEVELS = (8, 4, 2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgemoe.calibrate.static_levels import static_levels
 from edgemoe.policy.damage import Damage
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 
 def damage(saved: list[list[float]], chosen: list[list[list[int]]], gates: list[list[list[float]]]) -> Damage:

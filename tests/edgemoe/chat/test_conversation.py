@@ -12,9 +12,9 @@ from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
 from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.errors import ContextExceeded, UserError
 
 FIRST, SECOND = "the quick brown fox", "and the lazy dog"
 

@@ -7,8 +7,8 @@ import pytest
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.chat.slash_commands import COMMANDS, COMPLETIONS
 from edgemoe.engine.sampling import UNLIMITED, Sampling
+from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 GREEDY = Tuning(RunSettings(levels=(8,)), Sampling(0.0, 1.0, 0, 1.0, 0, 64, frozenset({2})))
 MIXED = Tuning(RunSettings(levels=(4, 2)), Sampling(0.7, 0.9, 20, 1.1, 5, 64, frozenset({2})))

@@ -15,7 +15,7 @@ from programs import Program, programs
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.policy.settings import RunSettings
-from storage.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 
 pytestmark = pytest.mark.e2e
 

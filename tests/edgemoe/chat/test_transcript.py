@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgemoe.chat.transcript import load, save
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hallo ü😀\n\x00"}]
 GOOD = {"format": "edgemoe conversation", "version": 1, "messages": TURNS}

@@ -8,8 +8,8 @@ import pytest
 
 from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.models.open import HOT_SEQUENCES, plan_levels
-from storage.errors import UserError
 
 CONTEXT = 64
 

@@ -19,7 +19,7 @@ from edgemoe.chat import transcript
 from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.kernels.native import library as native
 from edgemoe.models.heat import NAME as HEAT
-from storage.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 
 pytestmark = pytest.mark.e2e
 

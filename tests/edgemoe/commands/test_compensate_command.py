@@ -10,7 +10,7 @@ import small_checkpoint
 from small_conversion import run as convert_small
 
 from edgemoe.models.resolve import resolve_store
-from storage.manifest import Manifest
+from edgemoe.storage.store.manifest import Manifest
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import pytest
 import typer
 from terminals import ROOT
 
-from cache.policies import POLICIES
 from edgemoe.bench.prompts import CHOICES
+from edgemoe.cache.policies import POLICIES
 from edgemoe.cli import app
 from edgemoe.commands.config_file import options_of, variable
 from edgemoe.evaluate.studies import STUDIES
 from edgemoe.machine.devices import DEVICES
 from edgemoe.policy.settings import CRITICAL, DEPTHS, IN_PLACE, SIGNALS
-from prefetch.base import MODES
-from storage.layout import LAYOUTS
+from edgemoe.prefetch.base import MODES
+from edgemoe.storage.record.layout import LAYOUTS
 
 
 @pytest.fixture(autouse=True)

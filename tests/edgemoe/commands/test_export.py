@@ -19,12 +19,12 @@ from small_store import flip
 from edgemoe.families.table import FAMILIES
 from edgemoe.models.heat import save_heat
 from edgemoe.models.resolve import convert_checkpoint
-from storage.base import ExpertKey
-from storage.calibration import TEXT, Calibration
-from storage.checkpoint import Checkpoint
-from storage.export.directory import UNFINISHED_NAME
-from storage.header import read_header
-from storage.manifest import Manifest
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.export.directory import UNFINISHED_NAME
+from edgemoe.storage.files.header import read_header
+from edgemoe.storage.store.calibration import TEXT, Calibration
+from edgemoe.storage.store.manifest import Manifest
 
 OPTIONS = {"max_level": 8, "layout": "cpu-generic", "dense_bits": 16}
 

@@ -12,10 +12,10 @@ from edgemoe.chat.set_command import Tuning, changed
 from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
+from edgemoe.errors import UserError
 from edgemoe.models.open import HOT_SEQUENCES, plan_levels
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 HOT = {"policy": "hotness", "levels": "4/2"}
 

@@ -10,8 +10,8 @@ import pytest
 
 import edgemoe
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.kv.formats import KVFormat
-from storage.errors import UserError
 
 
 def kv_bytes(run, store, *options) -> int:

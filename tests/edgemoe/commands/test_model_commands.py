@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 
 from edgemoe.cli import main
 from edgemoe.commands import doctor
-from edgemoe.machine.disk_speed import PIECE, measure_disk
+from edgemoe.errors import DoesNotFit
 from edgemoe.models import cache as model_cache
 from edgemoe.models import resolve
 from edgemoe.models.cache import aliases, cached_names, find_cached, remove, stores_directory
 from edgemoe.models.listing import cached_models
 from edgemoe.models.resolve import resolve_store
-from storage.errors import DoesNotFit
-from storage.layout import LAYOUTS
-from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, Manifest
-from storage.writer import MARKER_NAME
+from edgemoe.speed.disk import PIECE, measure_disk
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.writer import MARKER_NAME
 
 
 @pytest.fixture

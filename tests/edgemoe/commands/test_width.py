@@ -6,7 +6,7 @@ import pytest
 
 from edgemoe.commands import doctor
 from edgemoe.console.width import WIDTH
-from edgemoe.machine.disk_speed import PIECE
+from edgemoe.speed.disk import PIECE
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgemoe.console import attachments
 from edgemoe.console.attachments import whole_prompt
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgemoe.console.durations import parse_duration
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgemoe.console.input import PlainTurns, Turn, as_turn, is_open
 from edgemoe.console.printable import printable
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 def turns(text: str) -> list[Turn]:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from edgemoe.console.output_files import require_folders, require_plot
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 def test_writable_files_pass(tmp_path, monkeypatch):

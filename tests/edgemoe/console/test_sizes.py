@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.console.sizes import format_least, format_size, parse_size
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from programs import ROOT
 
 from edgemoe.console.streams import require_text
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:

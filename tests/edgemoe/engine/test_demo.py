@@ -15,11 +15,11 @@ from edgemoe.chat.conversation import Conversation
 from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
+from edgemoe.errors import DoesNotFit
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings, parse_levels
-from storage.errors import DoesNotFit
 
 ROOT = Path(__file__).resolve().parents[3]
 

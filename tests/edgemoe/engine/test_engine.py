@@ -13,6 +13,7 @@ from conftest import a_tokenizer
 from transformers import Qwen3MoeForCausalLM
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import UserError
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -21,7 +22,6 @@ from edgemoe.machine.process import disk_read_bytes
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 SHARPER = 8
 """At initialisation all 300 tokens are about equally likely, and any two distributions a KL of 0.02 apart."""

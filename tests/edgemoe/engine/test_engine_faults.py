@@ -15,15 +15,10 @@ from integrity import check_integrity
 from safetensors.torch import load_file, save_file
 from small_store import flip
 
-from cache.lfru import LFRU
+from edgemoe.cache.lfru import LFRU
 from edgemoe.chat.ctrl_c import CtrlC
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.kernels.registry import compute
-from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import Segment, Step
-from edgemoe.policy.settings import RunSettings
-from storage.base import Plane
-from storage.errors import (
+from edgemoe.errors import (
     ChecksumMismatch,
     ContextExceeded,
     DoesNotFit,
@@ -32,8 +27,13 @@ from storage.errors import (
     NotFinite,
     TruncatedFile,
 )
-from storage.manifest import Manifest
-from storage.sizes import format_least
+from edgemoe.kernels.registry import compute
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.policy.settings import RunSettings
+from edgemoe.storage.base import Plane
+from edgemoe.storage.sizes import format_least
+from edgemoe.storage.store.manifest import Manifest
 
 PROMPT = [5, 9, 17, 33, 65, 129]
 LAST_LAYER = 2

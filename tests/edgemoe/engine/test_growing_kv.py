@@ -24,13 +24,13 @@ from present_pages import PAGEMAP, present_pages
 
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Pace, Scheduler
+from edgemoe.errors import DoesNotFit
 from edgemoe.kv import blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.hotness import Hotness
-from storage.base import ExpertKey
-from storage.errors import DoesNotFit
-from storage.reader import RecordReader
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.store.reader import RecordReader
 
 BLOCK, CONTEXT, EXPERTS = 128, 512, 3
 PAGE, SLOTS, ROW = 4096, 12, 32

@@ -16,17 +16,17 @@ from steps import decoded_together
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.scheduler import Scheduler
+from edgemoe.errors import NotFinite, UserError
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
-from storage.base import ExpertKey, Plane
-from storage.calibration import CALIBRATION_NAME
-from storage.errors import NotFinite, UserError
-from storage.forms import MergedForm
-from storage.reader import RecordReader
+from edgemoe.storage.base import ExpertKey, Plane
+from edgemoe.storage.record.forms import MergedForm
+from edgemoe.storage.store.calibration import CALIBRATION_NAME
+from edgemoe.storage.store.reader import RecordReader
 
 PROMPTS = [[5, 9, 200, 17], [17, 3, 88, 41, 250], [60]]
 DECODED = [[11, 250, 42, 7, 7, 96], [99, 7, 180, 1, 20, 8], [64, 12, 5, 5, 130, 77]]

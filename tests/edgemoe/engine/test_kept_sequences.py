@@ -14,10 +14,10 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import LEAST_TOKENS
 from edgemoe.engine.sampling import PromptScores, Sampler
 from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.errors import NotFinite
 from edgemoe.kv import blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape, LinearState
-from storage.errors import NotFinite
 
 STEM = list(range(40, 70))
 

@@ -8,9 +8,9 @@ from steps import decoded_together
 
 import edgemoe
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.remapping import Remapping
-from storage.errors import UserError
 
 PROMPTS = [[5, 9, 200], [17, 3, 88, 41, 250], [60], [7, 7, 120, 33, 2, 90]]
 DECODED = [[11, 250, 42], [99, 7, 180], [64, 12, 5], [201, 31, 77]]

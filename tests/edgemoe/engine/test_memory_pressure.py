@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cache import arena
+from edgemoe.cache import arena
 from edgemoe.engine.engine import StoreModel
 from edgemoe.machine import process
 from edgemoe.memory.plan import PROCESS_BYTES
 from edgemoe.policy.settings import RunSettings
-from storage.sizes import format_least
+from edgemoe.storage.sizes import format_least
 
 ASK = ("--prompt", "the fox", "--max-new-tokens", 3, "--temperature", 0, "--context", 64)
 

@@ -13,8 +13,8 @@ from edgemoe.engine import engine as engine_module
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
-from prefetch.base import ExpertSource
-from storage.base import ExpertKey
+from edgemoe.prefetch.base import ExpertSource
+from edgemoe.storage.base import ExpertKey
 
 BASE, D4 = 8192, 4096
 """Bytes of the tiny store's planes."""

@@ -22,15 +22,7 @@ from edgemoe.engine import scheduler as scheduler_module
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, Scheduler
-from edgemoe.kernels.native import library as native
-from edgemoe.kernels.registry import compute
-from edgemoe.kv.blocks import BLOCK_ROWS
-from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import Segment, Step
-from edgemoe.machine.process import resident_bytes
-from edgemoe.policy.importance import PromptAttention
-from prefetch.sigint import DeferredInterrupt
-from storage.errors import (
+from edgemoe.errors import (
     ContextExceeded,
     DoesNotFit,
     ModelRefused,
@@ -38,7 +30,15 @@ from storage.errors import (
     ReadFailed,
     UserError,
 )
-from storage.reader import RecordReader
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.registry import compute
+from edgemoe.kv.blocks import BLOCK_ROWS
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.machine.process import resident_bytes
+from edgemoe.machine.sigint import DeferredInterrupt
+from edgemoe.policy.importance import PromptAttention
+from edgemoe.storage.store.reader import RecordReader
 
 MANY = 64
 CHUNK = 5

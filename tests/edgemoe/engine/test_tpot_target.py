@@ -10,12 +10,12 @@ import torch
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.open import plan_levels
 from edgemoe.policy.settings import RunSettings
-from storage.base import LEVELS
-from storage.calibration import CALIBRATION_NAME
-from storage.errors import UserError
+from edgemoe.storage.base import LEVELS
+from edgemoe.storage.store.calibration import CALIBRATION_NAME
 
 FOUR = (8, 4, 2, 0)
 TOKENS = [5, 9, 11, 3, 7, 8, 2, 6]

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from edgemoe.commands import options
 from edgemoe.commands.eval import EXAMPLES, eval_command
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
 from edgemoe.evaluate.run import EvalReport, EvalRequest, plan_eval, run_eval
@@ -28,7 +29,6 @@ from edgemoe.experts.use import mean_bits
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import RunSettings
-from storage.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
@@ -25,7 +26,6 @@ from edgemoe.evaluate.studies import (
 from edgemoe.evaluate.table import claim_lines, quality_lines, routing_lines, similarity_lines, task_lines
 from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.settings import SIGNALS, RunSettings
-from storage.errors import UserError
 
 
 def row(levels=(4, 2), kl=0.01, *, study=TABLE, phase="prefill", stderr=0.0, perplexity=10.0, **settings):

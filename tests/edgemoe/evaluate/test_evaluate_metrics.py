@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import a_tokenizer
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import BLOCK_ROWS, QualityMeter
 from edgemoe.evaluate.score import text_windows
-from storage.errors import UserError
 
 HALF = [math.log(2), 0.0, 0.0]
 """Logits of the distribution 1/2, 1/4, 1/4."""

@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cache.arena import Arena
+from edgemoe.cache.arena import Arena
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import DoesNotFit, MissingTensor, UserError
 from edgemoe.evaluate import reference as reference_module
 from edgemoe.evaluate.accuracy import reference_conversations, task_accuracy
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.tasks import Task, Turn
-from storage.base import ExpertKey, Plane
-from storage.checkpoint import Checkpoint
-from storage.decode import decode
-from storage.errors import DoesNotFit, MissingTensor, UserError
-from storage.layout import LAYOUTS
-from storage.reader import RecordReader
+from edgemoe.storage.base import ExpertKey, Plane
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.reader import RecordReader
 
 pytestmark = pytest.mark.e2e
 

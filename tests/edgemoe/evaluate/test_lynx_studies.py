@@ -10,6 +10,7 @@ import torch
 from conftest import a_tokenizer
 
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate.accuracy import engine_conversations
 from edgemoe.evaluate.lynx import chats
@@ -24,8 +25,7 @@ from edgemoe.evaluate.tasks import Task, Turn, held_out_tasks
 from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.remapping import Movable, Remapping
 from edgemoe.policy.settings import RunSettings
-from storage.base import ExpertKey
-from storage.errors import UserError
+from edgemoe.storage.base import ExpertKey
 
 FOUR = RunSettings.uniform(4)
 FINE = Remapping(8, 4)

@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 
 import pytest
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, STEPS, WORDS
 from edgemoe.evaluate.tasks import (
     CHAT_KINDS,
@@ -23,7 +24,6 @@ from edgemoe.evaluate.tasks import (
     is_right,
     training_tasks,
 )
-from storage.errors import UserError
 
 SINGLE = [kind for kind in KINDS if kind != CONVERSATION]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.experts.assignments import Assignments
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 LEVELS = (0, 2, 4, 8)
 EXPERTS = 12

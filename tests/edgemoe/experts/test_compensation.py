@@ -16,13 +16,13 @@ from compensator_bytes import add_random
 import edgemoe
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.kept_sequences import KeptSequences
+from edgemoe.errors import DamagedData, DoesNotFit, UserError
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import Part
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
-from storage.compensator_index import CompensatorGeometry
-from storage.errors import DamagedData, DoesNotFit, UserError
+from edgemoe.storage.compensators.index import CompensatorGeometry
 
 ONE, TWO = {"compensation": Compensation(1)}, {"compensation": Compensation(2)}
 

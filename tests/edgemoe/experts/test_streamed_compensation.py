@@ -21,14 +21,14 @@ import edgemoe
 from edgemoe.chat.answer_lines import stats_line
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import ChecksumMismatch, DoesNotFit, ReadFailed, TruncatedFile, UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.compensator_bytes import CompensatorBytes
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
-from storage.base import BLOCK, ExpertKey
-from storage.compensator_index import FOLDER, CompensatorIndex
-from storage.errors import ChecksumMismatch, DoesNotFit, ReadFailed, TruncatedFile, UserError
-from storage.retry import PATIENCE
+from edgemoe.storage.base import BLOCK, ExpertKey
+from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
+from edgemoe.storage.files.retry import PATIENCE
 
 LARGE = (32, 30, 17)
 

@@ -12,13 +12,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family
 from edgemoe.families.table import FAMILIES, family_of, known_family
 from edgemoe.models.resolve import convert_checkpoint, resolve_store
-from storage.checkpoint import Checkpoint, bounded_config
-from storage.errors import ModelRefused
-from storage.expert_weights import ExpertWeights
-from storage.header import read_header
+from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.files.header import read_header
 
 QWEN3 = FAMILIES["qwen3_moe"]
 CONFIG = {

@@ -11,9 +11,9 @@ import pytest
 from conftest import a_tokenizer
 from scripted import END, chatml_tokenizer
 
+from edgemoe.errors import UserError
 from edgemoe.grammar.lark import json_answer
 from edgemoe.grammar.schema import KEYWORDS, MOST_BYTES, MOST_DEPTH, require_enforceable
-from storage.errors import UserError
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

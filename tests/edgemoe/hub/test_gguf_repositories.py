@@ -15,15 +15,15 @@ from gguf_files import Kind, blocks, write_model
 from hub_double import HubDouble, point
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from edgemoe.errors import BadHeader, DamagedData, ModelRefused
 from edgemoe.hub.gguf_files import choose_gguf, gguf_head
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository
 from edgemoe.models.cache import cached_names
 from edgemoe.models.resolve import convert_checkpoint, resolve_store, store_or_headers
 from edgemoe.models.store_model import StoreModel
-from storage.checkpoint import Checkpoint
-from storage.errors import BadHeader, DamagedData, ModelRefused
-from storage.manifest import MANIFEST_NAME
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 pytestmark = pytest.mark.e2e
 

@@ -20,6 +20,7 @@ from hub_double import COMMIT, HubDouble, point
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
+from edgemoe.errors import DamagedData, DoesNotFit, ModelRefused, UserError
 from edgemoe.families.table import family_of
 from edgemoe.hub import repository as hub
 from edgemoe.hub.checkpoint import open_streamed
@@ -28,10 +29,9 @@ from edgemoe.hub.shards import layer_of
 from edgemoe.models import first_use
 from edgemoe.models.resolve import convert_checkpoint, convert_from_hub, resolve_store, store_or_headers
 from edgemoe.models.store_model import StoreModel
-from storage.checkpoint import Checkpoint
-from storage.convert import convert
-from storage.errors import DamagedData, DoesNotFit, ModelRefused, UserError
-from storage.layout import LAYOUTS
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.record.layout import LAYOUTS
 
 pytestmark = pytest.mark.e2e
 
@@ -128,7 +128,7 @@ def test_keep_source_completes_an_earlier_download(served, tmp_path, monkeypatch
     """After a finished or interrupted conversion, keep_source downloads the missing shards."""
     # With larger ends a stand-in would contain all of so small a shard.
     monkeypatch.setattr("edgemoe.hub.shards.ENDS", 64)
-    monkeypatch.setattr("storage.checkpoint._SAMPLE", 64)
+    monkeypatch.setattr("edgemoe.storage.convert.checkpoint._SAMPLE", 64)
     get(tmp_path / "store")
     get(tmp_path / "store", keep_source=True)
     (kept,) = downloads(tmp_path)

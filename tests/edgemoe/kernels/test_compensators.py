@@ -16,7 +16,7 @@ from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import ExpertCompensator, structure
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import Compute, kernels_for
-from storage.decode import decode
+from edgemoe.storage.record.decode import decode
 
 KERNELS = {kernel.name: kernel for kernel in kernels_for()}
 

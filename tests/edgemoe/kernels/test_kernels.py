@@ -24,11 +24,11 @@ from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.machine.cpu import identity
-from storage.decode import decode
-from storage.dense import quantize_rows
-from storage.forms import PlaneForm
-from storage.layout import detect
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.layout import detect
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.dense import quantize_rows
 
 SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100)), ((1536, 256), (256, 768))]
 

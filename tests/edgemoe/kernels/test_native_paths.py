@@ -19,10 +19,10 @@ from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import NativeExpertKernel
-from storage.decode import decode
-from storage.dense import quantize_rows
-from storage.forms import PlaneForm
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.dense import quantize_rows
 
 pytestmark = needs_native
 

@@ -10,11 +10,11 @@ from availability import needs_native
 from native_paths import forced
 
 from edgemoe.commands.options import shared
+from edgemoe.errors import UserError
 from edgemoe.kernels import probe, registry
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.probe import Timing, choose_fastest, measure, preferred
-from storage.errors import UserError
 
 pytestmark = needs_native
 

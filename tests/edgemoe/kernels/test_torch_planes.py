@@ -10,8 +10,8 @@ from records import a_store
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import compute
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
-from storage.decode import decode
-from storage.layout import LAYOUTS
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
 
 
 def as_tensors(blocks):

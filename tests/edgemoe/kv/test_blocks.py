@@ -13,11 +13,11 @@ from integrity import check_integrity, check_kept
 from edgemoe.engine import kept_sequences
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Pace, Scheduler
+from edgemoe.errors import DoesNotFit
 from edgemoe.kv.blocks import BLOCK, chain
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
 from edgemoe.kv.step import Segment, Step
-from storage.errors import DoesNotFit
 
 SYSTEM = [(7 * i) % 290 + 3 for i in range(2 * BLOCK + 60)]
 """A long beginning that conversations share: two blocks, and a part of the third."""

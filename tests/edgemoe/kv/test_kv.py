@@ -8,13 +8,13 @@ import pytest
 import torch
 from family_models import SMALL, small_config
 
+from edgemoe.errors import ContextExceeded, ModelRefused
 from edgemoe.families.table import FAMILIES
 from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.kv.rows import rotate
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.kv.step import Segment, Step, StepKV
-from storage.errors import ContextExceeded, ModelRefused
 
 CONTEXT = 16
 PLAIN = KVShape((0, 2), heads=2, key_dim=4, value_dim=3)

@@ -16,10 +16,10 @@ from integrity import check_kept
 
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.scheduler import Pace, Scheduler
+from edgemoe.errors import NotFinite, UserError
 from edgemoe.kv.blocks import BLOCK
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.models.resolve import convert_checkpoint
-from storage.errors import NotFinite, UserError
 
 SYSTEM = [(7 * i) % 290 + 3 for i in range(2 * BLOCK + 60)]
 """Two blocks, and a part of the third."""

@@ -18,14 +18,14 @@ import pytest
 import torch
 from faulty_disk import CALLS, FaultyDisk
 
+from edgemoe.errors import UserError
 from edgemoe.kv import block_writer
 from edgemoe.kv.block_files import header_bytes, is_block
 from edgemoe.kv.blocks import BLOCK, chain
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
-from storage.errors import UserError
-from storage.lock import StoreLock
+from edgemoe.storage.files.lock import StoreLock
 
 SHAPE = KVShape((0, 2), 2, 8, 4)
 ROWS = SHAPE.bytes_for(BLOCK)

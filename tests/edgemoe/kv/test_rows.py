@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.errors import UserError
 from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.kv.rows import decode, encode, rotate, row_of
-from storage.errors import UserError
 
 
 def test_a_row_of_8_bits_by_hand():

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from edgemoe.errors import ModelRefused
 from edgemoe.kv.formats import TILE
 from edgemoe.layers import attention as attention_module
 from edgemoe.layers import mla as latent_module
 from edgemoe.layers.attention import attend, attend_tiles, window_of_mask
-from storage.errors import ModelRefused
 
 
 def written_out(query, keys, values, scaling, window):

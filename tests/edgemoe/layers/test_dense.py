@@ -12,7 +12,7 @@ from edgemoe.kernels.native import library as native
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.machine.process import resident_bytes
-from storage.dense import quantize_rows
+from edgemoe.storage.store.dense import quantize_rows
 
 
 def growth(product: Callable[[int], object]) -> int:

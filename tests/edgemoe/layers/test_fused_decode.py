@@ -21,7 +21,7 @@ from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 pytestmark = needs_native
 

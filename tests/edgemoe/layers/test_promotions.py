@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgemoe.layers.graph.promotions import HALF_LIFE, MOST, Promotions
-from storage.base import ExpertKey
+from edgemoe.storage.base import ExpertKey
 
 HOT, WARM = ExpertKey(0, 0), ExpertKey(0, 1)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from family_models import SMALL, small_config
 
+from edgemoe.errors import ModelRefused
 from edgemoe.families.table import family_of
 from edgemoe.layers.build import skeleton
 from edgemoe.layers.trial import LARGEST_BUFFER, try_step
-from storage.checkpoint import bounded_config
-from storage.errors import ModelRefused
+from edgemoe.storage.convert.checkpoint import bounded_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about values
 

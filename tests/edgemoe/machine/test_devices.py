@@ -12,11 +12,10 @@ import torch
 from device_double import DoubleDevice
 
 from edgemoe.commands import doctor
-from edgemoe.machine import devices
-from edgemoe.machine.device_speed import PIECE, measure_device
+from edgemoe.errors import UserError
+from edgemoe.machine import devices, nvml
 from edgemoe.machine.devices import chosen, open_device
-from storage import nvml
-from storage.errors import UserError
+from edgemoe.speed.device import PIECE, measure_device
 
 
 @pytest.mark.parametrize(

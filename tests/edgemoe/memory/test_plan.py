@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.console.sizes import format_least, parse_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import DoesNotFit
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
@@ -27,12 +28,11 @@ from edgemoe.memory.workspace import workspace_bytes
 from edgemoe.models.open import plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
-from storage.base import BLOCK, BlockKind
-from storage.calibration import CALIBRATION_NAME
-from storage.errors import DoesNotFit
-from storage.forms import MergedForm
-from storage.layout import LAYOUTS
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import BLOCK, BlockKind
+from edgemoe.storage.record.forms import MergedForm
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.calibration import CALIBRATION_NAME
 
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 1536, 2048), MatrixSpec.of("down", 2048, 768)), 8)
 FORM = MergedForm(GEOMETRY, LAYOUTS["cpu-avx2"], LAYOUTS["cpu-avx2"])

@@ -16,11 +16,11 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.cli import main
 from edgemoe.console.sizes import parse_size
-from edgemoe.machine.disk_speed import DiskSpeed
 from edgemoe.models import first_use
 from edgemoe.models import resolve as stores
 from edgemoe.models.resolve import resolve_store
-from storage.checkpoint import Checkpoint
+from edgemoe.speed.disk import DiskSpeed
+from edgemoe.storage.convert.checkpoint import Checkpoint
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from resealed_store import reseal
 from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.sampling import Sampling
+from edgemoe.errors import ModelRefused, UserError
 from edgemoe.models.tokenizer import load_tokenizer
-from storage.errors import ModelRefused, UserError
-from storage.untrusted import foreign_code
+from edgemoe.storage.files.untrusted import foreign_code
 
 TOKENIZERS = [
     b"",

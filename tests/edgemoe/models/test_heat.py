@@ -13,8 +13,8 @@ from engine_rig import PROMPT
 
 from edgemoe.models import heat as heat_module
 from edgemoe.models.heat import NAME, keeping_heat, load_heat, mixed, save_heat
-from storage.base import ExpertKey
-from storage.manifest import Manifest
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.store.manifest import Manifest
 
 A, B, C = ExpertKey(0, 0), ExpertKey(0, 1), ExpertKey(2, 2)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgemoe.commands.options import DEMO
+from edgemoe.errors import ModelRefused
 from edgemoe.models.introduction import introduction
-from storage.errors import ModelRefused
 
 
 def written(directory: Path, value: object) -> Path:

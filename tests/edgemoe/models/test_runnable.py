@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.models import runnable
-from storage.manifest import MANIFEST_NAME
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 Damage = Callable[[Path], object]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from resealed_store import edit_dense, edit_manifest, reseal
 
+from edgemoe.errors import BadManifest, ChecksumMismatch, MissingTensor
 from edgemoe.models.store_model import StoreModel
-from storage.errors import BadManifest, ChecksumMismatch, MissingTensor
-from storage.manifest import Manifest
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.manifest import Manifest
 
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 QUERIES = "model.layers.1.self_attn.q_proj.weight"

@@ -14,11 +14,11 @@ from faults import HALTING
 from programs import Program, programs
 from small_conversion import contents
 
+from edgemoe.errors import StoreBusy
 from edgemoe.models import waiting
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.waiting import convert_once
-from storage.errors import StoreBusy
-from storage.lock import StoreLock
+from edgemoe.storage.files.lock import StoreLock
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from damages import a_damage, random_gates
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.errors import UserError
 from edgemoe.policy.bits import BITS_PER_WEIGHT, bits_of_retention
 from edgemoe.policy.damage import PriceCurve, cheapest
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
-from storage.base import LEVELS
-from storage.errors import UserError
+from edgemoe.storage.base import LEVELS
 
 FOUR = (8, 4, 2, 0)
 LISTS = [FOUR, (4, 2, 0), (8, 4, 2), (4, 2), (8, 0)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.errors import UserError
 from edgemoe.policy.hotness import GateMass, Hotness, Scores, TokenCounts, scores_of
-from storage.errors import UserError
 
 LAYERS, EXPERTS = 2, 5
 

@@ -7,12 +7,12 @@ import torch
 from damages import a_damage
 from integrity import check_integrity
 
+from edgemoe.errors import UserError
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import expert_importance
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import RunSettings
-from storage.errors import UserError
 
 INDEX = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]])
 WEIGHTS = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])

@@ -12,11 +12,11 @@ from availability import needs_native
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgemoe.errors import UserError
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.structures import RemappingRule
 from edgemoe.policy.remapping import MOST_BINS, Movable, Remapping, prefer_resident
-from storage.errors import UserError
 
 
 @st.composite

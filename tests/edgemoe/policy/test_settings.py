@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgemoe.commands.options import run_settings
+from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings, parse_levels
-from storage.errors import UserError
 
 
 @pytest.mark.parametrize(

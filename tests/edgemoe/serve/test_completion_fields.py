@@ -11,7 +11,7 @@ from servers import a_model, server_of
 from tokenizers.processors import TemplateProcessing
 
 from edgemoe.api.infill import infill_prompt
-from storage.errors import UserError
+from edgemoe.errors import UserError
 
 COMPLETE = "/v1/completions"
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]

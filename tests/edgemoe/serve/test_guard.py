@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from servers import a_model, server_of
 
+from edgemoe.errors import UserError
 from edgemoe.serve import server as server_module
 from edgemoe.serve import serving
 from edgemoe.serve.guard import Access
 from edgemoe.serve.server import Address
-from storage.errors import UserError
 
 KEY = "s3cret-schlüssel"
 ACCESS = Access(hosts=("model.example",), origins=("https://chat.example.com",), key=KEY)

@@ -16,11 +16,11 @@ from programs import Program, programs
 
 from edgemoe.commands import serve
 from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import UserError
 from edgemoe.models.heat import NAME as HEAT
 from edgemoe.models.heat import load_heat, save_heat
 from edgemoe.serve.serving import Serving
-from storage.base import ExpertKey
-from storage.errors import UserError
+from edgemoe.storage.base import ExpertKey
 
 pytestmark = pytest.mark.e2e
 

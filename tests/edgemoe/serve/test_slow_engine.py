@@ -13,10 +13,10 @@ import pytest
 from servers import a_model, server_of
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import ReadFailed
 from edgemoe.kv.step import Step
 from edgemoe.serve import responses
-from storage.errors import ReadFailed
-from storage.reader import RecordReader
+from edgemoe.storage.store.reader import RecordReader
 
 LONG = "fox " * 25
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

@@ -13,13 +13,13 @@ from fetch_rig import CountingReader, Rig, broken, rigs
 from integrity import check_integrity
 from toys import SLICED, contents, disk_bytes, expected, write
 
-from cache.fixed_places import FixedPlaces
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from prefetch.compensators.tier import CompensatorTier
-from storage.base import BLOCK, BlockKind, Blocks, ExpertKey, Plane, ResidentForm, Source
-from storage.compensators import KIND, LEVEL
-from storage.errors import ChecksumMismatch, DoesNotFit
+from edgemoe.cache.fixed_places import FixedPlaces
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import ChecksumMismatch, DoesNotFit
+from edgemoe.prefetch.compensators.tier import CompensatorTier
+from edgemoe.storage.base import BLOCK, BlockKind, Blocks, ExpertKey, Plane, ResidentForm, Source
+from edgemoe.storage.compensators.reader import KIND, LEVEL
 
 KEYS = [ExpertKey(0, e) for e in range(8)]
 A, B, C, D = KEYS[:4]

@@ -1,4 +1,4 @@
-"""storage/compensate.py: what a store gets, from which weights, and what is refused."""
+"""storage/compensators/making.py: what a store gets, from which weights, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from small_conversion import FAMILY
 from small_conversion import run as convert_small
 from small_store import flip
 
+from edgemoe.errors import DamagedData, MissingTensor, ModelRefused, StoreBusy, UserError
 from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import Compensators
-from storage.base import ExpertKey, Plane
-from storage.checkpoint import Checkpoint
-from storage.compensate import compensate
-from storage.compensator_index import FOLDER, CompensatorGeometry
-from storage.compensators import CompensatorReader
-from storage.convert import convert
-from storage.decode import decode
-from storage.errors import DamagedData, MissingTensor, ModelRefused, StoreBusy, UserError
-from storage.expert_weights import ExpertWeights
-from storage.layout import LAYOUTS
-from storage.lock import StoreLock
-from storage.low_rank import corrections
-from storage.manifest import MANIFEST_NAME, Manifest
-from storage.reader import RecordReader
-from storage.unbuffered import aligned
+from edgemoe.storage.base import ExpertKey, Plane
+from edgemoe.storage.compensators.index import FOLDER, CompensatorGeometry
+from edgemoe.storage.compensators.low_rank import corrections
+from edgemoe.storage.compensators.making import compensate
+from edgemoe.storage.compensators.reader import CompensatorReader
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.files.unbuffered import aligned
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.reader import RecordReader
 
 EXPERTS = small_checkpoint.LAYERS * small_checkpoint.EXPERTS
 KEYS = [ExpertKey(i, e) for i in range(small_checkpoint.LAYERS) for e in range(small_checkpoint.EXPERTS)]
@@ -135,7 +135,7 @@ def test_a_finished_run_is_not_repeated_and_another_replaces_it(small_source, st
     add(small_source, store)
     first = tree(store)
     with monkeypatch.context() as patch:
-        patch.setattr("storage.compensate.compensator", None)
+        patch.setattr("edgemoe.storage.compensators.making.compensator", None)
         add(small_source, store)
     assert tree(store) == first
     add(small_source, store, mean_rank=3)

@@ -1,4 +1,4 @@
-"""storage/compensators.py and storage/compensator_index.py: an error type for every fault, and no hostile index."""
+"""Compensators, their reader and their index: an error type for every fault, and no hostile index."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from small_compensation import add
 from small_conversion import run as convert_small
 from small_store import buffer, flip
 
-from storage.base import BLOCK, ExpertKey, Plane
-from storage.compensator_index import FOLDER, CompensatorIndex
-from storage.compensators import CompensatorReader
-from storage.errors import BadManifest, ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile
-from storage.lock import StoreLock
-from storage.manifest import MANIFEST_NAME, Manifest
-from storage.retry import PATIENCE
-from storage.verify import describe, verify
+from edgemoe.errors import BadManifest, ChecksumMismatch, MissingTensor, ReadFailed, StoreBusy, TruncatedFile
+from edgemoe.storage.base import BLOCK, ExpertKey, Plane
+from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
+from edgemoe.storage.compensators.reader import CompensatorReader
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.files.retry import PATIENCE
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.verify import describe, verify
 
 KEY = ExpertKey(1, 2)
 

@@ -1,4 +1,4 @@
-"""storage/low_rank.py: ranks within a budget, exact factors, and codes that are read as they were written."""
+"""storage.compensators.low_rank: ranks within a budget, exact factors, and codes that are read as they were written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.compensator_index import GROUP, CompensatorGeometry, FactorArray
-from storage.low_rank import (
+from edgemoe.storage.compensators.index import GROUP, CompensatorGeometry, FactorArray
+from edgemoe.storage.compensators.low_rank import (
     BUCKET,
     compensator,
     corrections,
@@ -25,7 +25,7 @@ from storage.low_rank import (
     spectrum,
     unpack,
 )
-from storage.record import align
+from edgemoe.storage.record.offsets import align
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

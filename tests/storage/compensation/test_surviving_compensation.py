@@ -19,12 +19,12 @@ from small_compensation import add, tree
 from small_conversion import run as convert_small
 from small_store import flip
 
-from storage import retry
-from storage.atomic import PARTIAL
-from storage.compensator_index import FOLDER
-from storage.errors import DoesNotFit, EdgemoeError
-from storage.manifest import MANIFEST_NAME, Manifest
-from storage.verify import verify
+from edgemoe.errors import DoesNotFit, EdgemoeError
+from edgemoe.storage.compensators.index import FOLDER
+from edgemoe.storage.files import retry
+from edgemoe.storage.files.atomic import PARTIAL
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.verify import verify
 
 pytestmark = pytest.mark.e2e
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgemoe.cli import main
+from edgemoe.errors import DamagedData, EdgemoeError, ModelRefused
 from edgemoe.families.table import family_of
-from storage.checkpoint import Checkpoint, bounded_config
-from storage.convert import convert
-from storage.errors import DamagedData, EdgemoeError, ModelRefused
-from storage.layout import LAYOUTS
-from storage.manifest import MANIFEST_NAME
+from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 
 @pytest.fixture

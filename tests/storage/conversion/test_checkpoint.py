@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from storage.checkpoint import Checkpoint, bounded_config
-from storage.errors import BadHeader, MissingTensor, ModelRefused, ReadFailed, TruncatedFile
+from edgemoe.errors import BadHeader, MissingTensor, ModelRefused, ReadFailed, TruncatedFile
+from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
 
 INDEX = "model.safetensors.index.json"
 FUSED = "model.layers.2.mlp.experts.gate_up_proj"
@@ -126,7 +126,7 @@ def test_a_config_that_cannot_be_read_is_named(copy, monkeypatch):
     def refused(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("storage.untrusted.open_regular", refused)
+    monkeypatch.setattr("edgemoe.storage.files.untrusted.open_regular", refused)
     with pytest.raises(ReadFailed, match=r"config\.json.*Permission denied"):
         Checkpoint.open(copy)
 

@@ -17,15 +17,15 @@ from safetensors.torch import load_file, save_file
 from small_conversion import contents
 from transformers import AutoConfig, AutoTokenizer
 
+from edgemoe.errors import DamagedData, DoesNotFit, MissingTensor, ModelRefused, UserError
 from edgemoe.families.table import family_of
-from storage.checkpoint import Checkpoint
-from storage.convert import convert
-from storage.decode import decode
-from storage.errors import DamagedData, DoesNotFit, MissingTensor, ModelRefused, UserError
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
-from storage.planes import dequantize, quantize
-from storage.writer import StoreWriter
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.planes import dequantize, quantize
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.writer import StoreWriter
 
 LAYOUT = LAYOUTS["cpu-generic"]
 MOE_LAYERS, EXPERTS, HIDDEN, INNER = (0, 2), 8, 64, 32
@@ -311,9 +311,9 @@ KILL = """
 import os, signal, sys
 from pathlib import Path
 from edgemoe.families.table import family_of
-from storage.checkpoint import Checkpoint
-from storage.convert import convert
-from storage.layout import LAYOUTS
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.record.layout import LAYOUTS
 
 source, calls = Path(sys.argv[1]), []
 
@@ -425,9 +425,9 @@ MEASURE = """
 import sys
 from pathlib import Path
 from edgemoe.families.table import family_of
-from storage.checkpoint import Checkpoint
-from storage.convert import convert
-from storage.layout import LAYOUTS
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.record.layout import LAYOUTS
 
 def status(field):
     line = next(l for l in open("/proc/self/status") if l.startswith(field))

@@ -13,14 +13,14 @@ import pytest
 import small_checkpoint
 from small_conversion import contents, run
 
-import storage.convert
-import storage.record_file
-import storage.source_file
-import storage.threads
-import storage.writer
-from storage import unbuffered
-from storage.expert_weights import ExpertWeights
-from storage.source_file import read_range
+import edgemoe.storage.convert.run
+import edgemoe.storage.files.source_file
+import edgemoe.storage.store.record_file
+import edgemoe.storage.store.writer
+import edgemoe.storage.threads
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.files import unbuffered
+from edgemoe.storage.files.source_file import read_range
 
 PATIENCE = 60
 """Seconds after which an awaited event counts as absent."""
@@ -94,7 +94,7 @@ def test_experts_in_memory_at_a_time_are_bounded(
     small_source, straight_files, tmp_path, monkeypatch, memory, most
 ):
     """With any number of threads, the experts in memory stay within the limit, and at least one is allowed."""
-    monkeypatch.setattr(storage.convert, "_MEMORY", memory)
+    monkeypatch.setattr(edgemoe.storage.convert.run, "_MEMORY", memory)
     begun = taken = 0
     seen: list[int] = []
 
@@ -109,7 +109,7 @@ def test_experts_in_memory_at_a_time_are_bounded(
         nonlocal taken
         taken += 1
 
-    monkeypatch.setattr(storage.threads, "ThreadPoolExecutor", Counting)
+    monkeypatch.setattr(edgemoe.storage.threads, "ThreadPoolExecutor", Counting)
     run(small_source, tmp_path / "store", threads=5, progress=written)
     assert max(seen) == most
     assert contents(tmp_path / "store") == straight_files
@@ -137,7 +137,7 @@ def test_a_filesystem_without_direct_access_gives_the_same_store(
 ):
     """Reads and writes that O_DIRECT refuses are repeated through the page cache."""
     refusals: list[int] = []
-    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
+    monkeypatch.setattr(edgemoe.storage.files.source_file, "DIRECT_FROM", 1)
     refuse_direct(monkeypatch, call, refusals)
     run(small_source, tmp_path / "store")
     assert refusals
@@ -148,8 +148,8 @@ def test_a_filesystem_that_refuses_at_once_gives_the_same_store(
     small_source, straight_files, tmp_path, monkeypatch
 ):
     """Where the flag itself is refused, all reads and writes go through the page cache."""
-    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 1)
-    for module in (storage.source_file, storage.record_file):
+    monkeypatch.setattr(edgemoe.storage.files.source_file, "DIRECT_FROM", 1)
+    for module in (edgemoe.storage.files.source_file, edgemoe.storage.store.record_file):
         monkeypatch.setattr(module, "bypass_cache", lambda fd: False)
     run(small_source, tmp_path / "store")
     assert contents(tmp_path / "store") == straight_files
@@ -163,7 +163,7 @@ def test_any_range_is_read_past_the_cache(tmp_path, monkeypatch, offset, size, p
     raw = bytes(range(256)) * 64
     path = tmp_path / "file"
     path.write_bytes(raw[: offset + size])
-    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", 0)
+    monkeypatch.setattr(edgemoe.storage.files.source_file, "DIRECT_FROM", 0)
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, into, at: real(fd, [into[0][:pieces]], at))
     assert read_range(path, offset, size).tobytes() == raw[offset : offset + size]

@@ -1,4 +1,4 @@
-"""storage/encode.py and record.py: records against plain torch, and torch's kernel on a record's bytes."""
+"""storage/record/encode.py and record.py: records against plain torch, and torch's kernel on a record's bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_codec import encode
 
-from storage.base import ByteRange, Plane
-from storage.decode import RecordCodes, decode
-from storage.layout import LAYOUTS, detect
-from storage.planes import dequantize, merge, midpoint, quantize
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import ByteRange, Plane
+from edgemoe.storage.record.decode import RecordCodes, decode
+from edgemoe.storage.record.layout import LAYOUTS, detect
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.planes import dequantize, merge, midpoint, quantize
 
 SHAPES = {
     "even": ((64, 128), (128, 32)),

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from storage.encode import quantize_matrix
-from storage.errors import DamagedData, MissingTensor, ModelRefused
-from storage.formats import FORMATS, open_weights
-from storage.formats.mxfp4 import VALUES
-from storage.planes import dequantize
-from storage.record import MatrixSpec
-from storage.tensors import StoredTensors
+from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
+from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.formats import FORMATS, open_weights
+from edgemoe.storage.formats.mxfp4 import VALUES
+from edgemoe.storage.record.encode import quantize_matrix
+from edgemoe.storage.record.offsets import MatrixSpec
+from edgemoe.storage.record.planes import dequantize
 
 DATA = Path(__file__).parents[2] / "data" / "formats"
 EXPERT = "model.layers.0.mlp.experts.0."

@@ -29,12 +29,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from edgemoe.errors import BadHeader, EdgemoeError, MissingTensor, ModelRefused, TruncatedFile
 from edgemoe.families.table import family_of
-from storage.checkpoint import Checkpoint, find_gguf
-from storage.errors import BadHeader, EdgemoeError, MissingTensor, ModelRefused, TruncatedFile
-from storage.expert_weights import ExpertWeights
-from storage.formats.gguf_header import read_gguf_header
-from storage.formats.gguf_model import REALS
+from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.formats.gguf_header import read_gguf_header
+from edgemoe.storage.formats.gguf_model import REALS
 
 SIZES = {
     "vocab_size": 300,

@@ -16,13 +16,13 @@ from gguf_files import write_model
 from safetensors.torch import load_file, save_file
 
 from edgemoe.cli import app
+from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.resolve import convert_checkpoint, resolve_store
-from storage.decode import decode
-from storage.errors import DamagedData, MissingTensor, ModelRefused
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
-from storage.verify import describe
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.verify import describe
 
 GROUP = 32
 TOKENS = [5, 17, 90, 201, 33, 250, 4, 129]

@@ -17,12 +17,12 @@ from faults import OUTAGE, Pauses
 from faulty_disk import FaultyDisk
 from small_conversion import contents, run
 
-import storage.source_file
-from storage import retry
-from storage.atomic import PARTIAL
-from storage.errors import DamagedData, DoesNotFit, EdgemoeError, ReadFailed
-from storage.manifest import MANIFEST_NAME
-from storage.verify import verify
+import edgemoe.storage.files.source_file
+from edgemoe.errors import DamagedData, DoesNotFit, EdgemoeError, ReadFailed
+from edgemoe.storage.files import retry
+from edgemoe.storage.files.atomic import PARTIAL
+from edgemoe.storage.store.manifest import MANIFEST_NAME
+from edgemoe.storage.store.verify import verify
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,7 @@ def test_the_number_of_threads_leaves_no_trace(small_source, straight_files, tmp
     assert contents(tmp_path / "store") == straight_files
 
 
-CACHED = storage.source_file.DIRECT_FROM
+CACHED = edgemoe.storage.files.source_file.DIRECT_FROM
 FAULTS = {
     "EIO once": (errno.EIO, False, CACHED),
     "EIO once, past the page cache": (errno.EIO, False, 0),
@@ -54,7 +54,7 @@ def test_a_failure_of_any_call_damages_no_file(
     """For every N, a failure of the Nth call gives a typed error or success, and the next run completes the store."""
     monkeypatch.setattr(retry, "PATIENCE", 0.005)
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(storage.source_file, "DIRECT_FROM", direct_from)
+    monkeypatch.setattr(edgemoe.storage.files.source_file, "DIRECT_FROM", direct_from)
     with monkeypatch.context() as patch:
         calls = FaultyDisk(patch, 0, None).calls
         run(small_source, fast / "0")
@@ -180,7 +180,7 @@ import resource, sys
 from pathlib import Path
 from small_conversion import run
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-from storage.errors import DoesNotFit
+from edgemoe.errors import DoesNotFit
 try:
     run(Path(sys.argv[1]), Path(sys.argv[2]))
 except DoesNotFit as error:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from small_store import FailureError
 
-from storage.threads import in_order, one_core_each
+from edgemoe.storage.threads import in_order, one_core_each
 
 
 def test_results_come_in_order_whatever_ends_first():

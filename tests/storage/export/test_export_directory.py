@@ -20,17 +20,17 @@ from resealed_store import reseal
 from small_conversion import FAMILY, contents, run
 from small_store import FailureError, flip
 
-import storage.export.checkpoint
-import storage.export.directory
-import storage.export.gguf_plan
+import edgemoe.storage.export.checkpoint
+import edgemoe.storage.export.directory
+import edgemoe.storage.export.gguf_plan
 from edgemoe.commands import export as command
-from storage.atomic import PARTIAL
-from storage.errors import ChecksumMismatch, DamagedData, DoesNotFit, EdgemoeError, ModelRefused, UserError
-from storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, read_contents, verify_export
-from storage.export.levels import one_level, read_levels
-from storage.export.plan import Errors, Expert, shards
-from storage.export.run import FORMATS, export
-from storage.manifest import Manifest
+from edgemoe.errors import ChecksumMismatch, DamagedData, DoesNotFit, EdgemoeError, ModelRefused, UserError
+from edgemoe.storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, read_contents, verify_export
+from edgemoe.storage.export.levels import one_level, read_levels
+from edgemoe.storage.export.plan import Errors, Expert, shards
+from edgemoe.storage.export.run import FORMATS, export
+from edgemoe.storage.files.atomic import PARTIAL
+from edgemoe.storage.store.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,7 +50,7 @@ def store(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """A file a layer, so that an export has several."""
-    for module in (storage.export.checkpoint, storage.export.gguf_plan):
+    for module in (edgemoe.storage.export.checkpoint, edgemoe.storage.export.gguf_plan):
         monkeypatch.setattr(module, "shards", lambda units: shards(units, limit=1))
 
 
@@ -69,7 +69,7 @@ def straight(store, tmp_path_factory):
     out = {}
     for format in FORMATS:
         with pytest.MonkeyPatch.context() as patch:
-            for module in (storage.export.checkpoint, storage.export.gguf_plan):
+            for module in (edgemoe.storage.export.checkpoint, edgemoe.storage.export.gguf_plan):
                 patch.setattr(module, "shards", lambda units: shards(units, limit=1))
             run_export(store, to := tmp_path_factory.mktemp("straight") / format, format)
         out[format] = contents(to)
@@ -118,11 +118,11 @@ def test_a_killed_process_leaves_a_marker_and_resumes(store, straight, tmp_path)
 import sys, time
 sys.path[:0] = [{str(ROOT / "tests/support/files")!r}, {str(ROOT / "tests/support")!r}]
 from pathlib import Path
-import storage.export.checkpoint as module
-from storage.export.plan import Errors, Expert, shards
-from storage.export.run import export
-from storage.export.levels import one_level
-from storage.manifest import Manifest
+import edgemoe.storage.export.checkpoint as module
+from edgemoe.storage.export.plan import Errors, Expert, shards
+from edgemoe.storage.export.run import export
+from edgemoe.storage.export.levels import one_level
+from edgemoe.storage.store.manifest import Manifest
 from small_conversion import FAMILY
 module.shards = lambda units: shards(units, limit=1)
 read = Expert.read
@@ -180,11 +180,13 @@ def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatc
 
 def test_a_full_disk_names_the_bytes_and_keeps_what_is_complete(store, straight, tmp_path, monkeypatch):
     """Before the first write the free bytes are compared with all that is missing."""
-    import storage.atomic
+    import edgemoe.storage.files.atomic
 
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(storage.atomic.shutil, "disk_usage", lambda path: usage._replace(free=5000))
+        patch.setattr(
+            edgemoe.storage.files.atomic.shutil, "disk_usage", lambda path: usage._replace(free=5000)
+        )
         with pytest.raises(DoesNotFit) as caught:
             run_export(store, tmp_path / "out")
     weights = sum(
@@ -219,7 +221,7 @@ def test_files_of_another_layout_are_not_mixed(store, tmp_path, monkeypatch):
     """An export of other file sizes, as of another version, is refused, and stays as it is."""
     run_export(store, out := tmp_path / "out")
     before = contents(out)
-    monkeypatch.setattr(storage.export.checkpoint, "shards", shards)  # all layers in one file
+    monkeypatch.setattr(edgemoe.storage.export.checkpoint, "shards", shards)  # all layers in one file
     with pytest.raises(UserError, match="layout"):
         run_export(store, out)
     assert contents(out) == before
@@ -232,13 +234,13 @@ def test_what_a_kill_left_is_free_again(store, tmp_path, monkeypatch):
     (out / EXPORT_NAME).rename(out / UNFINISHED_NAME)
     lost = next(out.glob("*.safetensors"))
     lost.rename(left := lost.with_name(lost.name + PARTIAL))
-    require, seen = storage.export.directory.require_free, []
+    require, seen = edgemoe.storage.export.directory.require_free, []
 
     def watched(path, size):
         seen.append(left.exists())
         require(path, size)
 
-    monkeypatch.setattr(storage.export.directory, "require_free", watched)
+    monkeypatch.setattr(edgemoe.storage.export.directory, "require_free", watched)
     run_export(store, out)
     assert seen == [False]
     assert contents(out) == want

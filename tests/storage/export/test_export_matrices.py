@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_codec import encode
 
-from storage.decode import decode
-from storage.errors import UserError
-from storage.export.checkpoint import pack
-from storage.export.matrices import Affine, StoreExperts
-from storage.export.symmetric import int4, int8
-from storage.formats.base import fields
-from storage.layout import LAYOUTS
-from storage.planes import quantize
-from storage.record import MatrixSpec, RecordGeometry
-from storage.writer import StoreWriter
+from edgemoe.errors import UserError
+from edgemoe.storage.export.checkpoint import pack
+from edgemoe.storage.export.matrices import Affine, StoreExperts
+from edgemoe.storage.export.symmetric import int4, int8
+from edgemoe.storage.formats.base import fields
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.planes import quantize
+from edgemoe.storage.store.writer import StoreWriter
 
 ROWS, COLS = (80, 48), (48, 80)
 """gate_up and down: neither rows nor columns are whole blocks."""

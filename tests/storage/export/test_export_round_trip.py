@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from edgemoe.families.table import FAMILIES, family_of
-from storage.checkpoint import Checkpoint
-from storage.convert import convert
-from storage.encode import assemble, quantize_matrix
-from storage.expert_weights import ExpertWeights
-from storage.export.levels import one_level
-from storage.export.run import export
-from storage.formats.base import FourBit
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
-from storage.record import MatrixSpec, RecordGeometry
-from storage.writer import StoreWriter
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.export.levels import one_level
+from edgemoe.storage.export.run import export
+from edgemoe.storage.formats.base import FourBit
+from edgemoe.storage.record.encode import assemble, quantize_matrix
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.writer import StoreWriter
 
 EXPERTS, LAYER = 2, 0
 SIZES = {"vocab_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts_per_tok": 2}

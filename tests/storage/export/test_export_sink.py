@@ -10,8 +10,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import storage.export.sink
-from storage.export.sink import Sink
+import edgemoe.storage.export.sink
+from edgemoe.storage.export.sink import Sink
 
 
 @given(st.lists(st.integers(0, 3 * 8192), max_size=6), st.integers(0, 1 << 20))
@@ -25,7 +25,7 @@ def test_regions_of_any_size_have_their_bytes(sizes, seed):
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryFile() as file,
     ):
-        patch.setattr(storage.export.sink, "_WINDOW", 8192)
+        patch.setattr(edgemoe.storage.export.sink, "_WINDOW", 8192)
         sink, done = Sink(file.fileno(), sizes), [0] * len(sizes)
         while left := [i for i in range(len(sizes)) if done[i] < sizes[i]]:
             region = draw.choice(left)

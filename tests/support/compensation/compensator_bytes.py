@@ -10,18 +10,18 @@ import numpy as np
 import torch
 import xxhash
 
-from storage.base import BLOCK
-from storage.compensator_index import (
+from edgemoe.storage.base import BLOCK
+from edgemoe.storage.compensators.index import (
     FOLDER,
     CompensatorEntry,
     CompensatorGeometry,
     CompensatorIndex,
     LayerCompensators,
 )
-from storage.low_rank import pack
-from storage.manifest import Manifest
-from storage.record import RecordGeometry
-from storage.unbuffered import aligned
+from edgemoe.storage.compensators.low_rank import pack
+from edgemoe.storage.files.unbuffered import aligned
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.store.manifest import Manifest
 
 
 def random_compensator(

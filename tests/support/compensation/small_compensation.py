@@ -7,8 +7,8 @@ from pathlib import Path
 
 from small_conversion import FAMILY
 
-from storage.compensate import compensate
-from storage.manifest import Manifest
+from edgemoe.storage.compensators.making import compensate
+from edgemoe.storage.store.manifest import Manifest
 
 
 def add(

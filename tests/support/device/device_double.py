@@ -13,10 +13,10 @@ from random import Random
 
 import torch
 
-from cache.device_arena import on_device
-from cache.free_list import FreeList
-from storage.base import BlockKind
-from storage.device import Device, Event
+from edgemoe.cache.device_arena import on_device
+from edgemoe.cache.free_list import FreeList
+from edgemoe.machine.device import Device, Event
+from edgemoe.storage.base import BlockKind
 
 POISON = 0xEE
 DRIVER_BYTES = 1000

@@ -11,14 +11,14 @@ from device_double import poisoned
 from integrity import check_integrity
 from toys import SLICED, ToyForm, ToyReader, WholeToy, contents, expected
 
-from cache.base import EvictionPolicy
-from cache.device_arena import pinned
-from cache.free_list import FreeList
-from cache.lru import LRU
-from cache.plane_tier import PlaneTier
-from prefetch.device_path import DevicePath, Staging
-from prefetch.fetcher import Fetcher
-from storage.base import ExpertKey
+from edgemoe.cache.base import EvictionPolicy
+from edgemoe.cache.device_arena import pinned
+from edgemoe.cache.free_list import FreeList
+from edgemoe.cache.lru import LRU
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.prefetch.device_path import DevicePath, Staging
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.storage.base import ExpertKey
 
 LAYERS, EXPERTS = 2, 6
 MOST_READS = 2_000

@@ -21,8 +21,8 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.memory import tiers
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.policy.settings import RunSettings
-from storage.forms import PlaneForm
-from storage.layout import LAYOUTS
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.layout import LAYOUTS
 
 PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(2)).tolist()
 DECODED = [11, 250, 11, 42, 99, 7, 180, 64]

@@ -1,4 +1,4 @@
-"""Notices a host that waits for a device in other ways than storage.device allows, where both are the CPU.
+"""Notices a host that waits for a device in other ways than edgemoe.machine.device allows, where both are the CPU.
 
 A tensor computed from a device's tensors is a device's as well. Reading one in Python, or choosing rows of one by a
 tensor that lies in RAM, makes the host wait for all launched work; only Device.to_host may.

@@ -9,8 +9,8 @@ from random import Random
 
 from resealed_store import reseal
 
-from storage.errors import EdgemoeError
-from storage.manifest import MANIFEST_NAME
+from edgemoe.errors import EdgemoeError
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 from tools.reliability.parsers import mutated
 
 Edit = Callable[[Path, Random], object]

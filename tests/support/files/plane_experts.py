@@ -9,8 +9,8 @@ from records import KEY, MemoryReader, a_store, blocks_for
 
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
-from storage.forms import PlaneForm
-from storage.layout import LAYOUTS
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.layout import LAYOUTS
 
 SHAPES = {"small": ((48, 64), (64, 24)), "odd": ((200, 100), (100, 100)), "tiny": ((2, 3), (3, 1))}
 

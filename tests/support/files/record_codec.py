@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.encode import assemble, quantize_matrix
-from storage.formats.base import Matrix
-from storage.layout import Layout
-from storage.planes import Bytes
-from storage.record import RecordGeometry
+from edgemoe.storage.formats.base import Matrix
+from edgemoe.storage.record.encode import assemble, quantize_matrix
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import Bytes
 
 
 def encode(geometry: RecordGeometry, layout: Layout, weights: Sequence[Matrix]) -> Bytes:

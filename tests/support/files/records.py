@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from record_codec import encode
 
-from storage.base import Blocks, ExpertKey, PlaneReader
-from storage.forms import MergedForm
-from storage.layout import Layout
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.base import Blocks, ExpertKey, PlaneReader
+from edgemoe.storage.record.forms import MergedForm
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 KEY = ExpertKey(3, 5)
 

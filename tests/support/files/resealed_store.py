@@ -10,8 +10,8 @@ import torch
 import xxhash
 from safetensors.torch import load_file, save_file
 
-from storage.manifest import MANIFEST_NAME, Manifest
-from storage.manifest_entries import FileEntry
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest_entries import FileEntry
 
 Tensors = dict[str, torch.Tensor]
 

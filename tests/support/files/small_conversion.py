@@ -8,9 +8,9 @@ from pathlib import Path
 import small_checkpoint
 
 from edgemoe.families.table import family_of
-from storage.convert import Arrivals, convert
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
+from edgemoe.storage.convert.run import Arrivals, convert
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import Manifest
 
 FAMILY = family_of(small_checkpoint.CONFIG)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
-from storage.planes import Bytes
-from storage.record import MatrixSpec, RecordGeometry
-from storage.writer import StoreWriter
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.writer import StoreWriter
 
 LAYERS = (1, 4)
 EXPERTS = 3

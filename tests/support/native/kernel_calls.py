@@ -9,7 +9,7 @@ import numpy as np
 from aarch64 import POOL, Call, Structures
 
 from edgemoe.kernels.native import structures as c
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 SHAPES = [(64, 64, 64), (96, 128, 32), (80, 100, 64), (64, 576, 64)]
 """Rows, columns and group of an expert's first matrix: a block, a short chunk, a last block of 16 rows with padded

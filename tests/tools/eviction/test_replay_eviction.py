@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.policies import POLICIES, make_policy
+from edgemoe.cache.policies import POLICIES, make_policy
+from edgemoe.errors import DamagedData, UserError
 from edgemoe.policy.settings import RunSettings
-from storage.base import ExpertKey
-from storage.errors import DamagedData, UserError
+from edgemoe.storage.base import ExpertKey
 from tools.eviction.replay_eviction import Belady, blocks_for, compare, main, replay
 from tools.eviction.routing_trace import Group, Trace, TraceSource, read_trace, record, write_trace
 

@@ -9,7 +9,7 @@ import pytest
 from device_double import DoubleDevice
 
 from edgemoe.bench import bandwidth
-from edgemoe.machine.tier_speed import copy_speed
+from edgemoe.speed.tiers import copy_speed
 from tools.gpu import bench, cases
 from tools.synthetic import store as synthetic_store
 

@@ -19,9 +19,9 @@ from availability import needs_native
 from cgroups import controller, has_cgroup, needs_cgroup
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import UserError
 from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
-from storage.errors import UserError
 from tools.checkout import child_environment
 from tools.peers import compare, edgemoe_child, popularity, run
 from tools.peers.limited import Usage

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from storage.decode import decode
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import Manifest
 from tools.peers import prototype
 from tools.synthetic import store as synthetic_store
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from storage.errors import BadHeader
+from edgemoe.errors import BadHeader
 from tools.reliability import mutations, samples
 from tools.reliability.mutations import Outcome, as_table, main, run
 from tools.reliability.mutators import mutate_bytes, mutate_json

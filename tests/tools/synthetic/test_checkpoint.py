@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from edgemoe.models.resolve import convert_checkpoint
-from storage.checkpoint import Checkpoint
+from edgemoe.storage.convert.checkpoint import Checkpoint
 from tools.synthetic import checkpoint
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from storage.errors import UserError
+from edgemoe.errors import UserError
 from tools.synthetic.gguf_q4k import BYTES, WEIGHTS, quantize
 
 KIND = gguf.GGMLQuantizationType.Q4_K

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
-from storage.base import ExpertKey, Plane
-from storage.decode import decode
-from storage.errors import MissingTensor, ModelRefused, UserError
-from storage.layout import LAYOUTS
-from storage.manifest import Manifest
-from storage.reader import RecordReader
+from edgemoe.errors import MissingTensor, ModelRefused, UserError
+from edgemoe.storage.base import ExpertKey, Plane
+from edgemoe.storage.record.decode import decode
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.reader import RecordReader
 from tools.synthetic import store as synthetic_store
 from tools.synthetic import workload
 from tools.synthetic.gguf_dense import Gguf

@@ -7,7 +7,7 @@ import json
 import pytest
 import small_checkpoint
 
-from storage.threads import cores
+from edgemoe.storage.threads import cores
 from tools.timing import convert
 
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.tasks import Turn, held_out_tasks, training_tasks
-from storage.errors import UserError
-from storage.header import read_header
+from edgemoe.storage.files.header import read_header
 from tools.training import train_demo
 from tools.training.batches import CHAT_WINDOW, TEXT_WINDOW, Batch, Chats, Mixture, as_batch, pack, windows
 from tools.training.corpus import encode, read_books, read_stdlib

@@ -1,4 +1,4 @@
-"""storage.cuda and an engine on it, on a real GPU. Skipped where there is none."""
+"""edgemoe.machine.cuda and an engine on it, on a real GPU. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from device_rig import DeviceRig, turmoil
 from family_models import random_model, save
 from integrity import check_integrity
 
-from cache.device_arena import PinnedArena, on_device
+from edgemoe.cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.errors import DoesNotFit
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
-from storage.base import BLOCK
-from storage.errors import DoesNotFit
+from edgemoe.storage.base import BLOCK
 
 if TYPE_CHECKING:
-    from storage.cuda import CudaDevice
+    from edgemoe.machine.cuda import CudaDevice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +44,7 @@ ROUNDING = 0.05
 
 @pytest.fixture(scope="module")
 def device() -> CudaDevice:
-    from storage.cuda import CudaDevice
+    from edgemoe.machine.cuda import CudaDevice
 
     return CudaDevice()
 

@@ -16,14 +16,14 @@ from device_double import DRIVER_BYTES, DoubleDevice
 from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import DoesNotFit, NotFinite
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.memory.plan import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.models.open import within_memory
 from edgemoe.policy.settings import RunSettings
-from prefetch.fetcher import Fetcher
-from storage.errors import DoesNotFit, NotFinite
-from storage.sizes import format_size
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.storage.sizes import format_size
 
 
 @pytest.fixture

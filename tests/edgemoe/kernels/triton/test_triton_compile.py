@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from edgemoe.kernels.triton.experts import FEW, VECTOR, launch_shape
 from edgemoe.kernels.triton.products import OPTIONS, matmul, matvec
-from storage.record import MatrixSpec
+from edgemoe.storage.record.offsets import MatrixSpec
 
 product = launch_shape(MatrixSpec.of("down", 2048, 768), 2048, "custom")
 signature = {"items": "*i64", "x": "*bf16", "x_stride": "i32", "y": "*bf16", "P": "constexpr", "T": "constexpr"}

@@ -19,9 +19,9 @@ from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
 from edgemoe.kernels.triton.experts import FEW, MATVEC_UP_TO, TritonExpertKernel
-from storage.forms import PlaneForm
-from storage.layout import LAYOUTS
-from storage.record import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.forms import PlaneForm
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 CUDA = LAYOUTS["cuda"]
 

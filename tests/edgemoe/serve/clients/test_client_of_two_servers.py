@@ -18,10 +18,10 @@ import pytest
 from edgemoe.commands.options import DEMO
 from edgemoe.families.table import family_of
 from edgemoe.models.resolve import convert_checkpoint
-from storage.export.levels import one_level
-from storage.export.run import export
-from storage.manifest import Manifest
-from storage.untrusted import read_json
+from edgemoe.storage.export.levels import one_level
+from edgemoe.storage.export.run import export
+from edgemoe.storage.files.untrusted import read_json
+from edgemoe.storage.store.manifest import Manifest
 
 openai = pytest.importorskip("openai")
 

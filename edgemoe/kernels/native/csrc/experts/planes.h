@@ -1,6 +1,6 @@
 /* An expert's planes and the integer activations they are multiplied with.
  *
- * The codes lie in layout cpu-avx2-paired (storage/layout.py): blocks of 32 rows, of every 4 columns 32 bytes of base,
+ * The codes lie in layout cpu-avx2-paired (storage/record/layout.py): blocks of 32 rows, of every 4 columns 32 bytes of base,
  * 32 of d4, and 32 in each half of d8. Products are of integers: activations are quantized with a scale per chunk of 32
  * or 64 columns. Level 8 takes 14-bit activations (A14), whose rounding error is below that of bf16 itself. Levels 4
  * and 2 take 8-bit ones (A8), whose error is about 1/254 of a chunk's largest activation, while the weights are off by
@@ -70,7 +70,7 @@ enum format {
 /* Bytes of an activation. */
 INLINE int64_t activation_bytes(int64_t level) { return level == 8 ? 2 : 1; }
 
-/* The code that stands for weight 0, in units of 16 scale (storage/planes.py). */
+/* The code that stands for weight 0, in units of 16 scale (storage/record/planes.py). */
 INLINE float zero_point(int64_t level) { return level == 8 ? -8.46875f : level == 4 ? -8.0f : -6.5f; }
 
 /* A code's unit, in units of 16 scale. */

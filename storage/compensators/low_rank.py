@@ -1,0 +1,306 @@
+"""Low-rank approximation of quantization errors: ranks from a budget, factors, and their 3-bit codes.
+
+Router-guided low-rank compensation (kurtosis_ranks is its rule); error_ranks and the exact decomposition are ours.
+Pure functions: their results depend on their arguments alone, so bytes do not depend on threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from edgemoe.storage.base import ByteRange
+from edgemoe.storage.compensators.index import GROUP, CompensatorGeometry, FactorArray
+from edgemoe.storage.files.unbuffered import aligned
+from edgemoe.storage.record.planes import Bytes
+
+BUCKET = (0, 16, 32, 128, 256, 512, 1024)
+"""Ranks that kurtosis_ranks chooses from."""
+
+Quantized = tuple[torch.Tensor, torch.Tensor]
+"""(codes int8 [rows, groups, 64] from -4 to 3, scales bf16 [rows, groups])."""
+
+_SHIFTS = np.arange(0, 24, 3, dtype="<u4").reshape(1, 8, 1)
+"""Place in its lane of each eighth of a group's codes, bits."""
+
+_DIVISORS = (3.6, 4.0, 4.4, 4.8)
+"""Candidates for a group's scale: its number of largest magnitude over each; the one with the least error is kept."""
+
+
+def kurtosis(weight: torch.Tensor) -> float:
+    """The kurtosis of all numbers of a matrix, 3 for a normal distribution; 0 for a constant matrix."""
+    centred = weight.double() - weight.double().mean()
+    variance = centred.square().mean()
+    return float(centred.pow(4).mean() / variance.square()) if variance > 0 else 0.0
+
+
+def kurtosis_ranks(
+    kurtoses: Sequence[float], mean: int, most: int, bucket: Sequence[int] = BUCKET
+) -> list[int]:
+    """Assigns ranks greedily, by falling kurtosis: each projection takes the largest rank of the bucket that is left.
+
+    Args:
+        kurtoses: of the projections that share a budget; the first of equal ones goes first.
+        mean: budget of a projection: the ranks add up to at most mean * projections.
+        most: largest rank that a projection can have; larger ones of the bucket count as this.
+        bucket: ranks to choose from, with 0.
+
+    >>> kurtosis_ranks([3.0, 9.0, 4.0, 5.0], mean=16, most=32)
+    [0, 32, 0, 32]
+    """
+    ranks, left = [0] * len(kurtoses), mean * len(kurtoses)
+    choices = sorted({min(rank, most) for rank in bucket}, reverse=True)
+    for index in sorted(range(len(kurtoses)), key=lambda i: -kurtoses[i]):
+        ranks[index] = next(rank for rank in choices if rank <= left)
+        left -= ranks[index]
+    return ranks
+
+
+def error_ranks(
+    spectra: torch.Tensor, size: Callable[[Sequence[int]], int], mean: int
+) -> list[tuple[int, ...]]:
+    """Assigns ranks so that little squared error is left: greedily, by the error that a byte takes away.
+
+    An expert gets its ranks in the order of their singular values, and pays for whole blocks: its choices are the most
+    ranks of each size, without those that take away less a byte than a larger choice.
+
+    Args:
+        spectra: [experts, projections, R], squared singular values of each error, falling.
+        size: bytes of an expert's ranks; grows with each.
+        mean: the budget is the bytes of this rank for every projection.
+
+    >>> spectra = torch.tensor([[[9.0, 4, 1, 0], [3, 1, 0, 0]], [[5.0, 2, 0, 0], [1, 1, 0, 0]]])
+    >>> error_ranks(spectra, sum, mean=1)
+    [(2, 1), (1, 0)]
+    """
+    experts, projections, _ = spectra.shape
+    steps = []
+    for expert, of_expert in enumerate(spectra.double().numpy()):
+        choices = _best_choices(of_expert, size)
+        for (start, gain, _), (end, larger, ranks) in pairwise(choices):
+            steps.append(((gain - larger) / (end - start), expert, end - start, ranks))
+    left = size([mean] * projections) * experts
+    assigned = [(0,) * projections] * experts
+    ended: set[int] = set()
+    for _, expert, cost, ranks in sorted(steps, key=lambda step: step[0]):
+        if cost > left:
+            ended.add(expert)
+        elif expert not in ended:
+            assigned[expert] = ranks
+            left -= cost
+    return assigned
+
+
+def _best_choices(
+    spectra: npt.NDArray[np.float64], size: Callable[[Sequence[int]], int]
+) -> list[tuple[int, float, tuple[int, ...]]]:
+    """(bytes, squared error taken away, ranks) of each choice of an expert, the best step first."""
+    projections, most = spectra.shape
+    order = np.argsort(-spectra, axis=None, kind="stable")
+    order = order[: np.count_nonzero(spectra)]
+    gains = np.cumsum(spectra.reshape(-1)[order])
+    ranks = [0] * projections
+    choices = [(0, 0.0, (0,) * projections)]
+    for index, gain in zip((order // most).tolist(), gains.tolist(), strict=True):
+        ranks[index] += 1
+        nbytes = size(ranks)
+        if nbytes == choices[-1][0]:
+            choices.pop()
+        # Of three choices the one in the middle goes where it lies below the line between the others.
+        while len(choices) > 1 and _slope(choices[-2], choices[-1]) <= _slope(choices[-1], (nbytes, gain)):
+            choices.pop()
+        choices.append((nbytes, gain, tuple(ranks)))
+    return choices
+
+
+def _slope(one: Sequence[Any], other: Sequence[Any]) -> float:
+    """Squared error a byte between two choices."""
+    return float((other[1] - one[1]) / (other[0] - one[0]))
+
+
+def spectrum(error: torch.Tensor) -> torch.Tensor:
+    """The squared singular values of a float32 matrix, falling, [min(rows, columns)]."""
+    values: torch.Tensor = torch.linalg.eigvalsh(_gram(error))
+    return values.flip(0).clamp_min(0)
+
+
+def factor(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best approximation of a matrix by a product of this rank, with the singular values split evenly.
+
+    Exact, from the eigenvectors of the smaller Gram matrix: errors of quantization are nearly white, and a randomized
+    decomposition misses a tenth of what a small rank can gain.
+
+    Args:
+        error: float32 [N, K].
+        rank: at most min(N, K).
+
+    Returns:
+        u transposed [rank, N] and v [rank, K], float32, largest singular value first.
+    """
+    if error.shape[0] > error.shape[1]:
+        v, u = factor(error.t(), rank)
+        return u, v
+    if not rank:
+        return torch.zeros(0, error.shape[0]), torch.zeros(0, error.shape[1])
+    values, vectors = torch.linalg.eigh(_gram(error))
+    u = vectors[:, values.shape[0] - rank :].flip(1).t().contiguous()
+    # The sign of an eigenvector is arbitrary: its largest number is made positive.
+    largest = u.gather(1, u.abs().argmax(1, keepdim=True))
+    u = u * torch.where(largest < 0, -1.0, 1.0)
+    v = u @ error
+    root = v.norm(dim=1, keepdim=True).sqrt()
+    return u * root, v / root.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def refit(u: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """The v [rank, K] that leaves the least of an error [N, K], given u transposed [rank, N] as it was quantized.
+
+    Takes back a fifth of what the quantization of u costs.
+    """
+    # Not `solve`: rows of u are zero where the error has a smaller rank.
+    found: torch.Tensor = torch.linalg.lstsq(u @ u.t(), u @ error).solution
+    return found
+
+
+def _gram(error: torch.Tensor) -> torch.Tensor:
+    return error @ error.t() if error.shape[0] <= error.shape[1] else error.t() @ error
+
+
+def quantize3(values: torch.Tensor) -> Quantized:
+    """Quantizes rows to 3-bit codes in groups of 64: value ~ (code - 4) * scale.
+
+    Args:
+        values: float32 [rows, columns].
+
+    Returns:
+        codes - 4, int8 [rows, groups, 64] from -4 to 3, 0 in the padding; scales bf16 [rows, groups], of either sign.
+    """
+    rows, columns = values.shape
+    groups = -(-columns // GROUP)
+    grouped = F.pad(values, (0, groups * GROUP - columns)).view(rows, groups, GROUP)
+    largest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+    best = torch.full(largest.shape, torch.inf)
+    steps, scales = torch.zeros_like(grouped), torch.zeros_like(largest, dtype=torch.bfloat16)
+    for divisor in _DIVISORS:
+        scale = (largest / -divisor).bfloat16()
+        tried = (grouped / scale.float().where(scale != 0, 1)).round().clamp(-4, 3)
+        error = (tried * scale.float() - grouped).square().sum(2, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        steps = torch.where(better, tried, steps)
+        scales = torch.where(better, scale, scales)
+    return steps.to(torch.int8), scales.squeeze(2)
+
+
+def pack(codes: torch.Tensor, scales: torch.Tensor, array: FactorArray, into: Bytes) -> None:
+    """Writes an array of factors into a compensator's bytes.
+
+    Args:
+        codes: int8 [rows, groups, 64], -4 to 3.
+        scales: bf16 [rows, groups].
+        array: its place.
+        into: uint8 [bytes of the compensator].
+    """
+    lanes = (codes.numpy().reshape(-1, 8, 8) + np.int8(4)).astype("<u4") << _SHIFTS
+    words = np.bitwise_or.reduce(lanes, axis=1)
+    into[_slice(array.codes)] = words.view(np.uint8).reshape(-1, 4)[:, :3].reshape(-1)
+    into[_slice(array.scales)] = scales.view(torch.int16).numpy().reshape(-1).view(np.uint8)
+
+
+def compensator(errors: Sequence[torch.Tensor], geometry: CompensatorGeometry) -> tuple[Bytes, float]:
+    """Computes the bytes of an expert's compensator.
+
+    Args:
+        errors: of gate [I, H], up [I, H] and down [H, I], float32.
+        geometry: with the ranks.
+
+    Returns:
+        uint8 [geometry.nbytes], BLOCK-aligned; the sum of the squares that it leaves of the errors.
+    """
+    factors: dict[tuple[str, str], list[Quantized]] = {name: [] for name in geometry.arrays}
+    left = 0.0
+    for matrix, error, rank in zip(("gate_up", "gate_up", "down"), errors, geometry.ranks, strict=True):
+        u = quantize3(factor(error, rank)[0])
+        u_read = dequantize3(*u, error.shape[0])
+        v = quantize3(refit(u_read, error))
+        left += float(
+            (error - u_read.t() @ dequantize3(*v, error.shape[1])).square().sum(dtype=torch.float64)
+        )
+        factors[matrix, "u"].append(u)
+        factors[matrix, "v"].append(v)
+    raw = aligned(geometry.nbytes)
+    raw.fill(0)
+    for name, array in geometry.arrays.items():
+        codes, scales = (torch.cat(parts) for parts in zip(*factors[name], strict=True))
+        pack(codes, scales, array, raw)
+    return raw, left
+
+
+def unpack(raw: Bytes, array: FactorArray) -> Quantized:
+    """Reads an array of factors from a compensator's bytes: the inverse of `pack`.
+
+    Returns:
+        codes int8 [rows, groups, 64], -4 to 3; scales bf16 [rows, groups].
+    """
+    lanes = np.zeros((array.rows * array.groups * 8, 4), np.uint8)
+    lanes[:, :3] = raw[_slice(array.codes)].reshape(-1, 3)
+    codes = (lanes.view("<u4").reshape(-1, 1, 8) >> _SHIFTS) & 7
+    scales = torch.from_numpy(raw[_slice(array.scales)].view(np.int16).copy()).view(torch.bfloat16)
+    signed = torch.from_numpy(codes.astype(np.int8) - np.int8(4))
+    return signed.view(array.rows, array.groups, GROUP), scales.view(array.rows, array.groups)
+
+
+def dequantize3(codes: torch.Tensor, scales: torch.Tensor, columns: int) -> torch.Tensor:
+    """The float32 [rows, columns] numbers of codes int8 [rows, groups, 64] and their scales."""
+    return (codes.float() * scales.float().unsqueeze(-1)).flatten(1)[:, :columns]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A low-rank part U V of one matrix [N, K], whose rows are blocks of equal size with a rank each.
+
+    Args:
+        v: float32 [rank, K], the rows of the first block first.
+        u: float32 [rank, N / blocks], transposed.
+        ranks: of the blocks: two for gate_up, gate first; one for down.
+    """
+
+    v: torch.Tensor
+    u: torch.Tensor
+    ranks: tuple[int, ...]
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes x (U V)^T: float32 [T, N] for x float32 [T, K]."""
+        sums = (x @ self.v.t()).split(self.ranks, 1)
+        return torch.cat([t @ u for t, u in zip(sums, self.u.split(self.ranks), strict=True)], 1)
+
+    def weights(self) -> torch.Tensor:
+        """Computes U V, float32 [N, K]."""
+        pairs = zip(self.u.split(self.ranks), self.v.split(self.ranks), strict=True)
+        return torch.cat([u.t() @ v for u, v in pairs])
+
+
+def corrections(raw: Bytes, geometry: CompensatorGeometry) -> dict[str, Correction]:
+    """Decodes a compensator: the corrections of `gate_up` and `down`.
+
+    Args:
+        raw: uint8 [geometry.nbytes].
+        geometry: of the compensator.
+    """
+    gate, up, down = geometry.ranks
+    arrays = {name: dequantize3(*unpack(raw, a), a.columns) for name, a in geometry.arrays.items()}
+    return {
+        matrix: Correction(arrays[matrix, "v"], arrays[matrix, "u"], ranks)
+        for matrix, ranks in (("gate_up", (gate, up)), ("down", (down,)))
+    }
+
+
+def _slice(span: ByteRange) -> slice:
+    return slice(span.offset, span.end)

@@ -1,0 +1,1 @@
+"""Conversion of a checkpoint to a store."""

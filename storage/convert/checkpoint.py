@@ -1,0 +1,271 @@
+"""A Hugging Face checkpoint as an untrusted source.
+
+Its code is never executed, files outside of it are never opened, and config values are bounded before any allocation.
+Files are never mapped; a read takes the memory of one tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import xxhash
+
+from edgemoe.errors import ModelRefused
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
+from edgemoe.storage.files.untrusted import (
+    CHECK_ORIGIN,
+    inside,
+    no_tensor,
+    read_json,
+    refuse_remote_code,
+    refuse_special_files,
+    shortened,
+)
+from edgemoe.storage.formats import GGUF, open_weights
+from edgemoe.storage.formats.base import Weight
+
+Places = tuple[tuple[str, Path, int], ...]
+"""(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
+
+Config = Mapping[str, Any]
+"""A model's config.json after bounded_config."""
+
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+"""Files besides the weights that a model needs to run."""
+
+EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K_KEYS = ("num_experts_per_tok", "moe_k")
+
+REQUIRED_BOUNDS = {
+    "num_hidden_layers": 1024,
+    "hidden_size": 131_072,
+    "num_attention_heads": 4096,
+    "vocab_size": 10_000_000,
+}
+OPTIONAL_BOUNDS = {
+    **dict.fromkeys(EXPERT_COUNT_KEYS, 4096),
+    **dict.fromkeys(TOP_K_KEYS, 4096),
+    "num_key_value_heads": 4096,
+    "head_dim": 131_072,
+    "intermediate_size": 1_048_576,
+    "moe_intermediate_size": 131_072,
+    "max_position_embeddings": 1 << 30,
+    "decoder_sparse_step": 1024,
+    "sliding_window": 1 << 30,
+    "full_attention_interval": 1024,
+    "num_nextn_predict_layers": 1024,
+}
+"""Config key -> largest value accepted; the smallest is 1. Several times the values of all known models."""
+
+ZERO_ALLOWED = ("sliding_window", "num_nextn_predict_layers")
+"""Keys of OPTIONAL_BOUNDS whose smallest value is 0, which some published configs have."""
+
+_SAMPLE = 1 << 16
+"""Bytes hashed at each end of a file's data, besides its header."""
+
+
+def bounded_config(config: object) -> dict[str, Any]:
+    """Returns a copy of the config after a check that every size in it is within bounds.
+
+    The copy has no `auto_map`, the checkpoint's own code: transformers' code runs the model types that it supports,
+    and other types are refused.
+
+    Args:
+        config: config.json as parsed.
+
+    Raises:
+        ModelRefused: with the key and the value.
+    """
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelRefused(
+            "a config.json with a model_type", shortened(config), "use a checkpoint made for transformers"
+        )
+    for key, bound in (REQUIRED_BOUNDS | OPTIONAL_BOUNDS).items():
+        value = config.get(key)
+        if value is None and key in OPTIONAL_BOUNDS:
+            continue
+        least = int(key not in ZERO_ALLOWED)
+        if type(value) is not int or not least <= value <= bound:
+            raise ModelRefused(
+                f"a whole number from {least} to {bound} for {key} in config.json",
+                shortened(value),
+                CHECK_ORIGIN,
+            )
+    top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
+    top_k = config.get(top_k_key) or 1
+    for key in EXPERT_COUNT_KEYS:
+        if top_k > (config.get(key) or top_k):
+            raise ModelRefused(
+                f"{top_k_key} of at most {key} = {config[key]} in config.json", str(top_k), CHECK_ORIGIN
+            )
+    return {key: value for key, value in config.items() if key != "auto_map"}
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by transformers' names, in any format; created by `open`.
+
+    Thread-safe; keeps no file open.
+
+    Attributes:
+        directory: of the checkpoint.
+        config: config.json after bounded_config.
+        format: name of the weights' format in FORMATS.
+    """
+
+    def __init__(
+        self, directory: Path, config: dict[str, Any], format: str, weights: dict[str, Weight], places: Places
+    ) -> None:
+        self.directory, self.config, self.format = directory, config, format
+        self._weights, self._places = weights, places
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """Reads config.json, the index, if there is one, and every header, or the header of a GGUF file; no weights.
+
+        Args:
+            directory: of the checkpoint; or a GGUF file, or a directory whose only weights are one GGUF file.
+
+        Raises:
+            ModelRefused: no safetensors weights (pickles are never opened), a file outside the directory, remote
+                code, a config value out of bounds, invalid JSON, an unknown format.
+            MissingTensor: a tensor or file of the index, or a part of a quantized matrix, is missing.
+            BadHeader, TruncatedFile: a header contradicts its file.
+        """
+        if (path := find_gguf(directory)) is not None:
+            return GgufCheckpoint(path)
+        if not (directory / "config.json").exists():
+            raise ModelRefused(
+                f"a checkpoint in {directory}", "no config.json", "give the directory of a model"
+            )
+        refuse_special_files(directory)
+        config = bounded_config(read_json(directory, "config.json"))
+        if (directory / "tokenizer_config.json").exists():
+            refuse_remote_code("tokenizer_config.json", read_json(directory, "tokenizer_config.json"))
+        tensors = StoredTensors.open(directory)
+        return cls(directory, config, *open_weights(config, tensors), tuple(tensors.places()))
+
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self._weights)
+
+    def __getitem__(self, name: str) -> Weight:
+        """Returns a tensor. Like every method that takes a name, raises MissingTensor for an unknown one."""
+        if name not in self._weights:
+            raise no_tensor(f"{name} in {self.directory}")
+        return self._weights[name]
+
+    def stored(self, names: Iterable[str]) -> set[str]:
+        """Names of the stored tensors that these tensors consist of."""
+        return {part for name in names for part in self[name].parts}
+
+    def companions(self) -> list[Path]:
+        """Paths of the COMPANIONS that exist.
+
+        Raises:
+            ModelRefused: a companion is a link out of the directory.
+        """
+        return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
+
+    def fingerprint(self) -> str:
+        """Computes 32 hex digits: a hash of the companions, and of the size, header and both ends of all weight files.
+
+        Takes milliseconds for any checkpoint size, and does not depend on the directory's path.
+        """
+        digest = xxhash.xxh3_128()
+        first: dict[Path, int] = {}
+        for name, path, at in self._places:
+            digest.update(f"{name}\0{path.name}\0".encode())
+            first[path] = min(first.get(path, at), at)
+        # A GGUF file is its own directory, and contains its companions.
+        whole = {path: path.stat().st_size for path in Checkpoint.companions(self)}
+        for path, head in sorted((whole | first).items()):
+            size = path.stat().st_size
+            digest.update(f"{path.name}\0{size}\0".encode())
+            with open_regular(path) as file:
+                digest.update(file.read(head + _SAMPLE))
+                file.seek(max(size - _SAMPLE, 0))
+                digest.update(file.read(_SAMPLE))
+        return digest.hexdigest()
+
+
+class GgufCheckpoint(Checkpoint):
+    """A model in one GGUF file, or in the parts of a split one, with its config, tokenizer and chat template.
+
+    Raises:
+        ModelRefused: an unknown architecture, or a config value out of bounds.
+        BadHeader, TruncatedFile: a header that contradicts the file.
+        MissingTensor: a tensor or field of the architecture is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Imported here: only GGUF files need the gguf package.
+        from edgemoe.storage.formats.gguf_model import GgufModel
+
+        self._model = GgufModel(path)
+        places = [(name, part, entry.range.offset) for name, (part, entry) in self._model.tensors.items()]
+        super().__init__(
+            self._model.path,
+            bounded_config(self._model.config),
+            GGUF,
+            self._model.weights(),
+            tuple(sorted(places)),
+        )
+
+    def companions(self) -> list[Path]:
+        """Unpacks config.json, the tokenizer's files and the chat template, and removes them with this object.
+
+        Raises:
+            ModelRefused: transformers does not support the tokenizer.
+        """
+        from edgemoe.storage.formats.gguf_tokenizer import unpack_tokenizer
+
+        into = Path(mkdtemp(prefix="edgemoe-"))
+        weakref.finalize(self, shutil.rmtree, into, ignore_errors=True)
+        (into / "config.json").write_text(json.dumps(self._model.config, indent=2) + "\n")
+        unpack_tokenizer(self._model.path, self._model.fields, into)
+        return [into / name for name in COMPANIONS if (into / name).exists()]
+
+
+def find_gguf(path: Path) -> Path | None:
+    """Returns `path` if it is a GGUF file, or the one GGUF model of a directory without other weights; otherwise None.
+
+    A model is a file, or the first of all parts of a split one.
+
+    Raises:
+        ModelRefused: the directory has several GGUF models, or some parts of one.
+    """
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    if not path.is_dir() or (path / WEIGHTS_NAME).exists() or (path / INDEX_NAME).exists():
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) < 2:
+        return inside(path, found[0].name) if found else None
+    from edgemoe.storage.convert.gguf_parts import first_part
+
+    first = first_part(file.name for file in found)
+    if first is None:
+        raise ModelRefused(
+            f"one GGUF model in {path}",
+            f"{len(found)} files that are not all parts of one, first {found[0].name}",
+            "give the path of one file, or put all parts of a split model into one directory",
+        )
+    return inside(path, first)

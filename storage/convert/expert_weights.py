@@ -1,0 +1,211 @@
+"""An expert's matrices from a checkpoint, stored as separate tensors or fused over a layer's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
+from edgemoe.storage.convert.checkpoint import Checkpoint, Config
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.formats.base import FourBit, Matrix
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+
+
+class ExpertNames(Protocol):
+    """Number and tensor names of a model family's experts. Pure functions of their arguments."""
+
+    def moe_layers(self, config: Config) -> Sequence[int]:
+        """Layers with experts, ascending."""
+
+    def experts(self, config: Config) -> int:
+        """Experts of every layer with experts."""
+
+    def intermediate(self, config: Config) -> int:
+        """An expert's inner size I."""
+
+    @property
+    def transposed(self) -> bool:
+        """Whether fused tensors are [E, H, 2I] and [E, I, H]."""
+
+    def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
+        """Names of an expert's gate [I, H], up [I, H] and down [H, I]; None if the family has only fused tensors."""
+
+    def fused(self, layer: int) -> Sequence[tuple[str, str]]:
+        """Pairs of names, one for each naming in use: gate and up [E, 2I, H], rows in the order of the model's gating,
+        and down [E, H, I]. A checkpoint has one of the pairs.
+        """
+
+    def is_expert(self, name: str) -> bool:
+        """Whether a tensor of this name holds expert weights, of any layer and expert."""
+
+    def is_router(self, name: str) -> bool:
+        """Whether a tensor of this name is a router's weight, which is never quantized."""
+
+    def keeps_precision(self, name: str) -> bool:
+        """Whether a dense tensor of this name stays float32, as the model computes with it."""
+
+    def is_unused(self, name: str, config: Config) -> bool:
+        """Whether a tensor of this name is outside of the model, such as a layer for multi-token prediction."""
+
+
+class ExpertWeights:
+    """All experts of a checkpoint. Thread-safe.
+
+    Attributes:
+        layers: with experts, ascending.
+        count: experts of every layer in `layers`.
+        names: of all tensors that hold expert weights.
+
+    Raises:
+        MissingTensor: an expert's tensor is missing or has another shape than the config. No weights are read.
+        ModelRefused: the config has no layer with experts, the checkpoint has more experts than the config, or they
+            are not floating point.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, family: ExpertNames) -> None:
+        self._checkpoint, self._family = checkpoint, family
+        config = checkpoint.config
+        self.layers = tuple(family.moe_layers(config))
+        self.count = family.experts(config)
+        self._hidden, self._inner = config["hidden_size"], family.intermediate(config)
+        self.names = {
+            name
+            for name in checkpoint.names()
+            if family.is_expert(name) and not family.is_unused(name, config)
+        }
+        self._fused = {
+            layer: pair for layer in self.layers for pair in family.fused(layer) if pair[0] in self.names
+        }
+        if not self.layers:
+            raise ModelRefused(
+                f"a mixture of experts in {checkpoint.directory}",
+                "a config.json with no layer with experts",
+                "run a dense model with another program",
+            )
+        self._check_names()
+        self._groups = self._common_groups()
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether every expert has 4-bit codes that level 4 keeps exactly."""
+        return self._groups is not None
+
+    def geometry(self, max_level: int | None) -> RecordGeometry:
+        """Computes the geometry of every expert's record.
+
+        Args:
+            max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
+
+        Raises:
+            ModelRefused: level 8 for experts with 4-bit codes.
+        """
+        group_up, group_down = self._groups or (None, None)
+        if self._groups and max_level == 8:
+            raise ModelRefused(
+                "experts with more than 4 bits for level 8",
+                f"experts with 4-bit codes in {self._checkpoint.directory}, which level 4 keeps exactly",
+                "leave --max-level out",
+            )
+        gate_up = MatrixSpec.of("gate_up", 2 * self._inner, self._hidden, group_up)
+        down = MatrixSpec.of("down", self._hidden, self._inner, group_down)
+        return RecordGeometry((gate_up, down), max_level or (4 if self._groups else 8))
+
+    def layer_bytes(self, layer: int) -> int:
+        """Bytes of a layer's expert weights on disk."""
+        return sum(self._checkpoint[name].nbytes for name, _ in self._wanted(layer))
+
+    def read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
+        """Reads gate_up [2I, H], gate first, and down [H, I]: 4-bit codes if all experts have them, otherwise floats.
+
+        Raises:
+            DamagedData: a weight is NaN or infinite; with layer, expert and matrix.
+            ModelRefused, TruncatedFile: from Weight.read.
+        """
+        matrices = self._read(layer, expert)
+        for matrix, weight in zip(("gate_up", "down"), matrices, strict=True):
+            parts = (weight.scale, weight.centre) if isinstance(weight, FourBit) else (weight,)
+            if not all(all_finite(part) for part in parts):
+                raise DamagedData(
+                    f"finite weights in layer {layer}, expert {expert}, matrix {matrix}",
+                    f"NaN or infinity in {self._checkpoint.directory}",
+                    DOWNLOAD_AGAIN,
+                )
+        return matrices
+
+    def _read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
+        source = self._checkpoint
+        if layer in self._fused:
+            fused = (source[name].read_slice(expert) for name in self._fused[layer])
+            first, second = (w.t().contiguous() if self._family.transposed else w for w in fused)
+            return first, second
+        gate, up, down = (source[name] for name in self._separate(layer, expert))
+        if self._groups:
+            return gate.codes().append(up.codes()), down.codes()
+        return torch.cat((gate.read(), up.read())), down.read()
+
+    def _common_groups(self) -> tuple[int, int] | None:
+        """Groups of gate_up and down; None unless every expert has exact 4-bit codes in the same groups."""
+        if self._fused:
+            return None
+        groups: set[tuple[int | None, int | None]] = set()
+        for layer in self.layers:
+            for expert in range(self.count):
+                gate, up, down = (self._checkpoint[name].group for name in self._separate(layer, expert))
+                groups |= {(gate, down), (up, down)}
+                if len(groups) > 1 or gate is None:
+                    return None
+        gate_up, down = groups.pop()
+        return None if gate_up is None or down is None else (gate_up, down)
+
+    def _wanted(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yields name and shape of every tensor that holds a layer's experts."""
+        hidden, inner = self._hidden, self._inner
+        if layer in self._fused:
+            gate_up, down = self._fused[layer]
+            rows, columns = (hidden, 2 * inner), (inner, hidden)
+            if not self._family.transposed:
+                rows, columns = rows[::-1], columns[::-1]
+            yield gate_up, (self.count, *rows)
+            yield down, (self.count, *columns)
+            return
+        for expert in range(self.count):
+            gate, up, down = self._separate(layer, expert)
+            yield from ((gate, (inner, hidden)), (up, (inner, hidden)), (down, (hidden, inner)))
+
+    def _separate(self, layer: int, expert: int) -> tuple[str, str, str]:
+        names = self._family.separate(layer, expert)
+        if names is None:
+            wanted = " or ".join(pair[0] for pair in self._family.fused(layer))
+            raise MissingTensor(f"{wanted} in {self._checkpoint.directory}", "no such tensor", DOWNLOAD_AGAIN)
+        return names
+
+    def _check_names(self) -> None:
+        unclaimed = set(self.names)
+        for layer in self.layers:
+            for name, shape in self._wanted(layer):
+                found = self._checkpoint[name].shape if name in self.names else None
+                if found != shape:
+                    raise MissingTensor(
+                        f"tensor {name} of shape {shape} in {self._checkpoint.directory}",
+                        f"shape {found}" if found else "no such tensor",
+                        DOWNLOAD_AGAIN,
+                    )
+                _ = self._checkpoint[name].dtype
+                unclaimed.discard(name)
+        if unclaimed:
+            raise ModelRefused(
+                f"{self.count} experts in each of {len(self.layers)} layers, as config.json says",
+                f"{len(unclaimed)} more tensors with expert weights, first {min(unclaimed)}",
+                "check that config.json belongs to this checkpoint",
+            )
+
+
+def all_finite(weight: torch.Tensor) -> bool:
+    """Whether a floating-point tensor has no NaN and no infinity. Allocates no tensor of that size."""
+    if not weight.numel():
+        return True
+    low, high = torch.aminmax(weight)
+    return bool(torch.isfinite(low) & torch.isfinite(high))

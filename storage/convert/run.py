@@ -1,0 +1,251 @@
+"""Conversion of a checkpoint to a store: on every core, few experts in memory at a time, resumable per layer."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from edgemoe.errors import DamagedData, ReadFailed, UserError, WriteFailed
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
+from edgemoe.storage.convert.source_error import SourceError
+from edgemoe.storage.record.encode import assemble, quantize_matrix, squared_error
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.writer import StoreWriter
+from edgemoe.storage.threads import cores, in_order, one_core_each
+
+_MEMORY = 1_500_000_000
+"""Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
+
+_REQUEST = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""Error numbers that the user's request causes, not the disk."""
+
+
+class Arrivals(Protocol):
+    """Source weights that arrive during the conversion: each layer's weights are fetched before it is converted."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of disk that arriving weights need at most at a time, besides the weights that are present."""
+
+    def require(self, layer: int | None) -> None:
+        """Makes every weight of a layer readable; None: every weight that was not released.
+
+        Raises:
+            EdgemoeError: a weight cannot be fetched.
+        """
+
+    def release(self, layer: int, keep: Collection[str]) -> None:
+        """Marks a layer's experts as stored: of its tensors only those named in `keep` are read again."""
+
+
+def convert(
+    source: Path,
+    destination: Path,
+    family: ExpertNames,
+    *,
+    max_level: int | None,
+    layout: Layout,
+    dense_bits: int,
+    progress: Callable[[int, int], None],
+    threads: int | None = None,
+    arrivals: Arrivals | None = None,
+) -> Manifest:
+    """Converts a checkpoint, or resumes an interrupted conversion.
+
+    A finished store of the same source and options is not changed, also where another process finishes it meanwhile.
+    The store's bytes do not depend on the number of threads. All checks that need no weights come before the first
+    write. Peak memory: the largest dense tensor with its stored form, or two experts per thread, up to 1.5 GB or one
+    expert.
+
+    Args:
+        source: directory of the checkpoint.
+        destination: directory of the store, created if necessary.
+        family: of the source's config.
+        max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
+        layout: of the records.
+        dense_bits: 16 or 8 bits per weight of the matrices outside of experts.
+        progress: called with bytes of source weights done and in all, from the calling thread.
+        threads: number of threads that read and encode experts; by default two per core of this process, so that one
+            computes while the other waits for the disk.
+        arrivals: fetches weights before they are needed; by default all weights are present.
+
+    Raises:
+        ModelRefused, MissingTensor, BadHeader, TruncatedFile: the source cannot be converted.
+        DamagedData: a weight is not finite, or the source changed during the conversion.
+        UserError: the destination holds other files, or cannot be written by this user.
+        StoreBusy: another process uses the destination.
+        DoesNotFit: the disk is too small.
+        ReadFailed, WriteFailed: the operating system refused a call, retries included.
+    """
+    with source_errors(source):
+        job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress)
+    if (destination / MANIFEST_NAME).exists() and job.made(there := Manifest.load(destination)):
+        return there
+    with (
+        destination_errors(destination),
+        StoreWriter(
+            destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
+        ) as writer,
+    ):
+        if (destination / MANIFEST_NAME).exists():
+            return Manifest.load(destination)
+        job.write(writer, threads or 2 * cores(), arrivals)
+        require_unchanged(source, job.fingerprint)
+        return writer.finish(job.format)
+
+
+def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
+    """Computes the bytes of weights in the store that `convert` would write, without reading weights.
+
+    Raises:
+        ModelRefused, MissingTensor: the source cannot be converted.
+    """
+    experts = ExpertWeights(source, family)
+    dense = DenseWeights(source, experts.names, family, dense_bits)
+    return len(experts.layers) * experts.count * experts.geometry(max_level).record_bytes + dense.nbytes
+
+
+def require_unchanged(source: Path, fingerprint: str) -> None:
+    """Raises DamagedData if a checkpoint has another fingerprint now: a store would mix two checkpoints."""
+    with source_errors(source):
+        now = Checkpoint.open(source).fingerprint()
+    if now != fingerprint:
+        raise DamagedData(
+            f"{source} unchanged while it was read",
+            "changed files",
+            "remove what was written, and run the command again while no process writes to the checkpoint",
+        )
+
+
+@contextmanager
+def source_errors(source: Path) -> Iterator[None]:
+    """Converts an OSError from reads of a checkpoint's small files into ReadFailed."""
+    try:
+        yield
+    except OSError as error:
+        raise ReadFailed(f"the checkpoint {source}", str(error), "check the disk, then try again") from error
+
+
+@contextmanager
+def destination_errors(destination: Path, what: str = "a store") -> Iterator[None]:
+    """Converts an OSError from a writer's calls on directories into an error of the tree."""
+    try:
+        yield
+    except OSError as error:
+        wanted, found = f"{what} in {destination}", str(error)
+        if error.errno in _REQUEST:
+            raise UserError(wanted, found, "choose a directory that you may write to") from error
+        raise WriteFailed(wanted, found, "check the disk, then run the command again to resume") from error
+
+
+class _Conversion:
+    """The conversion of one checkpoint to one store, with its progress."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        family: ExpertNames,
+        max_level: int | None,
+        layout: Layout,
+        dense_bits: int,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._checkpoint, self._layout, self._dense_bits = checkpoint, layout, dense_bits
+        self._experts = ExpertWeights(checkpoint, family)
+        self._dense = DenseWeights(checkpoint, self._experts.names, family, dense_bits)
+        self.geometry = self._experts.geometry(max_level)
+        self.fingerprint, self.format = checkpoint.fingerprint(), checkpoint.format
+        self._total = sum(checkpoint[name].nbytes for name in checkpoint.names())
+        self._done, self._progress = 0, progress
+
+    def made(self, store: Manifest) -> bool:
+        """Whether a finished store is the result of this conversion."""
+        found = (store.source, store.geometry, store.layout, store.dense_bits)
+        return found == (self.fingerprint, self.geometry, self._layout.name, self._dense_bits)
+
+    def write(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
+        """Writes every file except the manifest."""
+        self._write_experts(writer, threads, arrivals)
+        if arrivals:
+            arrivals.require(None)
+        writer.write_dense(self._dense.specs(), self._tensors())
+        for path in self._checkpoint.companions():
+            writer.copy(path)
+
+    def _write_experts(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
+        """Writes every unfinished layer, after a check that the rest of the store fits on the disk."""
+        experts, finished = self._experts, writer.finished_layers()
+        missing = [layer for layer in experts.layers if layer not in finished]
+        for layer in finished:
+            self._add(experts.layer_bytes(layer))
+            self._release(layer, arrivals)
+        to_come = len(missing) * experts.count * self.geometry.record_bytes + self._dense.nbytes
+        writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
+        # What an expert takes between checkpoint and store: weights, codes and a record.
+        memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
+        limit = min(2 * threads * memory, _MEMORY)
+        with one_core_each(threads) as pool:
+            # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
+            for layers in [[layer] for layer in missing] if arrivals else [missing]:
+                if arrivals:
+                    arrivals.require(layers[0])
+                places = product(layers, range(experts.count))
+                tasks = ((memory, partial(self._record, *place)) for place in places)
+                with closing(in_order(pool, tasks, limit)) as records:
+                    for layer in layers:
+                        error = SourceError()
+                        writer.write_layer(layer, experts.count, self._counted(layer, records, error), error)
+                        self._release(layer, arrivals)
+
+    def _release(self, layer: int, arrivals: Arrivals | None) -> None:
+        if arrivals:
+            arrivals.release(layer, self._checkpoint.stored(self._dense.names))
+
+    def _counted(
+        self, layer: int, records: Iterator[tuple[Bytes, SourceError]], error: SourceError
+    ) -> Iterator[Bytes]:
+        """Yields the records of one layer; adds to `error`, and to the progress after a record is taken."""
+        count = self._experts.count
+        expert_bytes = self._experts.layer_bytes(layer) // count
+        for record, of_record in islice(records, count):
+            error.add(of_record)
+            yield record
+            self._add(expert_bytes)
+
+    def _record(self, layer: int, expert: int) -> tuple[Bytes, SourceError]:
+        weights, quantized = deque(self._experts.read(layer, expert)), []
+        error = SourceError()
+        for spec in self.geometry.matrices:
+            weight = weights.popleft()  # freed before the next is quantized: some experts have gigabytes
+            made = quantize_matrix(weight, spec)
+            if expert in (0, self._experts.count // 2):
+                error.add(SourceError(*squared_error(weight, made, spec, self.geometry.max_level)))
+            quantized.append(made)
+        del weight
+        return assemble(self.geometry, self._layout, quantized), error
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        sources = self._checkpoint.names()
+        for name, tensor in self._dense.tensors():
+            yield name, tensor
+            if name in sources:
+                self._add(self._checkpoint[name].nbytes)
+
+    def _add(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._progress(self._done, self._total)

@@ -1,0 +1,129 @@
+"""Dense weights of a store: all weights outside of experts, in bf16 or at 8 bits.
+
+At 8 bits every output row of a matrix has one symmetric scale:
+
+    scale = max |w| / 127, rounded up to bf16        code = round(w / scale)        w ~ code * scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from edgemoe.errors import DamagedData, ModelRefused
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertNames, all_finite
+from edgemoe.storage.files.header import Spec, tensor_bytes
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.record.planes import round_up_bf16
+from edgemoe.storage.store.manifest import SCALE_SUFFIX
+
+_SLICE = 1 << 22
+"""Weights converted to float32 at a time, which avoids a float32 copy of a whole embedding."""
+
+
+def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes a matrix to 8 bits against the rounded scales.
+
+    Args:
+        weight: floating point [N, K], finite, not empty. Not changed.
+
+    Returns:
+        Codes int8 [N, K], -127 .. 127, and scales bf16 [N], at least the row's largest weight / 127. A row of zeros
+        has scale 0.
+    """
+    rows, cols = weight.shape
+    codes = torch.empty(rows, cols, dtype=torch.int8)
+    scales = torch.empty(rows, dtype=torch.bfloat16)
+    step = max(_SLICE // cols, 1)
+    for start in range(0, rows, step):
+        part = weight[start : start + step].float()
+        scale = round_up_bf16(part.abs().amax(1) / 127)
+        scales[start : start + step] = scale
+        divisor = scale.float().clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
+        codes[start : start + step] = (part / divisor).round_().to(torch.int8)
+    return codes, scales
+
+
+class DenseWeights:
+    """The dense weights of a checkpoint as a store holds them. Thread-safe.
+
+    Weights become bf16, as in transformers when a model is loaded in bf16, except for the few that the family keeps in
+    float32. At 8 bits, matrices `*.weight` become codes and scales, except routers, which choose experts and are small.
+
+    Args:
+        checkpoint: the source.
+        experts: names of the tensors that hold expert weights.
+        family: of the checkpoint; it names routers, float32 tensors and unused tensors.
+        bits: 16 or 8 per weight of a matrix.
+
+    Raises:
+        ModelRefused: a tensor is not floating point, or has the name of another tensor's scales.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
+        self._checkpoint = checkpoint
+        there = checkpoint.names()
+        self.names = sorted(name for name in there - experts if not family.is_unused(name, checkpoint.config))
+        self._full = {name for name in self.names if family.keeps_precision(name)}
+        self._eight_bit = {
+            name
+            for name in self.names
+            if bits == 8
+            and name.endswith(".weight")
+            and name not in self._full
+            and len(checkpoint[name].shape) == 2
+            and 0 not in checkpoint[name].shape
+            and not family.is_router(name)
+        }
+        for name in self.names:
+            _ = checkpoint[name].dtype
+            if name in self._eight_bit and name + SCALE_SUFFIX in there:
+                raise ModelRefused(
+                    f"the name {name}{SCALE_SUFFIX} free for the scales of {name} at 8 bits",
+                    f"a tensor of that name in {checkpoint.directory}",
+                    "convert with dense weights at 16 bits",
+                )
+
+    def specs(self) -> dict[str, Spec]:
+        """Name -> spec of every tensor to store, in the order of tensors()."""
+        out: dict[str, Spec] = {}
+        for name in self.names:
+            shape = self._checkpoint[name].shape
+            if name in self._eight_bit:
+                out[name] = ("I8", shape)
+                out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
+            else:
+                out[name] = ("F32" if name in self._full else "BF16", shape)
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all dense weights in a store."""
+        return sum(tensor_bytes(*spec) for spec in self.specs().values())
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields name and tensor, one at a time.
+
+        Raises:
+            DamagedData: a weight is NaN, infinite, or too large for bf16; with the tensor's name.
+            TruncatedFile: from Weight.read.
+        """
+        for name in self.names:
+            dtype = torch.float32 if name in self._full else torch.bfloat16
+            weight = self._checkpoint[name].read().to(dtype)
+            if not all_finite(weight):
+                raise DamagedData(
+                    f"finite weights in {name} of {self._checkpoint.directory}",
+                    "NaN, infinity or a value too large for bf16",
+                    DOWNLOAD_AGAIN,
+                )
+            if name in self._eight_bit:
+                codes, scales = quantize_rows(weight)
+                del weight
+                yield name, codes
+                del codes
+                yield name + SCALE_SUFFIX, scales
+            else:
+                yield name, weight

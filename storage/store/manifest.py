@@ -1,0 +1,254 @@
+"""store.json: the contents of a store and their places. Written last: a directory without it is unfinished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from edgemoe.errors import BadManifest, UserError
+from edgemoe.storage.base import Plane
+from edgemoe.storage.compensators.index import CompensatorIndex, read_compensators
+from edgemoe.storage.files.atomic import replacing, write_all
+from edgemoe.storage.files.header import strict_json
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.source_file import read_whole
+from edgemoe.storage.files.untrusted import shortened
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.manifest_entries import (
+    MAX_OFFSET,
+    FileEntry,
+    LayerRecords,
+    read_files,
+    read_geometry,
+    read_integer,
+    read_layers,
+    read_object,
+    read_planes,
+    read_text,
+)
+
+MANIFEST_NAME = "store.json"
+MARKER_NAME = "unfinished.json"
+"""Name of the manifest without layers that marks a directory while a conversion writes to it."""
+
+DENSE_NAME = "dense.safetensors"
+"""Name of the file of the weights outside the experts."""
+
+SCALE_SUFFIX = "_scale"
+"""The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
+
+FORMAT_VERSION = 1
+
+SIZE_LIMIT = 16 << 20
+"""Bytes of a manifest. That of 60 layers of 384 experts takes 2 MB."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of a store.
+
+    Args:
+        source: fingerprint of the checkpoint that the store was converted from.
+        layout: name of the layout that records are packed in.
+        probe: hash of a known matrix in that layout.
+        geometry: sizes and planes of every record.
+        dense_bits: 16 or 8 bits per weight of the matrices in dense.safetensors.
+        layers: by layer number; a layer without experts has no entry.
+        files: every other file except the manifest, by name.
+        source_format: format of the checkpoint's weights; empty if unknown.
+        source_error: relative Frobenius error of the highest level against the source, over the first and the
+            middle expert of every layer; None if unknown.
+        compensators: of its experts; None without any.
+    """
+
+    source: str
+    layout: str
+    probe: str
+    geometry: RecordGeometry
+    dense_bits: int
+    layers: Mapping[int, LayerRecords]
+    files: Mapping[str, FileEntry]
+    source_format: str = ""
+    source_error: float | None = None
+    compensators: CompensatorIndex | None = None
+
+    @property
+    def max_level(self) -> int:
+        """The highest level in the records: 8, 4 or 2."""
+        return self.geometry.max_level
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all records."""
+        return sum(len(layer.records) for layer in self.layers.values()) * self.geometry.record_bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the store, with or without compensators: a hash of every plane's checksum and of all else in
+        store.json; 32 hex digits.
+        """
+        return xxhash.xxh3_128_hexdigest(replace(self, compensators=None).to_json())
+
+    def to_json(self) -> bytes:
+        """The bytes of store.json; equal manifests give equal bytes."""
+        content = {
+            "format": FORMAT_VERSION,
+            "source": self.source,
+            "source_format": self.source_format,
+            "source_error": self.source_error,
+            "layout": self.layout,
+            "probe": self.probe,
+            "max_level": self.max_level,
+            "dense_bits": self.dense_bits,
+            "matrices": [asdict(matrix) for matrix in self.geometry.matrices],
+            "planes": [
+                {
+                    "name": Plane(i).label,
+                    "requires": [Plane(j).label for j in range(i)],
+                    "optional": False,
+                    "offset": span.offset,
+                    "length": span.length,
+                }
+                for i, span in enumerate(self.geometry.planes)
+            ],
+            "files": {name: [e.size, f"{e.checksum:016x}"] for name, e in sorted(self.files.items())},
+            "layers": {str(number): _layer_json(layer) for number, layer in sorted(self.layers.items())},
+        }
+        if self.compensators:
+            content["compensators"] = self.compensators.to_json()
+        return _json_line(content)
+
+    def save(self, path: Path) -> None:
+        """Writes the manifest to `path` atomically.
+
+        Raises:
+            DoesNotFit: the disk is full.
+            WriteFailed: the operating system refused a write.
+        """
+        raw = self.to_json()
+        with replacing(path, len(raw)) as fd:
+            write_all(fd, raw)
+
+    @classmethod
+    def load(cls, directory: Path) -> Manifest:
+        """Reads the manifest of a finished store, and checks it as far as possible without its other files.
+
+        Raises:
+            UserError: the directory holds no finished store.
+            BadManifest: store.json is invalid, contradicts itself or has a newer format.
+        """
+        path = directory / MANIFEST_NAME
+        if path.is_file():
+            return cls.read(path)
+        if (directory / MARKER_NAME).is_file():
+            found = f"an unfinished conversion without {MANIFEST_NAME}"
+            action = "run `edgemoe convert` again to resume it"
+        else:
+            found = f"no {MANIFEST_NAME}"
+            action = "give the directory that `edgemoe convert` wrote, or convert the model first"
+        raise UserError(f"a store in {directory}", found, action)
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Reads a manifest from a file of any name.
+
+        Raises:
+            BadManifest: the file cannot be read, is invalid, contradicts itself or has a newer format.
+        """
+        try:
+            with open_regular(path) as file:
+                raw = file.read(SIZE_LIMIT + 1)
+            if len(raw) > SIZE_LIMIT:
+                raise BadManifest(
+                    f"at most {SIZE_LIMIT} bytes of {path}",
+                    f"{path.stat().st_size} bytes",
+                    "convert the model again",
+                )
+            return cls.parse(raw, path)
+        except OSError as error:
+            raise BadManifest(
+                f"a manifest in {path}", str(error.strerror), "convert the model again"
+            ) from error
+
+    @classmethod
+    def parse(cls, raw: bytes, path: Path) -> Manifest:
+        """Parses what to_json returned. `path` names the bytes in messages.
+
+        Raises:
+            BadManifest: with the wrong value; no other error, whatever the bytes are.
+        """
+        try:
+            return cls._checked(strict_json(raw))
+        except (ValueError, RecursionError) as error:
+            raise BadManifest(
+                f"a valid store manifest in {path}",
+                str(error)[:300],
+                "use the edgemoe version that wrote it, or convert the model again",
+            ) from error
+
+    @classmethod
+    def _checked(cls, value: object) -> Manifest:
+        content = read_object(value, "the manifest")
+        version = read_integer(content, "format", 1, MAX_OFFSET)
+        if version > FORMAT_VERSION:
+            raise ValueError(f"format {version}, above {FORMAT_VERSION}, the newest that this edgemoe reads")
+        layout, of_probe = read_text(content, "layout"), read_text(content, "probe")
+        if layout not in PROBES:
+            raise ValueError(f"layout {shortened(layout)}, not one of {', '.join(PROBES)}")
+        if of_probe != PROBES[layout]:
+            raise ValueError(f"probe {shortened(of_probe)}, where layout {layout} gives {PROBES[layout]}")
+        geometry = read_geometry(content)
+        columns = read_planes(content, geometry)
+        dense_bits = read_integer(content, "dense_bits", 8, 16)
+        if dense_bits not in (8, 16):
+            raise ValueError(f"dense_bits {dense_bits}, not 16 or 8")
+        files, layers = read_files(content), read_layers(content, geometry, columns)
+        names = [layer.file for layer in layers.values()]
+        if len({*names, *files}) < len(names) + len(files):
+            raise ValueError("a file name that occurs twice")
+        described = content.get("source_format", ""), content.get("source_error")
+        if not isinstance(described[0], str) or not (described[1] is None or _is_error(described[1])):
+            raise ValueError(f"source_format and source_error {shortened(described)}")
+        counts = {number: len(layer.records) for number, layer in layers.items()}
+        compensators = read_compensators(content.get("compensators"), geometry, counts)
+        source = read_text(content, "source")
+        return cls(source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators)
+
+
+def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
+    """Writes an index into the store.json of a store atomically; all else in it stays, also what is unknown here.
+
+    Returns:
+        the store's manifest with the index.
+
+    Raises:
+        UserError, BadManifest: as Manifest.load.
+        DoesNotFit: the disk is full.
+        WriteFailed: the operating system refused a write.
+    """
+    made = replace(Manifest.load(directory), compensators=index)
+    path = directory / MANIFEST_NAME
+    content = read_object(strict_json(read_whole(path)), "the manifest")
+    raw = _json_line(content | {"compensators": index.to_json()})
+    with replacing(path, len(raw)) as fd:
+        write_all(fd, raw)
+    return made
+
+
+def _json_line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _layer_json(layer: LayerRecords) -> dict[str, Any]:
+    records = [[r.offset, *(f"{checksum:016x}" for checksum in r.checksums)] for r in layer.records]
+    return {"file": layer.file, "records": records}

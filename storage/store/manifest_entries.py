@@ -1,0 +1,202 @@
+"""The entries of store.json: their types, and readers that check type, bounds and agreement of every value.
+
+Every function raises ValueError with the wrong value in its text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from edgemoe.storage.base import BLOCK, PLANES_OF_LEVEL, ByteRange, Plane
+from edgemoe.storage.files.untrusted import shortened
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry, align
+
+MAX_OFFSET = 1 << 50
+_MAX_SIDE = 1 << 24
+_MAX_LAYERS = 1 << 16
+_MAX_EXPERTS = 1 << 16
+_GROUPS = (32, 64, 128, 256)
+_CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_FILE_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\ud800-\udfff]{1,200}")
+
+
+def tensor_name(layer: int, expert: int) -> str:
+    """Name of a record's tensor in its layer's file."""
+    return f"experts.{layer}.{expert}"
+
+
+@dataclass(frozen=True)
+class RecordEntry:
+    """One expert's record.
+
+    Args:
+        offset: bytes from the start of its file, a multiple of 4 KiB.
+        checksums: xxh3_64 of every plane, in record order.
+    """
+
+    offset: int
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayerRecords:
+    """One layer's experts: the name of their file, and their records by expert number."""
+
+    file: str
+    records: tuple[RecordEntry, ...]
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the store without records: its bytes, and their xxh3_64."""
+
+    size: int
+    checksum: int
+
+
+def read_geometry(content: Mapping[str, Any]) -> RecordGeometry:
+    """The geometry of every record, from max_level and matrices."""
+    max_level = read_integer(content, "max_level", 2, 8)
+    if max_level not in PLANES_OF_LEVEL:
+        raise ValueError(f"max_level {max_level}, not 8, 4 or 2")
+    matrices = tuple(_matrix(value) for value in read_list(content.get("matrices"), "matrices"))
+    if not matrices or len({m.name for m in matrices}) < len(matrices):
+        raise ValueError("no matrices, or two with the same name")
+    return RecordGeometry(matrices, max_level)
+
+
+def _matrix(value: object) -> MatrixSpec:
+    content = read_object(value, "a matrix")
+    sizes = {
+        key: read_integer(content, key, 1, _MAX_SIDE)
+        for key in ("rows", "cols", "group", "padded_rows", "padded_cols")
+    }
+    spec = MatrixSpec(read_text(content, "name"), **sizes)
+    if spec.group not in _GROUPS:
+        raise ValueError(f"groups of {spec.group} in matrix {shortened(spec.name)}, not one of {_GROUPS}")
+    if (spec.padded_rows, spec.padded_cols) != (align(spec.rows, 16), align(spec.cols, spec.group)):
+        raise ValueError(
+            f"matrix {shortened(spec.name)} without padding to 16 rows and whole groups: {sizes}"
+        )
+    return spec
+
+
+def read_planes(content: Mapping[str, Any], geometry: RecordGeometry) -> tuple[int, int]:
+    """Checks the planes against the geometry.
+
+    Returns:
+        The number of planes that this edgemoe reads, and the number of checksums of a record.
+    """
+    expected = [Plane(i).label for i in range(len(geometry.planes))]
+    planes = [read_object(value, "a plane") for value in read_list(content.get("planes"), "planes")]
+    names = [read_text(plane, "name") for plane in planes]
+    if names[: len(expected)] != expected:
+        raise ValueError(f"planes {shortened(names)}, where max_level {geometry.max_level} has {expected}")
+    for index, plane in enumerate(planes):
+        span = ByteRange(
+            read_integer(plane, "offset", 0, MAX_OFFSET), read_integer(plane, "length", 0, MAX_OFFSET)
+        )
+        requires = [text for text in read_list(plane.get("requires"), "requires") if isinstance(text, str)]
+        if not isinstance(plane.get("optional"), bool):
+            raise ValueError(f"plane {shortened(names[index])} without a boolean `optional`")
+        if index < len(expected):
+            if span != geometry.planes[index] or requires != expected[:index]:
+                raise ValueError(
+                    f"plane {names[index]} as {shortened(plane)}, where the matrices give {geometry.planes[index]}"
+                )
+        elif not plane["optional"]:
+            raise ValueError(f"plane {shortened(names[index])}, unknown to this edgemoe and not optional")
+        elif span.offset < geometry.record_bytes:
+            raise ValueError(f"plane {shortened(names[index])} at {span.offset}, inside the planes before it")
+    return len(expected), len(planes)
+
+
+def read_layers(
+    content: Mapping[str, Any], geometry: RecordGeometry, columns: tuple[int, int]
+) -> dict[int, LayerRecords]:
+    """The layers by number. `columns` are the two numbers of read_planes."""
+    out = {}
+    for number, value in read_object(content.get("layers"), "layers").items():
+        if not re.fullmatch(r"0|[1-9][0-9]{0,5}", number, re.ASCII) or int(number) >= _MAX_LAYERS:
+            raise ValueError(f"{shortened(number)} as a layer number")
+        layer = read_object(value, f"layer {number}")
+        rows = read_list(layer.get("records"), f"records of layer {number}")
+        if not 1 <= len(rows) <= _MAX_EXPERTS:
+            raise ValueError(f"{len(rows)} experts in layer {number}")
+        records = tuple(_record(row, columns, f"layer {number}, expert {e}") for e, row in enumerate(rows))
+        offsets = sorted(record.offset for record in records)
+        if any(b - a < geometry.record_bytes for a, b in pairwise(offsets)):
+            raise ValueError(f"two overlapping records in layer {number}")
+        out[int(number)] = LayerRecords(read_file_name(layer.get("file")), records)
+    return out
+
+
+def _record(row: object, columns: tuple[int, int], label: str) -> RecordEntry:
+    known, total = columns
+    offset, *checksums = read_list(row, label) or [None]
+    if type(offset) is not int or offset % BLOCK or not 0 <= offset <= MAX_OFFSET:
+        raise ValueError(f"offset {shortened(offset)} for {label}")
+    if len(checksums) != total:
+        raise ValueError(f"{len(checksums)} checksums for the {total} planes of {label}")
+    return RecordEntry(offset, tuple(read_checksum(text, label) for text in checksums)[:known])
+
+
+def read_files(content: Mapping[str, Any]) -> dict[str, FileEntry]:
+    """The files without records, by name."""
+    files = read_object(content.get("files"), "files")
+    return {read_file_name(name): _file_entry(entry, name) for name, entry in files.items()}
+
+
+def _file_entry(value: object, name: str) -> FileEntry:
+    match read_list(value, f"file {shortened(name)}"):
+        case [int() as size, checksum] if type(size) is int and 0 <= size <= MAX_OFFSET:
+            return FileEntry(size, read_checksum(checksum, name))
+    raise ValueError(f"{shortened(value)} for file {shortened(name)}, not a size and a checksum")
+
+
+def read_file_name(name: object) -> str:
+    """The name of a file inside the store."""
+    if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{shortened(name)} as a file name")
+    return name
+
+
+def read_checksum(text: object, label: str) -> int:
+    """The checksum in 16 hex digits."""
+    if not isinstance(text, str) or not _CHECKSUM.fullmatch(text):
+        raise ValueError(f"checksum {shortened(text)} for {shortened(label)}")
+    return int(text, 16)
+
+
+def read_object(value: object, label: str) -> dict[str, Any]:
+    """The object `value`; `label` names it in the error."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{shortened(value)} as {label}, not an object")
+    return value
+
+
+def read_list(value: object, label: str) -> list[Any]:
+    """The list `value`; `label` names it in the error."""
+    if not isinstance(value, list):
+        raise ValueError(f"{shortened(value)} as {shortened(label)}, not a list")
+    return value
+
+
+def read_text(content: Mapping[str, Any], key: str) -> str:
+    """The text of 1 to 1000 characters at `key`."""
+    value = content.get(key)
+    if not isinstance(value, str) or not 0 < len(value) <= 1000:
+        raise ValueError(f"{key} {shortened(value)}, not a text")
+    return value
+
+
+def read_integer(content: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """The whole number from `low` to `high` at `key`."""
+    value = content.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{key} {shortened(value)}, not a whole number from {low} to {high}")
+    return value

@@ -1,0 +1,140 @@
+"""Reads of planes into the caller's buffers: past the page cache, with one call, and verified.
+
+Files are never mapped: access to a mapped file that became shorter kills the process instead of raising TruncatedFile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import xxhash
+
+from edgemoe.errors import ChecksumMismatch, UserError
+from edgemoe.storage.base import LABELS, ByteRange, ExpertKey, Plane, PlaneReader
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.manifest_entries import RecordEntry
+from edgemoe.storage.store.record_file import VERIFY, RecordFiles, pieces
+
+
+class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
+    """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`.
+
+    Args:
+        geometry: of the records.
+        files: open, of every layer with experts.
+        records: layer -> its records.
+    """
+
+    def __init__(
+        self, geometry: RecordGeometry, files: RecordFiles, records: Mapping[int, Sequence[RecordEntry]]
+    ) -> None:
+        self._geometry, self._files, self._records = geometry, files, records
+        planes = list(Plane)[: len(geometry.planes)]
+        pairs = [(first, last) for first in planes for last in planes if first <= last]
+        self._spans = {pair: geometry.span(*pair) for pair in pairs}
+        self._lengths = {
+            (first, last): [plane.length for plane in geometry.planes[first : last + 1]]
+            for first, last in pairs
+        }
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Manifest) -> RecordReader:
+        """Opens every layer's file, and locks the store against writers until `close`.
+
+        Args:
+            directory: of the store.
+            manifest: of the store.
+
+        Raises:
+            MissingTensor, TruncatedFile: a file is missing, or shorter than the manifest says.
+            ReadFailed: a file cannot be opened.
+            StoreBusy: another process is writing the store.
+            UserError: the platform has no preadv or no flock.
+        """
+        if not hasattr(os, "preadv"):
+            raise UserError(
+                f"os.preadv to read {directory}",
+                f"Python on {sys.platform}, which has no preadv",
+                "use Linux or macOS; WSL 2 works on Windows",
+            )
+        size = manifest.geometry.record_bytes
+        with ExitStack() as opened:
+            files = opened.enter_context(RecordFiles(directory, VERIFY))
+            for layer, found in manifest.layers.items():
+                path, end = directory / found.file, max(record.offset for record in found.records) + size
+                files.open(layer, path, end, f"the experts of layer {layer} in {path}")
+            opened.pop_all()
+        return cls(
+            manifest.geometry, files, {layer: found.records for layer, found in manifest.layers.items()}
+        )
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk since opening, by every thread."""
+        return self._files.bytes_read
+
+    @property
+    def retries(self) -> int:
+        """Attempts after failures, of all reads since opening that succeeded in the end."""
+        return self._files.retries
+
+    @property
+    def direct(self) -> bool:
+        """Whether every read so far went past the page cache."""
+        return self._files.direct
+
+    def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
+        """Reads planes with one preadv where possible. A transient error is retried for PATIENCE.
+
+        Raises:
+            TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
+            ValueError: the reader is closed, the store has no such expert, or the buffers' length is wrong.
+        """
+        if self._files.closed:
+            raise ValueError("the reader is closed")
+        records = self._records.get(key.layer, ())
+        if not 0 <= key.expert < len(records):
+            raise ValueError(f"expected an expert of the store, got {key}")
+        offset, length = self._spans[first, last]
+        wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
+        if (size := sum(map(len, into))) != length:
+            raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
+        record = records[key.expert]
+        self._files.fill(key.layer, ByteRange(record.offset + offset, length), into, wanted)
+        self._verify(record, key, first, last, into)
+        return length
+
+    def close(self) -> None:
+        """Closes every descriptor and unlocks the store. Idempotent.
+
+        All reads of other threads must have returned.
+        """
+        self._files.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _verify(
+        self, record: RecordEntry, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
+    ) -> None:
+        start = self._geometry.planes[first].offset
+        whole = list(map(len, into)) == self._lengths[first, last]  # a buffer for each plane
+        for index in range(first, last + 1):
+            plane = self._geometry.planes[index]
+            digest = xxhash.xxh3_64()
+            if whole:
+                digest.update(into[index - first])
+            else:
+                for piece in pieces(into, plane.offset - start, plane.length):
+                    digest.update(piece)
+            if digest.intdigest() != record.checksums[index]:
+                label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
+                wanted = f"checksum {record.checksums[index]:016x} for {label}"
+                path = self._files.path(key.layer)
+                found = f"{digest.hexdigest()} from {path} at offset {record.offset + plane.offset}"
+                raise ChecksumMismatch(wanted, found, VERIFY)

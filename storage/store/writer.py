@@ -1,0 +1,266 @@
+"""Writing of a store: one file of records per layer, dense weights, companions, and store.json last.
+
+Every file is written atomically. The checksums of a layer's planes are in the metadata of its own file, so a killed
+conversion resumes with the next layer, and its result has the bytes of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import xxhash
+
+from edgemoe.errors import DamagedData, UserError
+from edgemoe.storage.base import BLOCK
+from edgemoe.storage.convert.source_error import SourceError
+from edgemoe.storage.files.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
+from edgemoe.storage.files.header import header_bytes, read_header, tensor_bytes
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.source_file import read_whole
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, RecordEntry, tensor_name
+from edgemoe.storage.store.record_file import write_records
+
+CHECKSUMS_KEY = "xxh3_64"
+"""Key in a layer file's metadata: 16 hex digits per plane, in the order of records and planes."""
+
+ERROR_KEY = "source_error"
+"""Key in a layer file's metadata: the result of SourceError.to_digits."""
+
+_SHARD_NAME = re.compile(r"experts-(\d{5,})\.safetensors", re.ASCII)
+
+
+def shard_name(layer: int) -> str:
+    """Name of the file of a layer's records."""
+    return f"experts-{layer:05d}.safetensors"
+
+
+class StoreWriter:
+    """Writes a store, or the missing files of an unfinished one. A context manager; not thread-safe.
+
+    Inside the context no other process can read or write the store. Exit without `finish` keeps complete files for the
+    next run.
+
+    Args:
+        directory: new, empty, or a store of exactly these arguments, finished or not.
+        geometry: of every record.
+        layout: that records are packed in.
+        source: fingerprint of the checkpoint.
+        dense_bits: 16 or 8 bits per weight of the matrices for write_dense.
+
+    Raises:
+        UserError: on entry: the directory holds other files, which are not changed.
+        StoreBusy: on entry: another process uses the store.
+        DoesNotFit: on entry and from every method that writes: the disk is full.
+    """
+
+    def __init__(
+        self, directory: Path, *, geometry: RecordGeometry, layout: Layout, source: str, dense_bits: int
+    ) -> None:
+        self._directory = directory
+        self._empty = Manifest(source, layout.name, PROBES[layout.name], geometry, dense_bits, {}, {})
+        self._geometry = geometry
+        self._layers: dict[int, LayerRecords] = {}
+        self._errors: dict[int, SourceError] = {}
+        self._files: dict[str, FileEntry] = {}
+        self._lock: StoreLock | None = None
+
+    def __enter__(self) -> StoreWriter:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._lock = StoreLock(self._directory, exclusive=True)
+        try:
+            self._claim()
+            self._layers = self._complete_layers()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lock:
+            self._lock.close()
+
+    def finished_layers(self) -> set[int]:
+        """Layers with a complete file, from this or an earlier run."""
+        return set(self._layers)
+
+    def require_free(self, size: int) -> None:
+        """Raises DoesNotFit if fewer than `size` bytes are free on the store's disk."""
+        require_free(self._directory / MANIFEST_NAME, size)
+
+    def write_layer(
+        self, layer: int, count: int, records: Iterable[Bytes], error: SourceError | None = None
+    ) -> None:
+        """Writes a layer's experts, from expert 0 on, with one record in memory at a time.
+
+        Args:
+            layer: number of the layer in the model.
+            count: number of records.
+            records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
+            error: of the layer against its source; complete once the last record is taken.
+
+        Raises:
+            ValueError: another number or length of records; no file is written.
+            DoesNotFit: the disk is full.
+        """
+        error = error or SourceError()
+        checksums = write_records(
+            self._directory / shard_name(layer),
+            [self._geometry.record_bytes] * count,
+            self._geometry.planes,
+            records,
+            lambda checksums: self._shard_header(layer, checksums, error),
+        )
+        self._errors[layer] = error
+        start = len(self._shard_header(layer, checksums, error))
+        self._layers[layer] = self._layer_records(layer, start, checksums)
+
+    def write_dense(
+        self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
+        """Writes dense.safetensors, with one tensor in memory at a time.
+
+        Args:
+            specs: name -> (safetensors' dtype, shape), in the order of the file.
+            tensors: (name, tensor) in the same order, with the spec's shape and element type.
+
+        Raises:
+            ValueError: the tensors differ from the specs; no file is written.
+            DoesNotFit: the disk is full.
+        """
+        header = header_bytes(specs, {"format": "pt"})
+        expected = [
+            (name, tensor_bytes(dtype, shape), tuple(shape)) for name, (dtype, shape) in specs.items()
+        ]
+        digest = xxhash.xxh3_64(header)
+        total = len(header) + sum(nbytes for _, nbytes, _ in expected)
+        with replacing(self._directory / DENSE_NAME, total) as fd:
+            write_all(fd, header)
+            for wanted, (name, tensor) in zip(expected, tensors, strict=True):
+                raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                got = (name, raw.nbytes, tuple(tensor.shape))
+                if got != wanted:
+                    raise ValueError(f"expected the tensor {wanted} (name, bytes, shape), got {got}")
+                digest.update(raw)
+                write_all(fd, raw)
+        self._files[DENSE_NAME] = FileEntry(total, digest.intdigest())
+
+    def copy(self, path: Path) -> None:
+        """Copies a small file (config, tokenizer, chat template) into the store, under its own name."""
+        raw = read_whole(path)
+        with replacing(self._directory / path.name, len(raw)) as fd:
+            write_all(fd, raw)
+        self._files[path.name] = FileEntry(len(raw), xxhash.xxh3_64_intdigest(raw))
+
+    def finish(self, source_format: str = "") -> Manifest:
+        """Writes store.json, which makes the directory a store, once all other files are written.
+
+        Args:
+            source_format: name of the source weights' format, for display.
+        """
+        error = SourceError()
+        for layer in sorted(self._errors):
+            error.add(self._errors[layer])
+        manifest = replace(
+            self._empty,
+            layers=self._layers,
+            files=self._files,
+            source_format=source_format,
+            source_error=error.relative if error.total else None,
+        )
+        marker = self._directory / MARKER_NAME
+        manifest.save(marker)
+        # The marker is renamed to the manifest: at every moment exactly one of the two exists.
+        final = self._directory / MANIFEST_NAME
+        try:
+            marker.replace(final)
+            sync_directory(self._directory)
+        except OSError as error:
+            raise refused(final, len(manifest.to_json()), error) from error
+        return manifest
+
+    def _claim(self) -> None:
+        """Checks that the directory is empty or holds this conversion, and writes its marker."""
+        for name in (MANIFEST_NAME, MARKER_NAME):
+            path = self._directory / name
+            if path.exists():
+                found = Manifest.read(path)
+                conversion = replace(
+                    found, layers={}, files={}, source_format="", source_error=None, compensators=None
+                )
+                if conversion != self._empty:
+                    raise self._occupied(_difference(found, self._empty))
+                return
+        others = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
+        if others:
+            raise self._occupied(f"{others[0]} and no unfinished conversion")
+        self._empty.save(self._directory / MARKER_NAME)
+
+    def _occupied(self, found: str) -> UserError:
+        return UserError(
+            f"{self._directory} free for this store", found, "choose another directory, or remove this one"
+        )
+
+    def _complete_layers(self) -> dict[int, LayerRecords]:
+        out = {}
+        for path in self._directory.iterdir():
+            if match := _SHARD_NAME.fullmatch(path.name):
+                with suppress(
+                    DamagedData, ValueError
+                ):  # a file of another origin: the layer is written again
+                    out[int(match[1])] = self._read_layer(int(match[1]), path)
+        return out
+
+    def _read_layer(self, layer: int, path: Path) -> LayerRecords:
+        """Reads a layer's records from its file.
+
+        Raises:
+            DamagedData, ValueError: the header is not one that write_layer writes.
+        """
+        header = read_header(path)
+        digits = header.metadata.get(CHECKSUMS_KEY, "")
+        planes, count = len(self._geometry.planes), len(header.tensors)
+        if not re.fullmatch(rf"[0-9a-f]{{{16 * planes * count}}}", digits, re.ASCII):
+            raise ValueError(f"other metadata than checksums of {count} records in {path}")
+        error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
+        numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
+        checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
+        ours = self._shard_header(layer, checksums, error)
+        with open_regular(path) as file:
+            if file.read(len(ours)) != ours:
+                raise ValueError(f"other records than those of layer {layer} in {path}")
+        self._errors[layer] = error
+        return self._layer_records(layer, len(ours), checksums)
+
+    def _layer_records(
+        self, layer: int, data_start: int, checksums: Sequence[tuple[int, ...]]
+    ) -> LayerRecords:
+        size = self._geometry.record_bytes
+        records = (RecordEntry(data_start + e * size, sums) for e, sums in enumerate(checksums))
+        return LayerRecords(shard_name(layer), tuple(records))
+
+    def _shard_header(self, layer: int, checksums: Sequence[tuple[int, ...]], error: SourceError) -> bytes:
+        """Builds a header whose length does not depend on checksums and error, so that it is written before them."""
+        digits = "".join(f"{checksum:016x}" for sums in checksums for checksum in sums)
+        shape = (self._geometry.record_bytes,)
+        tensors = {tensor_name(layer, expert): ("U8", shape) for expert in range(len(checksums))}
+        return header_bytes(tensors, {CHECKSUMS_KEY: digits, ERROR_KEY: error.to_digits()}, BLOCK)
+
+
+def _difference(found: Manifest, wanted: Manifest) -> str:
+    """Describes the first difference between two conversions."""
+    for name in ("source", "layout", "dense_bits", "max_level", "geometry"):
+        theirs, ours = getattr(found, name), getattr(wanted, name)
+        if theirs != ours:
+            return f"a conversion with {name} {theirs}, not {ours}"
+    return "another conversion"
