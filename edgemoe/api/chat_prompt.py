@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from edgemoe.api.answer_form import AnswerForm, AnswerReader
+from edgemoe.api.answer_form import AnswerForm
+from edgemoe.api.answer_reader import AnswerReader
 from edgemoe.api.model import Model
 from edgemoe.api.replay import Replays
 from edgemoe.api.template import Message

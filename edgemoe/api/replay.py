@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgemoe.api.answer_form import AnswerForm, AnswerReader, Call, Kind
+from edgemoe.api.answer_form import AnswerForm
+from edgemoe.api.answer_reader import AnswerReader, Call, Kind
 from edgemoe.api.template import Message, encode_text, render_chat
 
 MOST_TURNS = 1024
@@ -125,9 +126,7 @@ class Replays:
             rest = text[len(prompt) :]
             end = min((at for end in ends if (at := rest.find(end)) >= 0), default=-1)
             reader = form.reader(prompt, tools if isinstance(tools, list) else None)
-            reader.feed(rest[: max(end, 0)])
-            reader.end()
-            if end >= 0 and turn.equals(reader):
+            if end >= 0 and turn.equals(reader.read(rest[:end])):
                 tokens += [*encode_text(tokenizer, text[done : len(prompt)]), *turn.tokens]
                 done = len(prompt) + end
         return text, tokens + encode_text(tokenizer, text[done:])

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from edgemoe.api.answer_form import AnswerForm, Call
+from edgemoe.api.answer_form import AnswerForm
+from edgemoe.api.answer_reader import Call
 from edgemoe.api.template import render_chat
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import CallForm, Reasoning, Words, calls_answer, text_and_calls
@@ -113,34 +114,32 @@ def call_form(
         UserError: it writes their arguments otherwise than as JSON, or in another form than `form` reads.
     """
     calls = [Call(*sample) for sample in zip(_NAMES, _ARGUMENTS, _IDS, strict=True)]
-    tools = [_sample_tool(name) for name in _NAMES]
-    more = {**variables, "tools": tools}
+    more = {**variables, "tools": [_sample_tool(name) for name in _NAMES]}
     answer = {"role": "assistant", "content": "", "tool_calls": [call.as_message() for call in calls]}
     prompt = render_chat(tokenizer, [_QUESTION], more)
     with foreign_code("a tokenizer with added tokens"):
         tokens = _Tokens(tokenizer.get_added_vocab())
     text = render_chat(tokenizer, [_QUESTION, answer], more, to_answer=False)
     found = _form_in(text, prompt, form, ends, tokens)
-    if found and not any(
-        call.id in part for call in calls for part in (found.begin, found.end, found.between)
-    ):
-        (first, second), reader = (
-            (_written(found, call) for call in calls),
-            form.reader(prompt, tools),
-        )
-        if form.begins_in_reasoning(prompt) and form.reasoning:
-            reader.feed(form.reasoning[1])
-        reader.feed(found.before + first + found.between + second + found.after)
-        reader.end()
-        if [(call.name, call.arguments) for call in reader.calls] == list(
-            zip(_NAMES, _ARGUMENTS, strict=True)
-        ):
-            return found
+    if found and _reads_calls(found, form, prompt, calls):
+        return found
     raise UserError(
         "a chat template that writes the arguments of a call as JSON, where calls are enforced",
         "this model's, which writes them in another form",
         "use tool_choice auto, without strict",
     )
+
+
+def _reads_calls(found: CallForm, form: AnswerForm, prompt: str, calls: Sequence[Call]) -> bool:
+    """Whether `form` finds two sample calls where they are written as `found`, which has none of their ids."""
+    if any(call.id in part for call in calls for part in (found.begin, found.end, found.between)):
+        return False
+    first, second = (_written(found, call) for call in calls)
+    reader = form.reader(prompt, [_sample_tool(call.name) for call in calls])
+    if form.begins_in_reasoning(prompt) and form.reasoning:
+        reader.feed(form.reasoning[1])
+    reader.read(found.before + first + found.between + second + found.after)
+    return [(call.name, call.arguments) for call in reader.calls] == [(c.name, c.arguments) for c in calls]
 
 
 def _written(form: CallForm, call: Call) -> str:

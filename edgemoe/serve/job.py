@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
 
 if TYPE_CHECKING:
-    from edgemoe.api.answer_form import AnswerReader, Delta
+    from edgemoe.api.answer_reader import AnswerReader, Delta
     from edgemoe.api.model import AnswerFuture, Choices, Model
     from edgemoe.engine.generate import Answer
 

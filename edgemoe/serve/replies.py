@@ -14,7 +14,7 @@ from edgemoe.serve.logprob_shapes import Decode, of_chat, of_completion
 from edgemoe.serve.protocols.base import Reply, Shape, json_bytes
 
 if TYPE_CHECKING:
-    from edgemoe.api.answer_form import AnswerReader, Call, Delta
+    from edgemoe.api.answer_reader import AnswerReader, Call, Delta
     from edgemoe.api.status import Progress
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs

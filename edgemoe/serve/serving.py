@@ -20,7 +20,7 @@ from edgemoe.serve.metrics import Metrics
 from edgemoe.storage.files.untrusted import foreign_code
 
 if TYPE_CHECKING:
-    from edgemoe.api.answer_form import AnswerReader
+    from edgemoe.api.answer_reader import AnswerReader
     from edgemoe.api.chat_prompt import ChatPrompt, ChatPrompts
     from edgemoe.api.model import Choices, Model
     from edgemoe.engine.generate import Answer

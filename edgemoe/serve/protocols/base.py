@@ -12,7 +12,7 @@ from starlette.requests import Request
 from edgemoe.serve.errors import ApiError
 
 if TYPE_CHECKING:
-    from edgemoe.api.answer_form import Delta
+    from edgemoe.api.answer_reader import Delta
     from edgemoe.api.status import Progress
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs

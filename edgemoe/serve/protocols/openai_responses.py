@@ -18,7 +18,7 @@ from edgemoe.serve.responses import StreamResponse, WholeResponse
 from edgemoe.serve.serving import Serving, body_of
 
 if TYPE_CHECKING:
-    from edgemoe.api.answer_form import AnswerReader, Call, Delta, Kind
+    from edgemoe.api.answer_reader import AnswerReader, Call, Delta, Kind
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
 

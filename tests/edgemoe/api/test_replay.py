@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from edgemoe.api import replay
-from edgemoe.api.answer_form import Call
+from edgemoe.api.answer_reader import Call
 from edgemoe.api.replay import Replays
 
 
