@@ -96,7 +96,9 @@ class DropAbsent(LevelPolicy):
     """Level 4, and 0 for an absent expert whose gate weight is below a fraction of the token's mean."""
 
     def __init__(self, engine: Engine, fraction: float) -> None:
-        super().__init__(engine.settings, engine.shape.layers, engine.shape.experts_per_layer)
+        super().__init__(
+            engine.settings, sorted(engine.store.manifest.layers), engine.shape.experts_per_layer
+        )
         self._engine, self._fraction = engine, fraction
 
     def levels(
@@ -160,9 +162,9 @@ def changes(engine: Engine, rule: Rule) -> Iterator[None]:
 
 def _counting_less(engine: Engine, counts: str) -> LevelPolicy:
     """The engine's policy, whose price counts less of where planes lie."""
-    policy, shape = engine._runtime.policy, engine.shape
+    policy, layers = engine._runtime.policy, sorted(engine.store.manifest.layers)
     tiers = replace(policy.tiers, dram=1.0) if policy.tiers and counts == PLACES[1] else None
-    return LevelPolicy(policy.settings, shape.layers, shape.experts_per_layer, policy.damage, tiers)
+    return LevelPolicy(policy.settings, layers, policy.experts, policy.damage, tiers)
 
 
 def measure(

@@ -48,14 +48,12 @@ class StaticPolicy(LevelPolicy):
 
     Args:
         settings: of the highest level.
-        layers, experts: as LevelPolicy.
+        experts: in a layer.
         table: layer -> int64 [experts], levels.
     """
 
-    def __init__(
-        self, settings: RunSettings, layers: int, experts: int, table: dict[int, torch.Tensor]
-    ) -> None:
-        super().__init__(settings, layers, experts)
+    def __init__(self, settings: RunSettings, experts: int, table: dict[int, torch.Tensor]) -> None:
+        super().__init__(settings, sorted(table), experts)
         self._table = table
 
     def levels(
@@ -101,7 +99,7 @@ def measure(
         sequence = engine.new_sequence()
         for bits in wanted:
             for name, table in allocations(damage, bits):
-                policy = StaticPolicy(settings, store.shape.layers, store.shape.experts_per_layer, table)
+                policy = StaticPolicy(settings, store.shape.experts_per_layer, table)
                 engine._runner.configure(policy)
                 engine.take_use()
                 meter = QualityMeter()

@@ -68,12 +68,15 @@ def quality_of(rows: Sequence[EvaluationRow], settings: RunSettings) -> dict[str
     """Returns the measures of a setting: {"setting": evaluated name, phase: {measure: value}}; None: not measured.
 
     Settings with conservative reuse fall back to the evaluation of the scheduled levels: reuse only adds bits. The
-    name says which one it is. Bits that follow a wanted time are those of the run, which no evaluation has.
+    name says which one it is. Precision by hotness has no scheduled levels to fall back to. Bits that follow a wanted
+    time are those of the run, which no evaluation has.
     """
     if settings.tpot_target is not None:
         return None
-    scheduled = settings.with_(exact=True).name
-    for name in [scheduled] if settings.exact else [f"{settings.name} reuse", scheduled]:
+    names = [] if settings.exact else [f"{settings.name} reuse"]
+    if not settings.hotness:
+        names.append(settings.with_(exact=True).name)
+    for name in names:
         phases = {
             row["phase"]: {measure: row.get(measure) for measure in MEASURES}
             for row in rows

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgemoe.commands import options
 from edgemoe.commands.options.groups import grouped, one_of, option
@@ -227,6 +227,7 @@ def _ablation(
         )
     if options.take_remapping(given):
         raise UserError("one sequence at a time, for --ablation", "--lynx", "leave one of the two out")
+    _require_ranked(given)
     options.require_one_mean(given)
     rows, notes = ablation_rows(ablation, max_level, given)
     skipping = next(row.settings for row in rows if 0 in row.settings.levels)
@@ -234,3 +235,21 @@ def _ablation(
     options.require_effect(skipping, given)
     options.warn_of_doubt(skipping)
     return rows, notes
+
+
+def _require_ranked(given: dict[str, Any]) -> None:
+    """Refuses what no row of an ablation runs: precision by hotness, and compensated experts.
+
+    Args:
+        given: option's name -> value; `--policy dymoe`, which every row has, is taken out.
+    """
+    if given.get("policy") == options.POLICIES[0]:
+        del given["policy"]
+    others = {"policy", "compensate", "compensators_limit", *(f.name for f in fields(options.HotnessOptions))}
+    found = [f"--{name.replace('_', '-')} {given[name]}" for name in given if name in others]
+    if found:
+        raise UserError(
+            "experts whose levels tokens choose, without compensators, for --ablation",
+            ", ".join(found),
+            "leave that out, or measure one setting without --ablation",
+        )

@@ -115,6 +115,7 @@ class Engine:
         """The hot experts, where precision follows hotness."""
         self._heat: Mapping[ExpertKey, float] = {}
         self._missed: float | None = None
+        self._layers = sorted(store.manifest.layers)
         layers = store.manifest.layers.items()
         keys = [ExpertKey(i, e) for i, layer in layers for e in range(len(layer.records))]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
@@ -188,7 +189,7 @@ class Engine:
         """
         runtime, highest = self._runtime, self.settings.levels[0]
         settings = self.settings.with_(levels=(highest, 0), speculate="off", hotness=None)
-        skipping = SkipEveryExpert(settings, self.shape.layers, self.shape.experts_per_layer)
+        skipping = SkipEveryExpert(settings, self._layers, self.shape.experts_per_layer)
         sequence = SequenceKV(self.shape.kv, 2, self._place)
         runtime.source, runtime.policy, wrapped, policy = source, skipping, runtime.source, runtime.policy
         try:
@@ -307,10 +308,10 @@ class Engine:
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
             self._require_gate("--lynx")
-        shape, tiers = self.shape, None
+        tiers = None
         if settings.priced and not settings.exact:
             tiers = TierPrices(self._held.places, self._dram_price, settings.promotion == "whole")
-        return LevelPolicy(settings, shape.layers, shape.experts_per_layer, self.damage, tiers)
+        return LevelPolicy(settings, self._layers, self.shape.experts_per_layer, self.damage, tiers)
 
     @cached_property
     def _dram_price(self) -> float:

@@ -37,7 +37,7 @@ def fraction_at(
     Args:
         settings: their levels and all that ranks experts.
         level: above 0.
-        layers: of the model.
+        layers: that have experts.
         experts: in a layer.
         top_k: experts of a token.
         damage: of the model's experts, with a sample of its routing; None: it is not known yet.
@@ -49,9 +49,9 @@ def fraction_at(
     if level <= kept[-1]:
         return 1.0
     known = damage or _typical(layers, experts, top_k)
-    policy = LevelPolicy(settings, layers, experts, known)
+    policy = LevelPolicy(settings, known.layers, experts, known)
     if not settings.priced:
-        return sum(policy.critical(layer, top_k) for layer in range(layers)) / (layers * top_k)
+        return sum(policy.critical(layer, top_k) for layer in known.layers) / (len(known.layers) * top_k)
     every = max(known.chosen.shape[1] // SAMPLE_TOKENS, 1)
     sample = zip(known.layers, known.chosen[:, ::every], known.gates[:, ::every], strict=True)
     levels = torch.stack([policy.levels(*each, None, decode=True) for each in sample])

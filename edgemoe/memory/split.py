@@ -46,7 +46,8 @@ class BlockSplit:
         Raises:
             UserError: levels of precision by hotness take the same blocks.
         """
-        layers, experts = shape.layers, shape.experts_per_layer
+        experts = shape.experts_per_layer
+        layers = max(shape.experts // experts, 1)
         fraction = partial(
             fraction_at, settings, layers=layers, experts=experts, top_k=shape.top_k, damage=damage
         )

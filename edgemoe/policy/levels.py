@@ -44,7 +44,7 @@ class DecodeRule:
 class LevelPolicy:
     """Decides at how many bits every (token, slot) pair of a layer is computed. Stateless, but for what `tiers` reads.
 
-    >>> policy = LevelPolicy(RunSettings(levels=(4, 2), retention=0.75), layers=3, experts=8)
+    >>> policy = LevelPolicy(RunSettings(levels=(4, 2), retention=0.75), layers=range(3), experts=8)
     >>> chosen, gates = torch.tensor([[5, 1, 0, 7]]), torch.tensor([[0.4, 0.3, 0.2, 0.1]])
     >>> policy.levels(2, chosen, gates, None, decode=True).tolist()
     [[4, 4, 2, 2]]
@@ -52,7 +52,7 @@ class LevelPolicy:
     Args:
         settings: levels, bits, retention, critical, importance, heavy_hitters, depth, speculate and compensation are
             used.
-        layers: of the model.
+        layers: numbers of the model's layers that have experts, ascending; retention falls over these alone.
         experts: in a layer.
         damage: of the model's experts.
         tiers: what planes cost a new token from where they are, where settings go by damage and are not exact; None:
@@ -65,17 +65,19 @@ class LevelPolicy:
     def __init__(
         self,
         settings: RunSettings,
-        layers: int,
+        layers: Sequence[int],
         experts: int,
         damage: Damage | None = None,
         tiers: TierPrices | None = None,
     ) -> None:
         if settings.priced and damage is None:
             raise ValueError(f"expected the damage of each level for {settings.name}, got None")
-        self.settings, self.experts, self._layers, self.damage = settings, experts, layers, damage
+        self.settings, self.experts, self.damage = settings, experts, damage
+        self._places = {layer: place for place, layer in enumerate(layers)}
         self.tiers = tiers if settings.priced and not settings.exact else None
         levels = settings.scheduled
-        fractions = [retention(layer, layers, settings.retention, settings.depth) for layer in range(layers)]
+        count = len(self._places)
+        fractions = [retention(place, count, settings.retention, settings.depth) for place in range(count)]
         self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
         self.ahead = levels if len(levels) <= 2 else tuple(level for level in levels if level < 8)
         """The levels that are read ahead, high to low: never 8 where a schedule has more than two."""
@@ -175,8 +177,7 @@ class LevelPolicy:
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
         levels = self.settings.scheduled
-        without_experts = self.damage is not None and layer not in self.damage.layers
-        if without_experts or len(levels) == 1:
+        if layer not in self._places or len(levels) == 1:
             return DecodeRule(UNIFORM, levels[:1], 0)
         if not self.settings.priced:
             return DecodeRule(RANKED, levels, self.critical(layer, slots))
@@ -220,7 +221,7 @@ class LevelPolicy:
 
     def critical(self, layer: int, chosen: int) -> int:
         """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""
-        return self._counts(chosen)[layer]
+        return self._counts(chosen)[self._places[layer]]
 
     def _damage(self, layer: int) -> torch.Tensor:
         """Damage [experts, levels] of a layer's experts for a gate weight of 1."""

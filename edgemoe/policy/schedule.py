@@ -15,8 +15,8 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
     """r(l), the fraction of critical experts in a layer (DyMoE eq. 4).
 
     Args:
-        layer: 0 to layers - 1.
-        layers: L.
+        layer: place among the layers that have experts, 0 to layers - 1.
+        layers: L, how many have experts.
         mean: of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1. Below 0.5, where lambda is negative, the
             cosine falls from 2 mean to 0 instead.
         depth: "cosine", or "equal" for the mean in every layer.

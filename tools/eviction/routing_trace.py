@@ -169,7 +169,7 @@ def _policy(settings: RunSettings, layers: int, experts: int, choices: Choices) 
     """The policy of the requests; where damage decides, with typical errors and the first window's gate weights."""
     numbers = sorted(choices)
     chosen, gates = (torch.stack([choices[layer][part] for layer in numbers]) for part in (0, 1))
-    return LevelPolicy(settings, layers, experts, Damage.typical(numbers, experts, chosen, gates))
+    return LevelPolicy(settings, range(layers), experts, Damage.typical(numbers, experts, chosen, gates))
 
 
 def _tokens(checkpoint: Path, text: Path) -> list[int]:

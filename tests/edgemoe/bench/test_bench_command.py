@@ -12,7 +12,7 @@ import typer
 from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
-from edgemoe.engine.engine import Engine
+from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e
@@ -54,6 +54,23 @@ def test_a_wanted_time(bench):
     """Bits that follow a time per token are measured like any others; no evaluation has their quality."""
     rows = json.loads(bench(*SHORT, "--levels", "8/4/2/0", "--tpot-target", "50ms", "--json"))["rows"]
     assert [(r["name"], r["quality"]) for r in rows] == [("8/4/2/0 50 ms", None)] * 2
+
+
+def test_precision_by_hotness(bench, tmp_path, tiny_store):
+    """It is measured as any setting, and joined with the evaluation of the same hotness, never of ranked levels."""
+    rows = [
+        {"setting": "4/2 r 0.75", "phase": "decode", "kl": 0.5},
+        {"setting": "4/2 hot mass, 3 a layer reuse", "phase": "decode", "kl": 0.25},
+    ]
+    path = tmp_path / "eval.json"
+    fingerprint = StoreModel.open(tiny_store).manifest.fingerprint
+    path.write_text(json.dumps({"rows": rows, "environment": {"store": fingerprint}}))
+    options = (*SHORT, "--levels", "4/2", "--policy", "hotness", "--quality", path, "--json")
+    joined = json.loads(bench(*options, "--hot-experts", 3))["rows"]
+    assert {(row["name"], row["quality"]["decode"]["kl"]) for row in joined} == {
+        ("4/2 hot mass, 3 a layer", 0.25)
+    }
+    assert all(row["quality"] is None for row in json.loads(bench(*options))["rows"])
 
 
 def test_the_ablation_in_one_command(bench, tmp_path):
@@ -104,6 +121,10 @@ def test_the_papers_ablation_takes_other_options(bench):
         (("--ablation", "ours", "--heavy-hitters", 0.5), "--importance gate, which counts none"),
         (("--ablation", "ours", "--bits", 3, "--retention", 0.75), "--bits 3"),
         (("--ablation", "paper", "--importance", "luck"), "luck"),
+        (("--ablation", "ours", "--policy", "hotness"), "got --policy hotness"),
+        (("--ablation", "paper", "--compensate", 1), "got --compensate 1"),
+        (("--ablation", "ours", "--hot-experts", 3), "got --hot-experts 3"),
+        (("--ablation", "paper", "--migration-rate", "1MB"), "got --migration-rate 1MB"),
         (("--json", "--format", "md"), "--format md"),
         (("--format", "xml"), "xml"),
         (("--prompts", "poems"), "poems"),

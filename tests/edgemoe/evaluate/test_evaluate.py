@@ -136,6 +136,13 @@ def test_windows_decoded_together_are_those_alone(measured, evaluate):
     assert (agreed.active < 1, agreed.remapped > 0, agreed.kl > 0) == (True, True, True)
 
 
+def test_retention_is_that_of_the_layers_with_experts(evaluate):
+    """The tiny model's middle layer has no experts: two experts a token, 1 and 2 of them critical, are 0.75."""
+    settings = RunSettings(levels=(4, 2), retention=0.75, depth="equal", exact=True)
+    report, _ = evaluate([Arm(settings, ("decode",), "depth")], reference=None)
+    assert [row.effective_retention for row in report.rows] == [0.75]
+
+
 def test_a_window_in_several_steps(measured, evaluate):
     """Its experts are ranked for each step's tokens; levels that no rank decides have the same figures."""
     _, rows = measured

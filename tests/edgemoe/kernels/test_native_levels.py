@@ -44,7 +44,7 @@ def c_levels(policy: LevelPolicy, layer: int, chosen: torch.Tensor, gates: torch
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name} {s.depth} {s.critical}")
 def test_levels_are_those_of_the_policy(settings):
     """For random gate weights of 1 to 8 experts every layer's compiled levels equal LevelPolicy.levels in decode."""
-    policy = LevelPolicy(settings, LAYERS, experts=16, damage=a_damage(LAYERS, 16))
+    policy = LevelPolicy(settings, range(LAYERS), experts=16, damage=a_damage(LAYERS, 16))
     for slots in range(1, 9):
         chosen, gates = random_gates(slots, seed=slots)
         for layer in range(LAYERS):
@@ -59,8 +59,8 @@ def test_levels_by_place_are_those_of_the_policy(levels, bits):
     """With planes of every expert somewhere, at every pair of the tiers' levels, both sides choose alike."""
     held = torch.randint(0, PLACES, (LAYERS, 16), generator=torch.Generator().manual_seed(1))
     settings, damage = RunSettings(levels=levels, bits=bits), a_damage(LAYERS, 16)
-    policy = LevelPolicy(settings, LAYERS, 16, damage, TierPrices(held, dram=0.07))
-    plain = LevelPolicy(settings, LAYERS, 16, damage)
+    policy = LevelPolicy(settings, range(LAYERS), 16, damage, TierPrices(held, dram=0.07))
+    plain = LevelPolicy(settings, range(LAYERS), 16, damage)
     chosen, gates = random_gates(6, seed=int(10 * bits))
     for layer in range(LAYERS):
         want = policy.levels(layer, chosen, gates, None, decode=True)

@@ -248,7 +248,7 @@ def test_measured_damage_splits_by_its_own_sample():
     """Of a known damage the fractions are those of the levels of other tokens, not those of typical errors."""
     settings, damage = RunSettings(levels=(8, 4, 2, 0), bits=3.4), a_damage(3, 16, tokens=2000)
     sizes = {"layers": 3, "experts": 16, "top_k": 4}
-    policy, counts = LevelPolicy(settings, 3, 16, damage), Counter[int]()
+    policy, counts = LevelPolicy(settings, range(3), 16, damage), Counter[int]()
     for layer in range(3):
         chosen, gates = random_gates(4, 4000 + layer, 2000)
         counts.update(policy.levels(layer, chosen, gates, None, decode=True).flatten().tolist())

@@ -66,7 +66,7 @@ def test_price_gives_the_wanted_bits_on_other_tokens(levels, fraction):
     low, high = BITS_PER_WEIGHT[levels[-1]], BITS_PER_WEIGHT[levels[0]]
     bits = round(low + fraction * (high - low), 2)
     policy = LevelPolicy(
-        RunSettings(levels=levels, bits=bits), 3, experts=16, damage=a_damage(3, 16, tokens=2000)
+        RunSettings(levels=levels, bits=bits), range(3), experts=16, damage=a_damage(3, 16, tokens=2000)
     )
     got = []
     for layer in range(3):
@@ -79,7 +79,7 @@ def test_price_gives_the_wanted_bits_on_other_tokens(levels, fraction):
 def test_price_of_a_prompt_gives_the_wanted_bits(tokens):
     """In prefill the mean over the experts of a prompt of other tokens is within 5 %, at every length."""
     damage = a_damage(4, 64, tokens=1024)
-    policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.5), 4, experts=64, damage=damage)
+    policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.5), range(4), experts=64, damage=damage)
     got = []
     for layer in range(4):
         for prompt in range(6):
@@ -93,7 +93,7 @@ def test_price_of_a_prompt_gives_the_wanted_bits(tokens):
 def test_a_prompt_sums_its_tokens():
     """Two tokens of .5 count as a squared weight of .5: every expert has one level, that of its sum."""
     damage = a_damage(1, 4, 2)
-    policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.5), 1, experts=4, damage=damage)
+    policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.5), range(1), experts=4, damage=damage)
     chosen = torch.tensor([[0, 1], [0, 2], [0, 3]])
     gates = torch.tensor([[0.5, 0.5], [0.7, 0.3], [0.9, 0.1]])
     price = damage.price(FOUR, 3.5, 3)
@@ -157,4 +157,4 @@ def test_bits_out_of_range_are_refused(levels, bits):
 
 def test_damage_is_required():
     with pytest.raises(ValueError, match="expected the damage of each level for 8/4/2/0"):
-        LevelPolicy(RunSettings(levels=FOUR), layers=1, experts=2)
+        LevelPolicy(RunSettings(levels=FOUR), layers=range(1), experts=2)

@@ -21,7 +21,7 @@ PROMPT = torch.randint(3, 300, (21,), generator=torch.Generator().manual_seed(4)
 
 def policy(levels, retention=0.5, **changes):
     settings = RunSettings(levels=levels, retention=retention, **changes)
-    return LevelPolicy(settings, layers=3, experts=8, damage=a_damage(3, 8))
+    return LevelPolicy(settings, layers=range(3), experts=8, damage=a_damage(3, 8))
 
 
 def test_decode_goes_by_each_tokens_own_gates():
@@ -65,6 +65,16 @@ def test_the_rest_is_carried_over_layers():
         levels = [rule.levels(layer, chosen, gates, None, decode=True) for layer in range(3)]
         assert [int((one == 4).sum()) for one in levels] == want
         assert [rule.decode_rule(layer, 2).critical for layer in range(3)] == want
+
+
+@pytest.mark.parametrize("layers", [range(1, 5), range(3, 12), range(0, 8, 2)])
+@pytest.mark.parametrize("depth", ["cosine", "equal"])
+def test_the_mean_is_over_layers_with_experts(layers, depth):
+    """Dense layers before or between others change neither the mean retention nor that of the first one."""
+    rule = LevelPolicy(RunSettings(levels=(4, 2), retention=0.75, depth=depth), layers, experts=64)
+    critical = [rule.decode_rule(layer, 8).critical for layer in layers]
+    assert sum(critical) / len(critical) / 8 == pytest.approx(0.75, abs=1 / 8 / len(critical))
+    assert critical[0] == (8 if depth == "cosine" else 6)
 
 
 def test_four_levels_skip_only_the_negligible():

@@ -46,8 +46,9 @@ def policies(
 ) -> tuple[LevelPolicy, LevelPolicy]:
     """One that knows where planes lie, and one that does not."""
     settings, damage = RunSettings(levels=FOUR, bits=bits, **changes), a_damage(1, EXPERTS)
-    return LevelPolicy(settings, 1, EXPERTS, damage, TierPrices(held, dram)), LevelPolicy(
-        settings, 1, EXPERTS, damage
+    return (
+        LevelPolicy(settings, range(1), EXPERTS, damage, TierPrices(held, dram)),
+        LevelPolicy(settings, range(1), EXPERTS, damage),
     )
 
 

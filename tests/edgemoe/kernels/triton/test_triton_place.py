@@ -42,7 +42,7 @@ def placed(
     tiers: TierPrices | None = None,
 ) -> dict[str, torch.Tensor]:
     """What the kernel writes for one token, chosen int64 [k] and gates float32 [k], in layer 1."""
-    policy, k = LevelPolicy(settings, LAYERS, EXPERTS, a_damage(LAYERS, EXPERTS), tiers), len(gates)
+    policy, k = LevelPolicy(settings, range(LAYERS), EXPERTS, a_damage(LAYERS, EXPERTS), tiers), len(gates)
     rules = [policy.decode_rule(layer, k) for layer in range(LAYERS)]
     numbers = rules_of(rules, k, exact=settings.exact, renormalise=settings.renormalise)
     report = torch.full((3 * k,), -1, dtype=torch.int32)
@@ -70,7 +70,7 @@ def everywhere(own: int, highest: int = 8) -> torch.Tensor:
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_levels_and_weights_are_those_of_the_policy(settings, slots):
     """Levels and gate weights equal LevelPolicy's and without_skipped's bit for bit."""
-    policy = LevelPolicy(settings, LAYERS, EXPERTS, damage=a_damage(LAYERS, EXPERTS))
+    policy = LevelPolicy(settings, range(LAYERS), EXPERTS, damage=a_damage(LAYERS, EXPERTS))
     chosen, gates = (rows[::6].contiguous() for rows in random_gates(slots, seed=slots))
     want = policy.levels(1, chosen, gates, None, decode=True)
     weights = without_skipped(gates, want, renormalise=settings.renormalise)
@@ -93,7 +93,7 @@ def test_levels_by_place_are_those_of_the_policy():
     places[:, 3], places[:, 4] = levels[0], levels.max(0).values
     held[1] = torch.tensor([place_of(*pair) for pair in levels.T.tolist()])
     tiers = TierPrices(held, dram=0.1)
-    policy = LevelPolicy(settings, LAYERS, EXPERTS, a_damage(LAYERS, EXPERTS), tiers)
+    policy = LevelPolicy(settings, range(LAYERS), EXPERTS, a_damage(LAYERS, EXPERTS), tiers)
     chosen, gates = (rows[::4].contiguous() for rows in random_gates(8, seed=4))
     want = policy.levels(1, chosen, gates, None, decode=True).tolist()
     found = [placed(settings, *row, places, tiers=tiers) for row in zip(chosen, gates, strict=True)]
