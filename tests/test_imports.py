@@ -98,6 +98,12 @@ def test_rooms_import_only_rooms_after_them(room: str) -> None:
     assert wrong == {}
 
 
+def test_a_memory_plan_does_not_know_the_compiled_kernel() -> None:
+    """No module of memory imports from kernels.native: what a kernel takes is a number of edgemoe.kernels."""
+    for path in modules_of("memory"):
+        assert "kernels.native" not in path.read_text(encoding="utf-8"), path
+
+
 @pytest.mark.parametrize(
     ("source", "room", "expected"),
     [

@@ -17,8 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgemoe.errors import DoesNotFit
 from edgemoe.families.table import family_of
-from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.plan import make_plan
+from edgemoe.memory.limits import Limits
+from edgemoe.memory.make_plan import make_plan
+from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.convert.checkpoint import bounded_config
 from edgemoe.storage.record.forms import PlaneForm
@@ -86,19 +87,12 @@ def row(name: str, config: dict[str, Any]) -> list[str]:
     """A model's cells: sizes, then for every limit the percentage of its experts resident at each level."""
     shape, geometry = shape_of(config)
     form = PlaneForm(geometry, LAYOUTS["cpu-generic"], LAYOUTS["cpu-generic"])
+    model = PlannedModel(shape, geometry, form)
     sizes = [f"{shape.experts * geometry.prefix_bytes(level) / _GB:.1f}" for level in LEVELS]
     cells = [name, str(shape.experts), f"{shape.dense_bytes / _GB:.1f}", " / ".join(sizes)]
     for limit in LIMITS:
         try:
-            plan = make_plan(
-                shape,
-                geometry,
-                form,
-                vram_limit=limit * _GB,
-                dram_limit=0,
-                settings=RunSettings(levels=(8,)),
-                context=CONTEXT,
-            )
+            plan = make_plan(model, Limits(limit * _GB, CONTEXT), RunSettings(levels=(8,)))
         except DoesNotFit as error:
             cells.append(f"needs {error.minimum / _GB:.1f} GB")
             continue

@@ -236,7 +236,7 @@ def suggested(ram: int, vram: int | None) -> tuple[int, int | None]:
         ram: bytes free.
         vram: bytes free on a GPU; None without one.
     """
-    from edgemoe.memory.plan import PROCESS_BYTES
+    from edgemoe.memory.overhead import PROCESS_BYTES
 
     in_ram = max(int(ram * (1 - _SPARE)) - PROCESS_BYTES, 0)
     return (in_ram, None) if vram is None else (int(vram * (1 - _SPARE)), in_ram)

@@ -9,10 +9,8 @@ from functools import cache
 import torch
 
 from edgemoe.cache.base import Lease
+from edgemoe.kernels.base import MOST_ROWS
 from edgemoe.storage.base import ExpertKey
-
-MOST_ROWS = 512
-"""Rows of an expert that are computed in one call: what a call allocates does not grow with a prompt."""
 
 _LEVEL_RANGE = 16
 """Above every level: packs (expert, level) into one number."""

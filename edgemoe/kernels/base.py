@@ -15,6 +15,17 @@ from edgemoe.storage.base import Blocks
 BATCH_ROWS = 256
 """Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""
 
+MOST_ROWS = 512
+"""Most rows of one expert in a call of a CPU kernel: what a call allocates does not grow with a prompt."""
+
+QUANTIZED_COLUMNS = 32
+"""Fewest columns of a quantized row that share a scale: a group's, and at most 64."""
+
+
+def quantized_row_bytes(columns: int) -> int:
+    """Most bytes of a row that a CPU kernel has quantized: its numbers, and a scale and a sum for each chunk."""
+    return columns + 8 * columns // QUANTIZED_COLUMNS
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

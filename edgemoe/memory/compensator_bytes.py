@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 from edgemoe.errors import DoesNotFit
-from edgemoe.kernels.native.structures import MOST_ROWS, Compensator
+from edgemoe.kernels.scratch import compensator_bytes
+from edgemoe.memory.overhead import EXPERT_BYTES
 from edgemoe.storage.base import BLOCK
 from edgemoe.storage.compensators.index import CompensatorGeometry, CompensatorIndex
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.sizes import format_least, format_size
-
-EXPERT_BYTES = 2048
-"""Most bytes that the interpreter takes for a compensator that is in memory or was, as memory.plan.EXPERT_BYTES."""
 
 READ_BYTES = 200_000
 """Bytes that a disk reads in the time that a read takes beside its bytes: small reads are worth more a byte saved."""
@@ -118,4 +115,4 @@ NO_COMPENSATORS = CompensatorBytes(0, 0, 0, 0, 0)
 
 
 def _fixed(experts: int, widest: int) -> int:
-    return experts * (ctypes.sizeof(Compensator) + EXPERT_BYTES) + MOST_ROWS * 4 * widest
+    return experts * EXPERT_BYTES + compensator_bytes(experts, widest)

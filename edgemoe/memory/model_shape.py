@@ -1,10 +1,15 @@
-"""The sizes of a model that its memory depends on."""
+"""The sizes of a model that its memory depends on, and the memory that it is computed in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from edgemoe.kv.shape import KVShape
+from edgemoe.machine.device import Device
+from edgemoe.storage.base import ResidentForm
+from edgemoe.storage.record.offsets import RecordGeometry
 
 
 @dataclass(frozen=True)
@@ -27,3 +32,25 @@ class ModelShape:
     dense_bytes: int
     compiled_attention: bool = False
     """Whether the compiled kernel computes attention: it reads keys and values where they lie."""
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as a memory plan sees it.
+
+    Args:
+        shape: the model's sizes.
+        geometry: the sizes of the store's records.
+        form: the form in which experts lie in the device's memory.
+        device: the device that computes, with memory of its own; None: the CPU, in RAM.
+    """
+
+    shape: ModelShape
+    geometry: RecordGeometry
+    form: ResidentForm
+    device: Device | None = None
+
+    @property
+    def place(self) -> torch.device:
+        """The device that computes, as torch names it."""
+        return self.device.place if self.device else torch.device("cpu")

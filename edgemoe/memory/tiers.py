@@ -12,7 +12,8 @@ from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.cache.policies import make_policy
 from edgemoe.machine.device import Device
 from edgemoe.machine.out_of_memory import taking
-from edgemoe.memory.plan import MemoryPlan, staging_buffers
+from edgemoe.memory.overhead import staging_buffers
+from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.device_path import DevicePath, Staging
 from edgemoe.prefetch.ram_path import RamPath

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
-from edgemoe.experts.assignments import MOST_ROWS
-from edgemoe.kernels.base import BATCH_ROWS
-from edgemoe.kernels.native.attention import scratch_bytes as attention_scratch_bytes
-from edgemoe.kernels.native.experts import quantized_row_bytes
+from edgemoe.kernels.base import BATCH_ROWS, MOST_ROWS, quantized_row_bytes
 from edgemoe.kernels.registry import compute
+from edgemoe.kernels.scratch import attention_bytes
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.layers.dense import SLICE_BYTES
-from edgemoe.memory.model_shape import ModelShape
+from edgemoe.memory.limits import Limits
+from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
-from edgemoe.storage.record.offsets import RecordGeometry
 
 PREFILL_FRACTION = 0.05
 """Of the bytes of all experts, what the rows of a prompt's step may take by default beyond those of BLOCK_ROWS. A limit
@@ -33,42 +29,34 @@ CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
 
 
-def default_prefill_rows(shape: ModelShape, experts_bytes: int, context: int, place: torch.device) -> int:
+def default_prefill_rows(model: PlannedModel, context: int, experts_bytes: int) -> int:
     """Rows of a prompt's step: as many as the context has, in whole blocks, where that costs little memory.
 
     Args:
-        shape: of the model.
-        experts_bytes: of all experts at the highest level of the settings.
+        model: the model; on a device a step has one block.
         context: tokens.
-        place: on a device it is one block.
+        experts_bytes: bytes of all experts at the highest level of the settings.
     """
-    if place.type != "cpu":
+    if model.place.type != "cpu":
         return BLOCK_ROWS
-    affordable = BLOCK_ROWS + int(PREFILL_FRACTION * experts_bytes / _bytes_a_row(shape))
+    affordable = BLOCK_ROWS + int(PREFILL_FRACTION * experts_bytes / _bytes_a_row(model.shape))
     return max(min(-(-context // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
 
 
-def workspace_bytes(
-    shape: ModelShape,
-    geometry: RecordGeometry,
-    context: int,
-    place: torch.device,
-    parallel: int = 1,
-) -> int:
+def workspace_bytes(model: PlannedModel, limits: Limits) -> int:
     """Upper estimate of the bytes that a step of one block of rows allocates, without weights and KV.
 
     What lives through a whole layer, and the largest of its parts: attention, a dense product, experts, the head.
     Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of them takes some more.
     The rows of a longer step take long_step_bytes as well.
     """
-    rows = max(min(context, BLOCK_ROWS), parallel)
-    stays = _hidden_bytes(shape, rows) + _scratch_bytes(shape, geometry, context, place)
-    largest = _largest_part(shape, geometry, rows, context, place)
+    shape, parallel = model.shape, limits.parallel
+    stays = _hidden_bytes(shape, limits.step_rows) + _scratch_bytes(model, limits.context)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.
     kept = parallel * shape.top_k * shape.hidden * 2 * 2 if parallel > 1 else 0
-    of_context = context * (TEXT_BYTES + _sums_bytes(shape))
-    return stays + largest + logits + kept + of_context
+    of_context = limits.context * (TEXT_BYTES + _sums_bytes(shape))
+    return stays + _largest_part(model, limits) + logits + kept + of_context
 
 
 def long_step_bytes(shape: ModelShape, rows: int) -> int:
@@ -76,39 +64,27 @@ def long_step_bytes(shape: ModelShape, rows: int) -> int:
     return max(rows - BLOCK_ROWS, 0) * _bytes_a_row(shape)
 
 
-def scored_rows(
-    shape: ModelShape,
-    geometry: RecordGeometry,
-    context: int,
-    place: torch.device,
-    parallel: int,
-    long_step: int,
-) -> int:
+def scored_rows(model: PlannedModel, limits: Limits, long_step: int) -> int:
     """Rows whose logits fit the workspace once the layers are done: into the bytes of a layer's largest part.
 
     Args:
-        shape, geometry, context, place, parallel: as for workspace_bytes.
+        model, limits: as for workspace_bytes.
         long_step: bytes of the rows beyond one block.
     """
-    rows = max(min(context, BLOCK_ROWS), parallel)
-    left = (
-        _largest_part(shape, geometry, rows, context, place)
-        + shape.vocab * LOGIT_BYTES * parallel
-        + long_step
-    )
+    shape = model.shape
+    left = _largest_part(model, limits) + shape.vocab * LOGIT_BYTES * limits.parallel + long_step
     of_slice = SLICE_BYTES // (4 * shape.hidden)
     return max(min((left - SLICE_BYTES) // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
 
 
-def _largest_part(
-    shape: ModelShape, geometry: RecordGeometry, rows: int, context: int, place: torch.device
-) -> int:
-    """What a step's largest part takes: attention, a product of a layer beside what is projected, experts, the head."""
+def _largest_part(model: PlannedModel, limits: Limits) -> int:
+    """What a step's largest part takes: attention, experts, the head, a product of a layer with what is projected."""
+    shape, rows = model.shape, limits.step_rows
     widest = max(shape.heads * shape.kv.key_dim, shape.hidden, shape.widest)
     joined = max(widest, (shape.heads + 2 * shape.kv.heads) * shape.kv.key_dim)  # queries, keys and values
     product = _product_bytes(shape, rows, joined, joined) + _projected_bytes(shape, rows)
     head = _product_bytes(shape, rows, widest, shape.vocab)
-    attention, experts = _attention_bytes(shape, rows, context), _experts_bytes(shape, geometry, rows, place)
+    attention, experts = _attention_bytes(shape, rows, limits.context), _experts_bytes(model, rows)
     return max(attention, product, head, experts)
 
 
@@ -117,10 +93,11 @@ def _sums_bytes(shape: ModelShape) -> int:
     return 4 * (2 * len(shape.kv.layers) + SUMS)
 
 
-def _scratch_bytes(shape: ModelShape, geometry: RecordGeometry, context: int, place: torch.device) -> int:
-    """What the kernel of experts and compiled attention take beside tensors: one memory, which stays."""
-    attention = attention_scratch_bytes(shape.kv.key_dim, context) if shape.compiled_attention else 0
-    return max(attention, compute(place).kernel.scratch_bytes(geometry))
+def _scratch_bytes(model: PlannedModel, context: int) -> int:
+    """What the kernel of experts and compiled attention take next to tensors: one memory, which stays."""
+    shape = model.shape
+    attention = attention_bytes(shape.kv.key_dim, context) if shape.compiled_attention else 0
+    return max(attention, compute(model.place).kernel.scratch_bytes(model.geometry))
 
 
 def _bytes_a_row(shape: ModelShape) -> int:
@@ -182,11 +159,12 @@ def _product_bytes(shape: ModelShape, rows: int, widest: int, outputs: int) -> i
     return converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
 
 
-def _experts_bytes(shape: ModelShape, geometry: RecordGeometry, rows: int, place: torch.device) -> int:
+def _experts_bytes(model: PlannedModel, rows: int) -> int:
     """A layer's experts; the kernel computes in one call all of them, on a CPU one or several of BATCH_ROWS in all."""
+    shape, quantized = model.shape, 0
     assigned = called = rows * shape.top_k
-    if place.type == "cpu":
+    if model.place.type == "cpu":
         called = max(min(rows, MOST_ROWS), min(BATCH_ROWS, called))
-    quantized = rows * quantized_row_bytes(shape.hidden) if place.type == "cpu" else 0
+        quantized = rows * quantized_row_bytes(shape.hidden)
     one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))
     return assigned * shape.hidden * 2 + rows * shape.hidden * 4 * 3 + quantized + one_call

@@ -259,7 +259,7 @@ def within_memory(
     Raises:
         DoesNotFit: the smallest limit that works exceeds the free memory too.
     """
-    from edgemoe.memory.plan import PROCESS_BYTES
+    from edgemoe.memory.overhead import PROCESS_BYTES
 
     free = process.available_memory() - max(PROCESS_BYTES - process.resident_bytes(), 0)
     planned = plan.vram_limit_bytes, plan.dram_limit_bytes

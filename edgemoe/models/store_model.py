@@ -17,8 +17,10 @@ from edgemoe.kernels.registry import Compute, compute
 from edgemoe.kv.formats import KVFormat
 from edgemoe.machine.device import Device
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
-from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.plan import MemoryPlan, make_plan
+from edgemoe.memory.limits import Limits
+from edgemoe.memory.make_plan import make_plan
+from edgemoe.memory.model_shape import ModelShape, PlannedModel
+from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.policy.damage import Damage
@@ -149,7 +151,7 @@ class StoreModel:
         compensators: CompensatorBytes = NO_COMPENSATORS,
         prefill_rows: int | None = None,
     ) -> MemoryPlan:
-        """Divides memory limits (memory.plan.make_plan).
+        """Divides memory limits (memory.make_plan).
 
         Args:
             vram_limit: bytes; None: everything resident, or the free memory.
@@ -174,18 +176,11 @@ class StoreModel:
             )
         self._require_parallel(parallel)
         return make_plan(
-            self.shape,
-            self.manifest.geometry,
-            self.form,
-            vram_limit=vram_limit,
-            dram_limit=dram_limit,
-            settings=settings,
-            context=context or self.default_context(),
-            device=self.device,
-            parallel=parallel,
+            PlannedModel(self.shape, self.manifest.geometry, self.form, self.device),
+            Limits(vram_limit, context or self.default_context(), dram_limit, parallel, prefill_rows),
+            settings,
             compensators=self.compensator_bytes(settings).with_(compensators),
             damage=self.known_damage(settings),
-            prefill_rows=prefill_rows,
         )
 
     def known_damage(self, settings: RunSettings) -> Damage | None:

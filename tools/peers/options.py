@@ -10,7 +10,7 @@ from typing import TypeVar
 from edgemoe.console.sizes import parse_size
 from edgemoe.kernels.registry import AUTO, NAMES
 from edgemoe.kv.formats import KINDS
-from edgemoe.memory.plan import PROCESS_BYTES
+from edgemoe.memory.overhead import PROCESS_BYTES
 from tools.command_line import make_parser, positive, two_or_more
 
 Item = TypeVar("Item")

@@ -33,19 +33,6 @@ def kernel_fits(heads: int, kv_heads: int, dim: int, clip: float | None) -> bool
     return native.available() and sizes and clip is None
 
 
-def scratch_bytes(dim: int, tokens: int) -> int:
-    """Returns the most bytes that a call takes beside its tensors, with as many threads as torch has now.
-
-    The pool of threads keeps them until the process ends.
-
-    Args:
-        dim: size of a head.
-        tokens: those that receive attention, which is counted.
-    """
-    scratch: int = native.library().edgemoe_attention_scratch(torch.get_num_threads(), dim, tokens)
-    return scratch
-
-
 class Received(NamedTuple):
     """Attention that the tokens of a sequence receive from rows of a call: the sum of the mean over heads.
 

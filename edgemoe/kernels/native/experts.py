@@ -10,15 +10,12 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.activation import Activation
-from edgemoe.kernels.base import Part, Rows
+from edgemoe.kernels.base import MOST_ROWS, QUANTIZED_COLUMNS, Part, Rows, quantized_row_bytes
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.structures import MOST_ROWS, Expert, Matrix
+from edgemoe.kernels.native.structures import Expert, Matrix
 from edgemoe.storage.base import Blocks, ExpertKey, Plane
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
-
-_FEWEST_COLUMNS = 32
-"""Columns that share a scale of activations: a group's, and at most 64."""
 
 _BASE, _D4, _D8 = (plane.label for plane in Plane)
 
@@ -62,7 +59,7 @@ class NativeExpertKernel:
         """Bytes of a call's activations: both products' in both forms, with scales and sums, and the inner rows."""
         up, down = geometry.matrices
         columns = up.padded_cols + down.padded_cols
-        numbers = 3 * columns + 16 * columns // _FEWEST_COLUMNS + 2
+        numbers = 3 * columns + 16 * columns // QUANTIZED_COLUMNS + 2
         return MOST_ROWS * (numbers + 2 * (up.padded_rows + down.padded_cols))
 
     def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
@@ -180,11 +177,6 @@ def weighted_sum(
         *(add_to is not None, out.data_ptr()),
     )
     return out
-
-
-def quantized_row_bytes(cols: int) -> int:
-    """Bytes of a quantized row, at most: its numbers, and a scale and a sum for each chunk."""
-    return cols + 8 * cols // _FEWEST_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)

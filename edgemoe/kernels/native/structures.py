@@ -10,9 +10,6 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 MOST_LEVELS = 4
 """Levels of a LevelRule (csrc/levels.h)."""
 
-MOST_ROWS = 512
-"""Rows of a call whose scratch is planned; a larger call takes more memory while it runs."""
-
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]

@@ -10,7 +10,7 @@ import torch
 from family_models import random_model, save
 from integrity import check_integrity
 
-from edgemoe.kernels.native.experts import quantized_row_bytes
+from edgemoe.kernels.base import quantized_row_bytes
 from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.memory import workspace

@@ -10,7 +10,7 @@ import pytest
 from edgemoe.cache import arena
 from edgemoe.engine.engine import StoreModel
 from edgemoe.machine import process
-from edgemoe.memory.plan import PROCESS_BYTES
+from edgemoe.memory.overhead import PROCESS_BYTES
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.sizes import format_least
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
@@ -21,8 +20,9 @@ from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
-from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.plan import make_plan
+from edgemoe.memory.limits import Limits
+from edgemoe.memory.make_plan import make_plan
+from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import workspace_bytes
 from edgemoe.models.open import plan_levels, within_memory
@@ -50,14 +50,20 @@ SHAPE = ModelShape(
     dense_bytes=875_000_000,
 )
 
+MODEL = PlannedModel(SHAPE, GEOMETRY, FORM)
+
 DEMO_FRACTIONS = {0.5: (0.545, 0.088), 0.75: (0.590, 0.106), 0.9: (0.650, 0.141)}
 """Retention -> fractions at 4 bits or more and at 8, of unskipped experts on the demo calibration's 2,048 tokens."""
 
 
 def plan(**changes):
     settings = RunSettings(levels=changes.pop("levels", (4,)), retention=changes.pop("retention", 1.0))
-    arguments = {"vram_limit": 3_000_000_000, "dram_limit": 0, "context": 1024} | changes
-    return make_plan(SHAPE, GEOMETRY, FORM, settings=settings, **arguments)
+    limits = Limits(**{"vram": 3_000_000_000, "context": 1024} | changes)
+    return make_plan(MODEL, limits, settings)
+
+
+def workspace_of(shape, context):
+    return workspace_bytes(PlannedModel(shape, GEOMETRY, FORM), Limits(None, context))
 
 
 @given(
@@ -68,16 +74,16 @@ def plan(**changes):
 def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, context):
     """Purposes add up to the limit and experts fit; a refusal's minimum is sufficient, one byte less is not."""
     try:
-        made = plan(vram_limit=limit, levels=(level,), context=context)
+        made = plan(vram=limit, levels=(level,), context=context)
     except DoesNotFit as refused:
         assert limit < refused.minimum
         assert refused.exit_code == 3
         named = str(refused).partition(" ")[2].split()[1]  # expected --vram-limit SIZE or more
         assert refused.minimum <= parse_size(named) <= 1.01 * refused.minimum + 1
-        smallest = plan(vram_limit=refused.minimum, levels=(level,), context=context)
+        smallest = plan(vram=refused.minimum, levels=(level,), context=context)
         assert smallest.vram_experts == MINIMUM_EXPERTS
         with pytest.raises(DoesNotFit):
-            plan(vram_limit=refused.minimum - 1, levels=(level,), context=context)
+            plan(vram=refused.minimum - 1, levels=(level,), context=context)
         return
     parts = (
         made.dense_bytes
@@ -109,7 +115,7 @@ def test_a_plan_for_several_sequences(parallel):
     assert parts == many.vram_limit_bytes
     assert f"{parallel} times 1024 tokens" in many.lines()[0]
     with pytest.raises(DoesNotFit, match=f"1024 tokens of context of {parallel} sequences"):
-        plan(parallel=parallel, vram_limit=1_000_000)
+        plan(parallel=parallel, vram=1_000_000)
 
 
 def test_rows_that_are_scored_at_once_fit_the_workspace():
@@ -125,7 +131,7 @@ def test_the_workspace_grows_with_the_context_by_text_and_sums_of_attention_alon
     """No copy of keys, no scores of all tokens: two float32 a layer and token, eight for ranks, 256 bytes of text."""
     shape = dataclasses.replace(SHAPE, kv=dataclasses.replace(SHAPE.kv, format=KVFormat(kv, kv)))
     many = dataclasses.replace(shape, hidden=64, intermediate=64, widest=64, heads=256)  # attention dominates
-    short, long = (workspace_bytes(many, GEOMETRY, n, torch.device("cpu")) for n in (1 << 17, 1 << 18))
+    short, long = (workspace_of(many, context) for context in (1 << 17, 1 << 18))
     assert long - short == (1 << 17) * (256 + 4 * (2 * 16 + 8))
     assert short > 3 * 256 * 64 * 256 * 4  # three copies of a tile of scores
 
@@ -136,11 +142,10 @@ def test_compiled_attention_takes_sums_and_integers_of_its_threads(kv):
     """No copy of keys and no scores in any format: text and sums as above, and 8 bytes a token for each thread."""
     form = dataclasses.replace(SHAPE.kv, format=KVFormat(kv, kv))
     shape = dataclasses.replace(SHAPE, kv=form, compiled_attention=True)
-    bytes_of = partial(workspace_bytes, place=torch.device("cpu"))
-    short, long = (bytes_of(shape, GEOMETRY, context) for context in (1 << 22, 1 << 23))
+    short, long = (workspace_of(shape, context) for context in (1 << 22, 1 << 23))
     assert long - short == (1 << 22) * (256 + 4 * (2 * 16 + 8) + 8 * torch.get_num_threads())
-    copied = bytes_of(dataclasses.replace(shape, compiled_attention=False), GEOMETRY, 1 << 13)
-    assert bytes_of(shape, GEOMETRY, 1 << 13) < copied
+    copied = workspace_of(dataclasses.replace(shape, compiled_attention=False), 1 << 13)
+    assert workspace_of(shape, 1 << 13) < copied
 
 
 def test_experts_resident_by_hand():
@@ -156,22 +161,22 @@ def test_experts_resident_by_hand():
 
 def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch):
     """Without --vram-limit all experts fit, and the limit is exactly what they take."""
-    monkeypatch.setattr("edgemoe.memory.plan.available_memory", lambda: 10**12)
-    made = plan(vram_limit=None)
+    monkeypatch.setattr("edgemoe.memory.make_plan.available_memory", lambda: 10**12)
+    made = plan(vram=None)
     assert made.vram_experts == SHAPE.experts
     assert made.plane_bytes == SHAPE.experts * FORM.bytes_at(4)
 
 
 def test_without_a_limit_free_memory_is_the_limit(monkeypatch):
     """Without --vram-limit on a small machine: the free memory less PROCESS_BYTES."""
-    monkeypatch.setattr("edgemoe.memory.plan.available_memory", lambda: 4_000_000_000)
-    assert plan(vram_limit=None).vram_limit_bytes == 3_500_000_000
+    monkeypatch.setattr("edgemoe.memory.make_plan.available_memory", lambda: 4_000_000_000)
+    assert plan(vram=None).vram_limit_bytes == 3_500_000_000
 
 
 def test_a_dram_tier_smaller_than_an_expert_is_refused():
     """A DRAM limit that cannot hold one expert is an error instead of an option without effect."""
     with pytest.raises(DoesNotFit) as caught:
-        plan(dram_limit=1_000_000)
+        plan(dram=1_000_000)
     assert caught.value.minimum == FORM.bytes_at(4)
 
 
@@ -197,7 +202,7 @@ def test_a_second_tier_in_ram_counts_and_costs(tiny_store, caplog):
 
 def test_dram_holds_only_experts_missing_in_vram():
     """Tiers in RAM are exclusive: DRAM has at most the blocks for the experts that VRAM lacks."""
-    made = plan(dram_limit=10**11)
+    made = plan(dram=10**11)
     assert made.vram_experts + made.dram_experts == SHAPE.experts
 
 
@@ -208,7 +213,7 @@ def test_dram_holds_only_experts_missing_in_vram():
 )
 def test_blocks_of_mixed_levels_fill_the_limit_but_for_one_expert(limit, levels, retention):
     """A fraction of the experts has the blocks of 8 bits; all blocks fit, and less than one expert stays free."""
-    made = plan(vram_limit=limit, levels=levels, retention=retention)
+    made = plan(vram=limit, levels=levels, retention=retention)
     sizes = {kind.name: kind.size for kind in FORM.kinds}
     used = sum(sizes[name] * count for name, count in made.vram_blocks.items())
     assert used <= made.plane_bytes
@@ -323,9 +328,7 @@ def test_a_plan_above_the_free_memory_shrinks(tiny_store, monkeypatch, caplog):
 def test_a_pool_has_the_bytes_of_whole_experts():
     """Under lru-pool no kind of block has a fraction: the limit is divided into experts at the highest level."""
     settings = RunSettings(levels=(8, 4, 2, 0), eviction="lru-pool")
-    made = make_plan(
-        SHAPE, GEOMETRY, FORM, vram_limit=3_000_000_000, dram_limit=10**9, settings=settings, context=1024
-    )
+    made = make_plan(MODEL, Limits(3_000_000_000, context=1024, dram=10**9), settings)
     for blocks, size in ((made.vram_blocks, made.plane_bytes), (made.dram_blocks, 10**9)):
         assert set(blocks) == {kind.name for kind in FORM.kinds}
         assert set(blocks.values()) == {size // FORM.bytes_at(8)}

@@ -13,7 +13,7 @@ import torch
 
 from edgemoe.bench import bandwidth
 from edgemoe.engine.engine import StoreModel
-from edgemoe.memory.plan import EXPERT_BYTES
+from edgemoe.memory.overhead import EXPERT_BYTES
 from tools.peers import edgemoe_child, scaling
 from tools.peers.limited import Usage
 from tools.peers.run import ENDING, Outcome

@@ -1,0 +1,52 @@
+"""The memory that a model may take, and what has to fit into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgemoe.errors import UserError
+from edgemoe.kv.blocks import BLOCK_ROWS
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits that a plan divides, and the sequences that it divides them for.
+
+    >>> Limits(vram=4_000_000_000, context=4096, parallel=2).tokens
+    8192
+
+    Args:
+        vram: bytes of the fastest memory, of a device or of RAM; None: as many as all experts at the highest level
+            take, at most the free memory.
+        dram: bytes of the second tier, in RAM; 0: there is none.
+        context: tokens of KV of each sequence.
+        parallel: sequences that run at once.
+        prefill_rows: most token rows of a prompt in one step; None: workspace.default_prefill_rows.
+
+    Raises:
+        UserError: prefill_rows below 2.
+    """
+
+    vram: int | None
+    context: int
+    dram: int = 0
+    parallel: int = 1
+    prefill_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefill_rows is not None and self.prefill_rows < 2:
+            raise UserError(
+                "2 or more rows for --prefill-rows",
+                f"{self.prefill_rows}",
+                f"choose a multiple of {BLOCK_ROWS}",
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences together."""
+        return self.parallel * self.context
+
+    @property
+    def step_rows(self) -> int:
+        """Token rows of a step of one block, or of one token of each sequence."""
+        return max(min(self.context, BLOCK_ROWS), self.parallel)

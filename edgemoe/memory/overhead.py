@@ -1,0 +1,27 @@
+"""Memory that a model takes next to its tensors and experts: allocators, the interpreter, buffers between tiers."""
+
+from __future__ import annotations
+
+from edgemoe.memory.model_shape import PlannedModel
+from edgemoe.policy.settings import RunSettings
+
+ROUNDING_BYTES = 1 << 26
+"""Most bytes that a device's allocator loses to rounding and fragmentation."""
+
+EXPERT_BYTES = 2048
+"""Most bytes that the interpreter takes for an expert that is in memory or was: its key, version, blocks, scores and
+table, 1,200 by tracemalloc; and what allocators round up. In RAM they count against the limit. A compensator takes at
+most as many."""
+
+PROCESS_BYTES = 500_000_000
+"""Most bytes that the interpreter, torch and transformers take, outside every limit."""
+
+
+def overhead_bytes(model: PlannedModel) -> int:
+    """Bytes within a limit that allocators and the interpreter take."""
+    return ROUNDING_BYTES if model.device else EXPERT_BYTES * model.shape.experts
+
+
+def staging_buffers(settings: RunSettings) -> int:
+    """Pinned buffers of one expert each: every reader fills one while another is copied to the device."""
+    return 2 * settings.readers
