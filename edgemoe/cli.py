@@ -23,7 +23,7 @@ from edgemoe.commands import (
     verify,
 )
 from edgemoe.commands import eval as evaluation
-from edgemoe.commands.config_file import ConfiguredCommand
+from edgemoe.commands.options.config_file import ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord
 from edgemoe.console.streams import standard_streams
 from edgemoe.console.width import say

@@ -21,6 +21,8 @@ Every message reads `expected X, got Y: do Z`. Ctrl-C is Python's own KeyboardIn
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class EdgemoeError(Exception):
     """Base of the tree.
@@ -39,6 +41,11 @@ class EdgemoeError(Exception):
     def __init__(self, wanted: str, found: str, action: str) -> None:
         super().__init__(f"expected {wanted}, got {found}: {action}")
         self.wanted, self.found, self.action = wanted, found, action
+
+    def reword(self, words: Callable[[str], str]) -> None:
+        """Replaces each part of the message by what `words` makes of it."""
+        self.wanted, self.found, self.action = words(self.wanted), words(self.found), words(self.action)
+        self.args = (f"expected {self.wanted}, got {self.found}: {self.action}",)
 
 
 class UserError(EdgemoeError):

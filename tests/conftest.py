@@ -30,7 +30,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.formats import KVFormat
 from edgemoe.machine.process import disk_read_bytes
 from edgemoe.memory.split import MINIMUM_EXPERTS
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
 

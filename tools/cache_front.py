@@ -37,6 +37,7 @@ from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
 from edgemoe.experts.use import mean_bits
 from edgemoe.models.open import open_model
+from edgemoe.models.options.groups import Opening
 from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -199,7 +200,7 @@ def measure(
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the rows."""
-    store = open_model(options.model, "cpu")
+    store = open_model(Opening(options.model, device="cpu"))
     windows = text_windows(load_tokenizer(store.directory), options.text, options.tokens, WINDOW)
     reference = Reference(options.reference, store.shape.vocab, store.manifest.source)
     with LogitFile(sum(map(len, windows)), store.shape.vocab) as logits:

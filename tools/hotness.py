@@ -35,6 +35,7 @@ from edgemoe.evaluate.score import Windows, reference_quality, text_windows
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.open import open_model
+from edgemoe.models.options.groups import Opening
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.hotness import SIGNALS, Hotness
 from edgemoe.policy.settings import RunSettings
@@ -235,7 +236,7 @@ def changes(
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the rows."""
-    store = open_model(options.model, "cpu")
+    store = open_model(Opening(options.model, device="cpu"))
     tokenizer = load_tokenizer(store.directory)
     reference = Reference(options.reference, store.shape.vocab, store.manifest.source)
     window = min(WINDOW, options.tokens)

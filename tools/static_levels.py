@@ -32,6 +32,7 @@ from edgemoe.evaluate.score import Windows, reference_quality, text_windows
 from edgemoe.experts.use import mean_bits
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.open import open_model
+from edgemoe.models.options.groups import Opening
 from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.damage import TYPICAL_ERROR, Damage, PriceCurve, cheapest
@@ -151,7 +152,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     Raises:
         UserError: a store without a calibration.
     """
-    store = open_model(options.model, "cpu")
+    store = open_model(Opening(options.model, device="cpu"))
     calibration = calibration_of(store, store.manifest.max_level)
     if calibration is None:
         raise UserError("a store with a calibration", str(store.directory), "run `edgemoe calibrate` first")

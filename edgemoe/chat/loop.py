@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 
-from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.ctrl_c import CtrlC, InterruptedTwice
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.session import Chat
 from edgemoe.chat.slash_commands import run_command
-from edgemoe.console.answer_text import DEFAULT_LOOK, Look
 from edgemoe.console.input import Turn, TurnSource
-from edgemoe.engine.engine import Engine
 from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.models.introduction import Introduction
 
 
-def run_chat(
-    engine: Engine,
-    conversation: Conversation,
-    turns: TurnSource | str,
-    *,
-    as_json: bool,
-    introduction: Introduction,
-    stream: bool = False,
-    stats: bool = False,
-    look: Look = DEFAULT_LOOK,
-    answered: Callable[[], None] = lambda: None,
-) -> None:
+def run_chat(chat: Chat, turns: TurnSource | str, introduction: Introduction) -> None:
     """Answers one turn, or every turn of a source until its end or /exit.
 
     At a terminal the chat continues after a mistake or a cancelled answer; in a pipe both end it, because a script
     must not continue with incomplete answers.
 
     Args:
-        engine: of the conversation.
-        conversation: answers the turns.
+        chat: answers and prints.
         turns: of stdin, or the text of the only one.
-        as_json: prints answers as JSON lines.
         introduction: of the model, for the first screen at a terminal.
-        stream, stats, look: of Chat.
-        answered: called after every answer.
 
     Raises:
         UserError: a turn in a pipe that cannot be answered.
         DamagedData: the store cannot be read any more.
         KeyboardInterrupt: Ctrl-C in a pipe, at an empty prompt, or twice.
     """
-    chat = Chat(
-        engine, conversation, as_json=as_json, stream=stream, stats=stats, look=look, answered=answered
-    )
     if isinstance(turns, str):
         chat.ask(turns)
         return

@@ -36,16 +36,30 @@ class Totals:
         self.new_tokens += answer.new_tokens
 
 
+@dataclass(frozen=True)
+class Printing:
+    """How a chat prints answers.
+
+    Args:
+        as_json: as JSON lines.
+        stream: a JSON line for each piece of text too.
+        stats: every figure after an answer, which /stats prints too, instead of one short line.
+        look: of answers at a terminal.
+    """
+
+    as_json: bool = False
+    stream: bool = False
+    stats: bool = False
+    look: Look = DEFAULT_LOOK
+
+
 class Chat:
     """The state of a chat that slash commands act on.
 
     Args:
         engine: of the conversation.
         conversation: answers the turns.
-        as_json: prints answers as JSON lines.
-        stream: prints a JSON line for each piece of text too.
-        stats: prints every figure after an answer, which /stats prints too, instead of a line for people.
-        look: of answers at a terminal.
+        printing: how answers are printed.
         answered: called after every answer.
     """
 
@@ -53,15 +67,12 @@ class Chat:
         self,
         engine: Engine,
         conversation: Conversation,
+        printing: Printing,
         *,
-        as_json: bool,
-        stream: bool = False,
-        stats: bool = False,
-        look: Look = DEFAULT_LOOK,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
         self.engine, self.conversation, self._answered = engine, conversation, answered
-        self._as_json, self._stream_json, self._stats, self._look = as_json, stream, stats, look
+        self._printing = printing
         self.totals = Totals()
         self.last: Answer | None = None
         """The last answer."""
@@ -103,10 +114,10 @@ class Chat:
             def stream(piece: str) -> None:
                 nonlocal text
                 end()
-                if self._stream_json:
+                if self._printing.stream:
                     print(json.dumps({"delta": piece}), flush=True)
-                elif not self._as_json:
-                    text = text or open_text(self._look, reasons=self.conversation.reasons)
+                elif not self._printing.as_json:
+                    text = text or open_text(self._printing.look, reasons=self.conversation.reasons)
                     text.write(piece)
 
             try:
@@ -115,7 +126,7 @@ class Chat:
                 end()
                 if text:
                     text.close()
-                elif not self._as_json and sys.exc_info()[0] is None:
+                elif not self._printing.as_json and sys.exc_info()[0] is None:
                     print(flush=True)
 
     def _shifted(self, messages: int) -> None:
@@ -128,8 +139,12 @@ class Chat:
         self.last = answer
         self.totals.add(answer)
         self._answered()
-        if self._as_json:
+        if self._printing.as_json:
             print(json.dumps(answer.as_json()), flush=True)
             return
-        cost = stats_line(answer) if self._stats else answer_line(answer, device=bool(self.engine.device))
+        cost = (
+            stats_line(answer)
+            if self._printing.stats
+            else answer_line(answer, device=bool(self.engine.device))
+        )
         self.say(cost, "\x1b[2m" if in_colour(sys.stderr) else "")

@@ -8,14 +8,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgemoe.commands import options
-from edgemoe.commands.options.groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.errors import UserError
-from edgemoe.kv.formats import KVFormat
+from edgemoe.models.options import effects
+from edgemoe.models.options.declared import flag, one_of, option
+from edgemoe.models.options.groups import (
+    ComputeOptions,
+    KVOptions,
+    LimitOptions,
+    ModelOptions,
+    Opening,
+    SizeOptions,
+)
+from edgemoe.models.options.papers import take_remapping
+from edgemoe.models.options.run_settings import run_settings
+from edgemoe.models.options.settings import POLICIES, HotnessOptions, SettingOptions
 
 if TYPE_CHECKING:
+    from edgemoe.bench.batch import BatchRequest
     from edgemoe.bench.rows import BenchRow
+    from edgemoe.bench.run import BenchRequest
+    from edgemoe.models.open import ChooseSettings
     from edgemoe.models.store_model import StoreModel
 
 EXAMPLES = (
@@ -89,22 +103,84 @@ class ReportOptions:
     as_json: bool = option("The same as --format json.", False, name="--json")
 
 
+@dataclass(frozen=True)
+class BenchOptions(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+    """Options of the model and of its limits."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All options of a benchmark, in their groups."""
+
+    opening: Opening
+    chosen: SettingOptions
+    prompts: PromptOptions
+    batches: BatchOptions
+    wanted: ReportOptions
+
+    @property
+    def choose(self) -> ChooseSettings:
+        """The settings that the options stand for."""
+        return partial(run_settings, **vars(self.chosen))
+
+    def check(self) -> None:
+        """Refuses what can be refused without the model, which may have to be converted for an hour.
+
+        Raises:
+            UserError: options that exclude each other, or have no effect.
+        """
+        if self.wanted.ablation is not None:
+            _ablation(self.wanted.ablation, 8, self.chosen)
+            return
+        effects.require_several(self.choose(8, fits=True), 2 if self.batches.batch else 1, "--batch 8")
+
+    def rows(self, store: StoreModel) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
+        """The rows that are measured, and a sentence for each one that the store cannot run."""
+        from edgemoe.bench.rows import single_row
+        from edgemoe.models.open import Division, plan_levels
+
+        if self.wanted.ablation is not None:
+            return _ablation(self.wanted.ablation, store.manifest.max_level, self.chosen)
+        tokens = self.opening.context or self.prompts.prompt_tokens + self.prompts.new_tokens
+        division = Division.of(replace(self.opening, context=tokens))
+        return single_row(plan_levels(store, self.choose, division)[1]), ()
+
+    def request(self, store: StoreModel) -> BenchRequest:
+        """What is measured on a store with the format of its keys and values."""
+        from edgemoe.bench.run import BenchRequest
+        from edgemoe.models.open import parse_limits
+
+        rows, notes = self.rows(store)
+        return BenchRequest(
+            *(rows, *parse_limits(self.opening)),
+            seed=self.wanted.seed,
+            context=self.opening.context,
+            prefill_rows=self.opening.prefill_rows,
+            notes=notes,
+            **vars(self.prompts),
+        )
+
+    def together(self) -> BatchRequest | None:
+        """The batches that are measured; None: one sequence at a time."""
+        from edgemoe.bench.batch import BatchRequest
+        from edgemoe.engine.scheduler import Pace
+
+        if self.batches.batch is None:
+            return None
+        pace = Pace(self.batches.chunk, Pace.every if self.batches.every is None else self.batches.every)
+        return BatchRequest.parse(self.batches.batch, self.batches.arrival or "closed", pace)
+
+
 @grouped
 def bench_command(
     *,
-    model: options.ModelOption = options.DEMO,
-    limits: options.LimitOptions,
-    kv: options.KVOptions,
-    chosen: options.StepSettingOptions,
-    context: options.ContextOption = None,
-    prefill_rows: options.PrefillRowsOption = None,
-    threads: options.ThreadsOption = None,
-    kernel: options.KernelOption = "auto",
+    opening: BenchOptions,
+    chosen: SettingOptions,
     prompts: PromptOptions,
     batches: BatchOptions,
     wanted: ReportOptions,
 ) -> None:
-    """Measure TTFT and TPOT with an empty and a warm expert cache, beside the bound by bytes moved.
+    """Measure TTFT and TPOT with an empty and a warm expert cache, compared with the bound by bytes moved.
 
     A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
     """
@@ -114,54 +190,31 @@ def bench_command(
         raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
     require_folders(wanted.trace)
     require_plot(wanted.plot)
-    from edgemoe.models.open import open_model, parse_limits, plan_levels
+    bench = Bench(Opening(**vars(opening)), chosen, prompts, batches, wanted)
+    bench.opening.kv_format()
+    bench.check()
+    _run(bench, form)
 
-    sizes, stored = parse_limits(limits.vram_limit, limits.dram_limit), KVFormat.of(**vars(kv))
-    # Settings that exclude each other are refused before a long conversion.
-    if wanted.ablation is None:
-        run = options.run_settings(8, **vars(chosen))
-        options.require_several(run, 2 if batches.batch else 1, "--batch 8")
-    else:
-        _ablation(wanted.ablation, 8, chosen)
-    choose = partial(options.run_settings, **vars(chosen))
-    from edgemoe.bench.batch import BatchRequest, run_batches
+
+def _run(bench: Bench, form: str) -> None:
+    """Opens the model, measures, and prints the report in a format."""
+    from edgemoe.bench.batch import run_batches
     from edgemoe.bench.plot import plot_batches, plot_report
     from edgemoe.bench.quality import load_quality
-    from edgemoe.bench.rows import single_row
-    from edgemoe.bench.run import BenchRequest, make_plans, require_valid, run_bench
+    from edgemoe.bench.run import make_plans, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
-    from edgemoe.bench.traced import lanes_of, trace_rows
-    from edgemoe.engine.scheduler import Pace
+    from edgemoe.models.open import open_model, parse_limits
 
-    together = None
-    if batches.batch is not None:
-        pace = Pace(batches.chunk, Pace.every if batches.every is None else batches.every)
-        together = BatchRequest.parse(batches.batch, batches.arrival or "closed", pace)
+    parse_limits(bench.opening)
+    stored, together, wanted = bench.opening.kv_format(), bench.together(), bench.wanted
     evaluated = load_quality(wanted.quality) if wanted.quality else None
-    tokens = context or prompts.prompt_tokens + prompts.new_tokens
-
-    def request_for(store: StoreModel) -> BenchRequest:
-        rows, notes = (
-            (single_row(plan_levels(store, choose, *sizes, tokens, prefill_rows=prefill_rows)[1]), ())
-            if wanted.ablation is None
-            else _ablation(wanted.ablation, store.manifest.max_level, chosen)
-        )
-        return BenchRequest(
-            *(rows, *sizes),
-            seed=wanted.seed,
-            context=context,
-            prefill_rows=prefill_rows,
-            notes=notes,
-            **vars(prompts),
-        )
 
     def check(planned: StoreModel) -> None:
-        make_plans(planned.with_kv(stored), request_for(planned.with_kv(stored)))
+        make_plans(planned.with_kv(stored), bench.request(planned.with_kv(stored)))
 
-    opened = open_model(model, limits.device, threads=threads, kernel=kernel, check=check)
-    store = opened.with_kv(stored)
+    store = open_model(bench.opening, check=check).with_kv(stored)
     quality, left_out = evaluated.of(store.manifest) if evaluated else ([], ())
-    request = request_for(store)
+    request = bench.request(store)
     request = replace(request, notes=request.notes + left_out)
     if together:
         report = run_batches(store, together, request, request.rows[0].settings, _notify)
@@ -171,11 +224,18 @@ def bench_command(
     if wanted.plot:
         (plot_batches if together else plot_report)(report, wanted.plot)
     if wanted.trace:
-        timeline = trace_rows(store, request, _notify)
-        timeline.write(wanted.trace)
-        for lanes in lanes_of(timeline):
-            _notify(str(lanes))
+        _trace(store, request, wanted.trace)
     require_valid(report)
+
+
+def _trace(store: StoreModel, request: BenchRequest, path: Path) -> None:
+    """Runs each row once more, writes its timeline, and prints what new tokens wait for."""
+    from edgemoe.bench.traced import lanes_of, trace_rows
+
+    timeline = trace_rows(store, request, _notify)
+    timeline.write(path)
+    for lanes in lanes_of(timeline):
+        _notify(str(lanes))
 
 
 def _notify(what: str) -> None:
@@ -206,7 +266,7 @@ def _require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
 
 
 def _ablation(
-    ablation: str, max_level: int, chosen: options.StepSettingOptions
+    ablation: str, max_level: int, chosen: SettingOptions
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
 
@@ -217,23 +277,23 @@ def _ablation(
 
     if ablation not in ROW_FIELDS:
         raise UserError("--ablation ours or paper", repr(ablation), "choose one of them")
-    given = {name: value for name, value in vars(chosen).items() if value not in (None, False)}
-    own = [f"--{name.replace('_', '-')}" for name in given if name in ROW_FIELDS[ablation]]
+    given = {name: value for name, value in vars(chosen).items() if value is not None and value is not False}
+    own = [flag(name) for name in given if name in ROW_FIELDS[ablation]]
     if own:
         raise UserError(
             f"--ablation {ablation} without options that its rows set themselves",
             ", ".join(own),
             "leave that out, or measure one setting without --ablation",
         )
-    if options.take_remapping(given):
+    if take_remapping(given):
         raise UserError("one sequence at a time, for --ablation", "--lynx", "leave one of the two out")
     _require_ranked(given)
-    options.require_one_mean(given)
+    effects.require_one_mean(given)
     rows, notes = ablation_rows(ablation, max_level, given)
     skipping = next(row.settings for row in rows if 0 in row.settings.levels)
-    options.require_signals(skipping, given)
-    options.require_effect(skipping, given)
-    options.warn_of_doubt(skipping)
+    effects.require_paper_rules(skipping, given)
+    effects.require_effect(skipping, given)
+    effects.warn_of_doubt(skipping)
     return rows, notes
 
 
@@ -243,10 +303,10 @@ def _require_ranked(given: dict[str, Any]) -> None:
     Args:
         given: option's name -> value; `--policy dymoe`, which every row has, is taken out.
     """
-    if given.get("policy") == options.POLICIES[0]:
+    if given.get("policy") == POLICIES[0]:
         del given["policy"]
-    others = {"policy", "compensate", "compensators_limit", *(f.name for f in fields(options.HotnessOptions))}
-    found = [f"--{name.replace('_', '-')} {given[name]}" for name in given if name in others]
+    others = {"policy", "compensate", "compensators_limit", *(f.name for f in fields(HotnessOptions))}
+    found = [f"{flag(name)} {given[name]}" for name in given if name in others]
     if found:
         raise UserError(
             "experts whose levels tokens choose, without compensators, for --ablation",

@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgemoe.commands import options
-from edgemoe.commands.options.groups import grouped, option
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.shared import JsonOption, StoreArgument
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
+from edgemoe.models.options.declared import option
+from edgemoe.models.options.groups import LimitOptions, Opening
 
 EXAMPLES = (
     "Examples: edgemoe calibrate ~/stores/qwen3 --vram-limit 3GB "
@@ -27,11 +29,11 @@ class TextOptions:
 
 @grouped
 def calibrate_command(
-    store: options.StoreArgument,
+    store: StoreArgument,
     *,
     wanted: TextOptions,
-    limits: options.LimitOptions,
-    as_json: options.JsonOption = False,
+    limits: LimitOptions,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure on a text what fewer bits of each expert cost, for --bits and for three or more --levels.
 
@@ -41,11 +43,11 @@ def calibrate_command(
     from edgemoe.console.loading import starting
     from edgemoe.models.open import open_model, parse_limits
 
-    sizes = parse_limits(limits.vram_limit, limits.dram_limit)
+    sizes = parse_limits(limits)
     with starting("loading torch"):
         from edgemoe.calibrate.run import CalibrationRequest, calibrate
         from edgemoe.storage.store.calibration import CALIBRATION_NAME
-    opened = open_model(store, limits.device)
+    opened = open_model(Opening(store, **vars(limits)))
     made = calibrate(opened, CalibrationRequest(wanted.text, wanted.tokens, *sizes))
     size = (opened.directory / CALIBRATION_NAME).stat().st_size
     if as_json:

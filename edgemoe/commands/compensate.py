@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption, StoreArgument, demo_by_name, named_store
-from edgemoe.commands.options.groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.shared import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
+from edgemoe.models.demo import demo_by_name
+from edgemoe.models.options.declared import one_of, option
 from edgemoe.storage.compensators.index import RULES
 from edgemoe.storage.store.manifest import Manifest
 

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from edgemoe.commands.compensate import CompensatorOptions, compensate_store
-from edgemoe.commands.options import JsonOption, KeepSourceOption
-from edgemoe.commands.options.groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.shared import JsonOption, KeepSourceOption
 from edgemoe.commands.verify import inspect_command
 from edgemoe.errors import UserError
+from edgemoe.models.options.declared import one_of, option
 from edgemoe.storage.compensators.index import check_choices
 
 EXAMPLES = (
@@ -72,7 +73,7 @@ def convert_command(
     A model of the Hub is downloaded shard by shard, and each shard is deleted once it is converted: its compensators
     are computed from the store's highest level.
     """
-    from edgemoe.models.resolve import convert_named
+    from edgemoe.models.conversion.named import convert_named
 
     if compensate is None and compensators != CompensatorOptions():
         raise UserError("--compensate RANK beside --ranks and --residual", "none", "add --compensate 32")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption
+from edgemoe.commands.options.shared import JsonOption
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
 

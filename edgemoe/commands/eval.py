@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgemoe.commands import options
-from edgemoe.commands.options.groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.shared import JsonOption
 from edgemoe.console.output_files import require_plot
 from edgemoe.errors import UserError
-from edgemoe.kv.formats import KVFormat
+from edgemoe.models.demo import DEMO
+from edgemoe.models.options import effects
+from edgemoe.models.options.declared import one_of, option
+from edgemoe.models.options.groups import (
+    ComputeOptions,
+    KVOptions,
+    LimitOptions,
+    ModelOptions,
+    Opening,
+    RowOptions,
+)
+from edgemoe.models.options.papers import take_hotness
+from edgemoe.models.options.settings import HotnessOptions, RankingOptions, complete_levels
 
 if TYPE_CHECKING:
-    from edgemoe.evaluate.run import EvalReport
+    from edgemoe.evaluate.run import EvalReport, EvalRequest
     from edgemoe.evaluate.studies import Arm
+    from edgemoe.kv.formats import KVFormat
+    from edgemoe.models.store_model import StoreModel
 
 EXAMPLES = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
@@ -39,7 +54,7 @@ class MeasureOptions:
     )
     levels: list[str] | None = option(
         "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0.",
-        autocompletion=options.complete_levels,
+        autocompletion=complete_levels,
     )
     retention: list[float] | None = option(
         "Mean share of critical experts, above 0, at most 1; repeat for more. "
@@ -48,11 +63,6 @@ class MeasureOptions:
     bits: list[float] | None = option(
         "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
     )
-    depth: str | None = option(options.DEPTH_HELP, autocompletion=options.complete_depth)
-    critical: str | None = option(options.CRITICAL_HELP, autocompletion=options.complete_critical)
-    importance: str | None = option(options.IMPORTANCE_HELP, autocompletion=options.complete_importance)
-    heavy_hitters: float | None = option(options.HEAVY_HITTERS_HELP)
-    renormalise: bool = option(options.RENORMALISE_HELP, False)
     policy: str | None = option(
         "hotness: two levels such as 4/2 follow how much experts are wanted (DynaExq) instead of --retention; of new "
         "tokens only, one by one. Steps wait until experts have moved, so that rows can be repeated. Default: dymoe.",
@@ -100,47 +110,43 @@ class MeasureOptions:
     seed: int = option("Seed of everything random.", 0)
 
 
+@dataclass(frozen=True)
+class EvalOptions(ComputeOptions, RowOptions, KVOptions, LimitOptions, ModelOptions):
+    """Options of the model and of its limits."""
+
+
 @grouped
 def eval_command(
     *,
-    model: options.ModelOption = options.DEMO,
+    opening: EvalOptions,
     measure: MeasureOptions,
-    hot: options.HotnessOptions,
-    limits: options.LimitOptions,
-    kv: options.KVOptions,
-    prefill_rows: options.PrefillRowsOption = None,
-    threads: options.ThreadsOption = None,
-    kernel: options.KernelOption = "auto",
-    as_json: options.JsonOption = False,
+    ranking: RankingOptions,
+    hot: HotnessOptions,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
-    demo, text, study = model == options.DEMO, measure.text, measure.study or ()
-    reference = measure.reference or (options.DEMO if demo else None)
-    if text is None and not measure.tasks:
+    demo = opening.model == DEMO
+    reference = measure.reference or (DEMO if demo else None)
+    if measure.text is None and not measure.tasks:
         raise UserError("something to measure", "neither --text nor --tasks", "give one or both")
     per_kind = _tasks_per_kind(measure.task_count, tasks=measure.tasks, demo=demo)
     _require_parts(measure, reference)
     from edgemoe.models.open import open_model, parse_limits
 
-    sizes, form = parse_limits(limits.vram_limit, limits.dram_limit), KVFormat.of(**vars(kv))
-    arms = _table(measure, hot)
-    from edgemoe.evaluate.run import EvalRequest, plan_eval, run_eval
+    sizes, form = parse_limits(opening), opening.kv_format()
+    arms = _table(measure, ranking, hot)
+    from edgemoe.evaluate.run import EvalRequest, run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
 
+    study = measure.study or ()
     for name in dict.fromkeys(study):
         arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
     tokens, window = measure.tokens or 4096, measure.window or 512
-    request = EvalRequest(
-        text, reference, tokens, window, per_kind, measure.seed, tuple(arms), *sizes, observed, prefill_rows
-    )
-    store = open_model(
-        model,
-        limits.device,
-        threads=threads,
-        kernel=kernel,
-        check=lambda planned: plan_eval(planned.with_kv(form), request),
-    )
+    of_text = measure.text, reference, tokens, window, per_kind, measure.seed
+    request = EvalRequest(*of_text, tuple(arms), *sizes, observed, opening.prefill_rows)
+    check = partial(_check, request, form)
+    store = open_model(Opening(**vars(opening)), check=check)
     _show(run_eval(store.with_kv(form), request), measure, as_json=as_json)
 
 
@@ -176,51 +182,75 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     require_plot(plot)
 
 
-def _table(measure: MeasureOptions, hot: options.HotnessOptions) -> list[Arm]:
+def _table(measure: MeasureOptions, ranking: RankingOptions, hot: HotnessOptions) -> list[Arm]:
     """Returns the arms of the table; without a text its default is shorter."""
     from edgemoe.evaluate import studies
     from edgemoe.evaluate.compensation.arms import compensated_arms
 
-    arms = _ranked_table(measure)
     if measure.policy == "auto":
         raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
-    hotness = options.take_hotness({"policy": measure.policy, **vars(hot)}, automatic=False)
+    hotness = take_hotness({"policy": measure.policy, **vars(hot)}, automatic=False)
+    given = {name: value for name, value in vars(ranking).items() if value is not None and value is not False}
+    if hotness:
+        effects.require_no_ranking_beside_hotness({"retention": _first(measure.retention)} | given)
+    arms = _ranked_table(measure, given)
     arms = studies.hot_arms(arms, hotness) if hotness else arms
     return arms + compensated_arms(arms, dict.fromkeys(measure.compensate or ()))
 
 
-def _ranked_table(measure: MeasureOptions) -> list[Arm]:
-    """The arms without a policy of hotness."""
+def _first(values: list[float] | None) -> float | None:
+    return values[0] if values else None
+
+
+def _ranked_table(measure: MeasureOptions, given: dict[str, Any]) -> list[Arm]:
+    """The arms without a policy of hotness.
+
+    Args:
+        measure: levels, retentions, bits and reuse.
+        given: options of RankingOptions.
+    """
     from edgemoe.evaluate import studies
-    from edgemoe.policy.settings import RANKING, parse_levels
+    from edgemoe.policy.settings import parse_levels
 
     short, retention, reuse = measure.text is None, measure.retention, measure.reuse
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
-    own = ("retention", "bits", "tpot_target")
-    chosen = {name: getattr(measure, name) for name in RANKING if name not in own}
     if all(len(each) == 1 for each in levels):
         found = "one level for all experts"
         if reuse:
             raise UserError(
                 "two or more levels for --reuse", found, "give --levels 4/2 or another pair with it"
             )
-        options.require_no_ranking(chosen | {"retention": retention and retention[0]}, found)
+        effects.require_no_ranking({"retention": _first(retention)} | given, found)
     bits = list(dict.fromkeys(measure.bits or ()))
     if bits and all(len(each) < 3 for each in levels):
         found = f"--bits {bits[0]:g} with two levels at most"
         raise UserError("a setting of three or more levels", found, "give --levels 8/4/2/0 with it")
     retentions = retention or (studies.TASK_RETENTIONS if short else studies.TABLE_RETENTIONS)
-    given = {name: value for name, value in chosen.items() if value not in (None, False)}
     arms = studies.table_arms(
         list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), given, bits, reuse=reuse
     )
-    skipping = [arm for arm in arms if 0 in arm.settings.levels] or arms
-    options.require_effect(skipping[0].settings, given)
-    for arm in arms:
-        options.warn_of_doubt(arm.settings)
+    _require_effect(arms, given)
     return arms
+
+
+def _require_effect(arms: list[Arm], given: dict[str, Any]) -> None:
+    """Refuses options of ranking without effect on any arm, and warns of settings that are rarely wanted."""
+    mixed = [arm.settings for arm in arms if len(arm.settings.levels) > 1]
+    if mixed and all(settings.priced for settings in mixed):
+        effects.require_paper_rules(mixed[0], given)
+    skipping = [arm for arm in arms if 0 in arm.settings.levels] or arms
+    effects.require_effect(skipping[0].settings, given)
+    for arm in arms:
+        effects.warn_of_doubt(arm.settings)
+
+
+def _check(request: EvalRequest, form: KVFormat, planned: StoreModel) -> None:
+    """Refuses limits that the store of a conversion would not fit."""
+    from edgemoe.evaluate.run import plan_eval
+
+    plan_eval(planned.with_kv(form), request)
 
 
 def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None:

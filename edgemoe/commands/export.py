@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption, StoreArgument, named_store
-from edgemoe.commands.options.groups import grouped, one_of, option
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.shared import JsonOption, StoreArgument, named_store
 from edgemoe.errors import UserError
+from edgemoe.models.options.declared import one_of, option
 
 if TYPE_CHECKING:
     from edgemoe.storage.export.levels import Levels

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgemoe.commands.options import JsonOption, KeepSourceOption, check_template, complete_model
+from edgemoe.commands.options.shared import JsonOption, KeepSourceOption, check_template
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.errors import UserError
+from edgemoe.models.options.groups import complete_model
 
 if TYPE_CHECKING:
     from edgemoe.models.listing import CachedModel
@@ -64,8 +65,10 @@ def pull_command(
     """
     from edgemoe.models.cache import cached_names
     from edgemoe.models.open import open_model
+    from edgemoe.models.options.groups import Opening
 
-    store = open_model(name, "auto", keep_source=keep_source, check_files=check_template).directory
+    opening = Opening(name, keep_source=keep_source)
+    store = open_model(opening, check_files=check_template).directory
     short = next((each.short for each in cached_names() if store in each.paths), str(store))
     if as_json:
         print(json.dumps({"name": short, "store": str(store)}))

@@ -9,17 +9,22 @@ from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from edgemoe.commands import options
-from edgemoe.commands.options.groups import grouped, option
-from edgemoe.commands.options.prefix_cache import require_directory
+from edgemoe.api.load import Loading, load_model
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.shared import StudyOption
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
 from edgemoe.errors import UserError
-from edgemoe.kv.formats import KVFormat
+from edgemoe.models.demo import DEMO
+from edgemoe.models.options.declared import option
+from edgemoe.models.options.effects import require_several
+from edgemoe.models.options.groups import PrefixCacheOptions, SharedOpening
+from edgemoe.models.options.prefix_cache import require_directory
+from edgemoe.models.options.run_settings import run_settings
+from edgemoe.models.options.settings import StepOptions
+from edgemoe.models.options.study import with_studies
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -35,15 +40,6 @@ EXAMPLES = (
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
 """What edgemoe[serve] installs."""
-
-QueueOption = Annotated[
-    int,
-    typer.Option(
-        "--queue",
-        min=0,
-        help="Requests that may wait beside those that run; further ones of a client get 429 and Retry-After.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -62,28 +58,26 @@ class AddressOptions:
     )
 
 
+@dataclass(frozen=True)
+class RequestOptions:
+    """Options of the requests that the server takes."""
+
+    queue: int = option(
+        "Requests that may wait while others run; further ones of a client get 429 and Retry-After.", 8, min=0
+    )
+    request_timeout: str | None = option("Most time of one request, such as 600s. Default: no limit.")
+    name: str | None = option("Name of the model for clients. Default: the last part of --model.")
+
+
 @grouped
 def serve_command(
     *,
-    model: options.ModelOption = options.DEMO,
+    opening: SharedOpening,
     address: AddressOptions,
-    limits: options.LimitOptions,
-    kv: options.KVOptions,
-    disk: options.PrefixCacheOptions,
-    chosen: options.StepSettingOptions,
-    context: options.ContextOption = None,
-    prefill_rows: options.PrefillRowsOption = None,
-    parallel: options.ParallelOption = 1,
-    queue: QueueOption = 8,
-    request_timeout: Annotated[
-        str | None, typer.Option(help="Most time of one request, such as 600s. Default: no limit.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients. Default: the last part of --model.")
-    ] = None,
-    threads: options.ThreadsOption = None,
-    kernel: options.KernelOption = "auto",
-    keep_source: options.KeepSourceOption = False,
+    requests: RequestOptions,
+    disk: PrefixCacheOptions,
+    chosen: StepOptions,
+    study: StudyOption = None,
 ) -> None:
     """Serve a model over HTTP, in the interfaces of OpenAI, Anthropic and ollama (docs/serving.md).
 
@@ -92,11 +86,9 @@ def serve_command(
     """
     require_extra()
     key = _key(address)
-    limit = None if request_timeout is None else parse_duration(request_timeout)
-    run = options.run_settings(8, **vars(chosen))  # rejects a wrong option before the port is opened
-    options.require_several(run, parallel, "--parallel 8")
-    KVFormat.of(**vars(kv))
-    require_directory(disk.prefix_cache_dir, disk.prefix_cache_limit)
+    limit = None if requests.request_timeout is None else parse_duration(requests.request_timeout)
+    loading = Loading(opening, with_studies(chosen, study), disk)
+    _check(loading)  # rejects a wrong option before the port is opened
     from edgemoe.console.loading import starting
 
     with starting("loading the server"):
@@ -106,27 +98,22 @@ def serve_command(
 
     listening = Address(address.host, address.port).listen()
     _warn_of_openness(address, key)
-    serving = Serving(name or _name(model), most=parallel + queue, limit=limit)
+    serving = Serving(
+        requests.name or _name(opening.model), most=opening.parallel + requests.queue, limit=limit
+    )
     _say(f"serving {serving.name} at {_url(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))
     access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key)
-    load = partial(
-        _load,
-        serving,
-        model,
-        context=context,
-        prefill_rows=prefill_rows,
-        parallel=parallel,
-        threads=threads,
-        kernel=kernel,
-        keep_source=keep_source,
-        **vars(limits),
-        **vars(kv),
-        **vars(disk),
-        **vars(chosen),
-    )
-    logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # a line a request
-    Server(serving, access, _say).serve_model(load, listening)
+    logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # one line per request
+    Server(serving, access, _say).serve_model(partial(_load, serving, loading), listening)
+
+
+def _check(loading: Loading) -> None:
+    """Refuses wrong options, as far as they are seen without the model."""
+    run = run_settings(8, **loading.settings)
+    require_several(run, loading.opening.parallel, "--parallel 8")
+    loading.opening.kv_format()
+    require_directory(loading.disk.prefix_cache_dir, loading.disk.prefix_cache_limit)
 
 
 def require_extra() -> None:
@@ -140,12 +127,11 @@ def require_extra() -> None:
         raise UserError("the packages of edgemoe[serve]", f"no {missing}", "run pip install 'edgemoe[serve]'")
 
 
-def _load(serving: Serving, model: Path, opened: ExitStack, **settings: object) -> Model:
+def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
     """Opens the model, prints what it takes, and keeps how hot its experts are for the next start."""
-    import edgemoe
     from edgemoe.models.heat import keeping_heat
 
-    one = opened.enter_context(edgemoe.load(model, **settings))  # type: ignore[arg-type]
+    one = opened.enter_context(load_model(loading))
     engine, store = one.engine, one.engine.store
     for line in engine.plan.lines():
         _say(line)
@@ -172,7 +158,7 @@ def _key(address: AddressOptions) -> str | None:
 
 def _name(model: Path) -> str:
     """What clients call a model: a Hub name as it is, else a path's last part."""
-    return "demo" if model == options.DEMO else str(model) if not model.exists() else model.resolve().name
+    return "demo" if model == DEMO else str(model) if not model.exists() else model.resolve().name
 
 
 def _url(name: tuple[str, int]) -> str:

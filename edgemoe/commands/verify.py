@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from edgemoe.commands.options import JsonOption, StoreArgument, named_store
+from edgemoe.commands.options.shared import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted

@@ -73,7 +73,7 @@ class SequenceKV:
             raise ContextExceeded(
                 f"a context of at least {tokens} tokens",
                 f"one of {context}",
-                "use a larger --context or a shorter prompt",
+                "use a larger context or a shorter prompt",
             )
 
     def crop(self, length: int) -> int:

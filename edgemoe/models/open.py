@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgemoe.console.loading import starting
 from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.errors import UserError
-from edgemoe.kv.formats import KVFormat
 from edgemoe.machine import devices, process
+from edgemoe.models.options.groups import LimitOptions, Opening
 
 if TYPE_CHECKING:
     from edgemoe.memory.plan import MemoryPlan
@@ -27,8 +28,16 @@ HOT_SEQUENCES, HOT_FRACTION = 8, 0.1
 fraction of them at the higher one (docs/decisions/0031)."""
 
 
+class Opened(NamedTuple):
+    """A store that is open, the division of its limits, and the settings for them."""
+
+    store: StoreModel
+    plan: MemoryPlan
+    settings: RunSettings
+
+
 class ChooseSettings(Protocol):
-    """commands.options.run_settings with the options given."""
+    """models.options.run_settings with the options given."""
 
     def __call__(self, max_level: int, *, fits: bool, hot: bool = False) -> RunSettings:
         """The settings for a store whose highest level is max_level; `fits`: all of its experts fit at that level.
@@ -37,7 +46,45 @@ class ChooseSettings(Protocol):
         """
 
 
-def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | None, int]:
+@dataclass(frozen=True)
+class Division:
+    """What a memory plan divides, and for which sequences.
+
+    Args:
+        vram, dram: limits in bytes, as StoreModel.plan takes them.
+        context: tokens of KV of each sequence; None: the model's default.
+        parallel: sequences that run at once.
+        prefill_rows: most rows of a prompt in one step; None: the plan's choice.
+    """
+
+    vram: int | None
+    dram: int = 0
+    context: int | None = None
+    parallel: int = 1
+    prefill_rows: int | None = None
+
+    @classmethod
+    def of(cls, opening: Opening) -> Division:
+        """Reads the sizes that options give.
+
+        Raises:
+            UserError: a limit is no size.
+        """
+        return cls(*parse_limits(opening), opening.context, opening.parallel, opening.prefill_rows)
+
+    def plan(self, store: StoreModel, settings: RunSettings) -> MemoryPlan:
+        """The plan of a store with these settings; raises as StoreModel.plan."""
+        return store.plan(
+            vram_limit=self.vram,
+            dram_limit=self.dram,
+            settings=settings,
+            context=self.context,
+            parallel=self.parallel,
+            prefill_rows=self.prefill_rows,
+        )
+
+
+def parse_limits(limits: LimitOptions) -> tuple[int | None, int]:
     """Reads --vram-limit and --dram-limit.
 
     Returns:
@@ -46,28 +93,22 @@ def parse_limits(vram_limit: str | None, dram_limit: str | None) -> tuple[int | 
     Raises:
         UserError: one is no size.
     """
-    vram = parse_size(vram_limit) if vram_limit is not None else None
-    return vram, parse_size(dram_limit) if dram_limit is not None else 0
+    vram, dram = limits.vram_limit, limits.dram_limit
+    return None if vram is None else parse_size(vram), 0 if dram is None else parse_size(dram)
 
 
 def open_model(
-    model: Path,
-    device: str,
+    opening: Opening,
     *,
-    threads: int | None = None,
-    kernel: str = "auto",
-    keep_source: bool = False,
     check: Callable[[StoreModel], object] = lambda planned: None,
     check_files: Callable[[Path], object] = lambda directory: None,
 ) -> StoreModel:
     """Opens the store of a model for a device. Converts the model first if it has no store in that layout.
 
+    Sets the threads of torch and, from their first product on, of edgemoe's own kernels.
+
     Args:
-        model: a store, a checkpoint, or a name on the Hub.
-        device: auto, cpu or cuda.
-        threads: of torch and, from their first product on, of edgemoe's own kernels; None: torch's choice.
-        kernel: of the CPU, for kernels.registry.select.
-        keep_source: keeps a checkpoint that is downloaded from the Hub.
+        opening: the model, its device, and what computes; limits and sizes are not used.
         check: may refuse the store that a conversion would make, before it begins.
         check_files: may refuse its config, tokenizer and template, in a directory, before it begins.
 
@@ -75,7 +116,7 @@ def open_model(
         UserError: no such device (devices.chosen), kernel or model (resolve.resolve_store).
         BadManifest, BadHeader, ModelRefused: from StoreModel.open.
     """
-    place = devices.open_device(device)
+    place = devices.open_device(opening.device)
     import torch
 
     from edgemoe.kernels.registry import compute, select
@@ -83,16 +124,17 @@ def open_model(
     from edgemoe.models.resolve import resolve_store
     from edgemoe.models.store_model import StoreModel
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    select(kernel, kernels_directory())
+    if opening.threads is not None:
+        torch.set_num_threads(opening.threads)
+    select(opening.kernel, kernels_directory())
     layout = compute(place.place if place else "cpu").layout.name
 
     def check_headers(checkpoint: Checkpoint) -> None:
         check(StoreModel.planned(checkpoint, place))
         check_files(checkpoint.companions()[0].parent)
 
-    directory = resolve_store(model, layout, keep_source=keep_source, check=check_headers)
+    keep = opening.keep_source
+    directory = resolve_store(opening.model, layout, keep_source=keep, check=check_headers)
     return StoreModel.open(directory, place)
 
 
@@ -117,115 +159,99 @@ def plan_model(model: Path, device: str) -> StoreModel:
 
 
 def open_store(
-    model: Path,
+    opening: Opening,
     choose: ChooseSettings,
     *,
-    vram_limit: str | None,
-    dram_limit: str | None,
-    device: str,
-    kv_cache: str | None = None,
-    kv_cache_k: str | None = None,
-    kv_cache_v: str | None = None,
-    context: int | None,
-    parallel: int = 1,
-    prefill_rows: int | None = None,
-    threads: int | None = None,
-    kernel: str = "auto",
-    keep_source: bool = False,
     shrink: bool = False,
     convert: bool = True,
     check_files: Callable[[Path], object] = lambda directory: None,
-) -> tuple[StoreModel, MemoryPlan, RunSettings]:
+) -> Opened:
     """Checks the options that commands share, opens the store and divides the limits.
 
     Args:
-        model, device, threads, kernel, keep_source, check_files: for open_model.
-        vram_limit, dram_limit: sizes such as 12GB, or None.
-        kv_cache, kv_cache_k, kv_cache_v: for KVFormat.of.
-        choose, context, parallel, prefill_rows, shrink: for plan_levels.
+        opening: the model and its options.
+        choose, shrink: for plan_levels.
         convert: a model without a store is converted, unless the limits are refused by its headers; False: plan_model.
+        check_files: for open_model.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.
     """
-    vram, dram = parse_limits(vram_limit, dram_limit)
-    form = KVFormat.of(kv_cache, kv_cache_k, kv_cache_v)
+    division = Division.of(opening)
+    form = opening.kv_format()
     choose(8, fits=True)  # rejects a wrong option before a conversion that may take an hour
     with starting("loading torch"):
         import edgemoe.models.store_model  # noqa: F401  # the slow import, while the spinner turns
 
-        devices.open_device(device)
+        devices.open_device(opening.device)
 
     def plan(store: StoreModel, shrink: bool = False) -> tuple[MemoryPlan, RunSettings]:
-        return plan_levels(
-            *(store.with_kv(form), choose, vram, dram, context),
-            parallel=parallel,
-            prefill_rows=prefill_rows,
-            shrink=shrink,
-        )
+        return plan_levels(store.with_kv(form), choose, division, shrink=shrink)
 
     if convert:
-        store = open_model(
-            model,
-            device,
-            threads=threads,
-            kernel=kernel,
-            keep_source=keep_source,
-            check=plan,
-            check_files=check_files,
-        )
+        store = open_model(opening, check=plan, check_files=check_files)
     else:
-        store = plan_model(model, device)
-    return store.with_kv(form), *plan(store, shrink)
+        store = plan_model(opening.model, opening.device)
+    return Opened(store.with_kv(form), *plan(store, shrink))
 
 
 def plan_levels(
-    store: StoreModel,
-    choose: ChooseSettings,
-    vram: int | None,
-    dram: int,
-    context: int | None,
-    *,
-    parallel: int = 1,
-    prefill_rows: int | None = None,
-    shrink: bool = False,
+    store: StoreModel, choose: ChooseSettings, division: Division, *, shrink: bool = False
 ) -> tuple[MemoryPlan, RunSettings]:
     """Divides the limits with the settings for a store all of whose experts fit, or with those for one that does not.
 
     Args:
         store: an open one.
-        choose: commands.options.run_settings with the options given.
-        vram, dram: limits in bytes, as StoreModel.plan takes them.
-        context: tokens of KV of each sequence; None: the model's default.
-        parallel: sequences that run at once.
-        prefill_rows: most rows of a prompt in one step; None: the plan's choice.
+        choose: run_settings with the options given.
+        division: what is divided.
         shrink: to the machine's free memory, as within_memory.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met.
     """
-    _warn_of_context(store.config.get("max_position_embeddings"), context)
+    _warn_of_context(store.config.get("max_position_embeddings"), division.context)
     level = store.manifest.max_level
     highest, fewer = choose(level, fits=True), choose(level, fits=False)
-    divided = partial(store.plan, parallel=parallel, prefill_rows=prefill_rows)
-    plan = divided(vram_limit=vram, dram_limit=dram, settings=highest, context=context)
+    plan = division.plan(store, highest)
     if shrink:
-        plan = within_memory(store, plan, highest, prefill_rows)
-    vram, dram = plan.vram_limit_bytes, plan.dram_limit_bytes
-    plan_of = partial(divided, vram_limit=vram, dram_limit=dram, context=plan.context)
+        plan = within_memory(store, plan, highest, division.prefill_rows)
+    smaller = replace(division, vram=plan.vram_limit_bytes, dram=plan.dram_limit_bytes, context=plan.context)
     settings = highest
     if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
-        plan, settings = plan_of(settings=fewer), fewer
+        plan, settings = smaller.plan(store, fewer), fewer
     fits = plan.experts_resident[str(settings.levels[0])] >= store.shape.experts
-    if parallel >= HOT_SEQUENCES and not fits and not store.device:
-        with suppress(UserError):  # other options contradict hotness
-            hotter = choose(level, fits=False, hot=True)
-            hot = plan_of(settings=hotter)
-            if hot.vram_experts == hot.experts and (hot.hot_experts or 0) >= HOT_FRACTION * hot.experts:
-                plan, settings = hot, hotter
+    if division.parallel >= HOT_SEQUENCES and not fits and not store.device:
+        plan, settings = _automatic_hotness(store, choose, smaller) or (plan, settings)
+    _require_look_ahead(store, plan, settings)
     if plan.dram_blocks and not store.device:
         _warn_of_two_tiers(plan.limit_bytes(None))
     return plan, settings
+
+
+def _automatic_hotness(
+    store: StoreModel, choose: ChooseSettings, division: Division
+) -> tuple[MemoryPlan, RunSettings] | None:
+    """The plan and the settings of precision by hotness, where an automatic policy takes it."""
+    with suppress(UserError):  # other options contradict hotness
+        settings = choose(store.manifest.max_level, fits=False, hot=True)
+        plan = division.plan(store, settings)
+        if plan.vram_experts == plan.experts and (plan.hot_experts or 0) >= HOT_FRACTION * plan.experts:
+            return plan, settings
+    return None
+
+
+def _require_look_ahead(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> None:
+    """Refuses a mode of look-ahead on a device whose second tier has every expert, where layers run in groups.
+
+    A group of layers requests no expert, so that nothing is read ahead. `auto` and `off` are taken everywhere.
+    """
+    grouped = store.device and settings.in_place == "on" and plan.dram_experts >= plan.experts
+    if grouped and settings.speculate not in ("auto", "off"):
+        raise UserError(
+            f"experts that come from the disk, for --speculate {settings.speculate}",
+            "a --dram-limit that has all of them",
+            "leave it out",
+        )
 
 
 @cache

@@ -2,171 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypedDict, Unpack
 
-from edgemoe.console.progress import ByteProgress
-from edgemoe.console.width import say
 from edgemoe.errors import UserError
-from edgemoe.families.table import family_of, require_known
+from edgemoe.families.table import require_known
 from edgemoe.hub.name import HubModel
-from edgemoe.hub.progress import ConversionProgress
-from edgemoe.kernels.registry import compute
-from edgemoe.models.cache import (
-    aliases,
-    downloads_directory,
-    file_name,
-    find_cached,
-    is_name,
-    stores_directory,
-    touch,
-)
+from edgemoe.models.cache import aliases, file_name, find_cached, is_name, stores_directory, touch
 from edgemoe.models.calibration import adopt_calibration
-from edgemoe.models.first_use import DENSE_BITS, announce
-from edgemoe.models.waiting import convert_once
+from edgemoe.models.conversion.first_use import DENSE_BITS, announce
+from edgemoe.models.conversion.named import hub_model
+from edgemoe.models.conversion.run import (
+    Check,
+    Options,
+    choose_layout,
+    convert_checkpoint,
+    convert_from_hub,
+    download_path,
+)
+from edgemoe.models.conversion.waiting import convert_once
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
-from edgemoe.storage.convert.run import convert
-from edgemoe.storage.files.lock import StoreLock
-from edgemoe.storage.record.layout import LAYOUTS, Layout
-from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
-
-KEPT = ".keep-source"
-"""Marker file in a download's directory: the checkpoint stays after conversion."""
-
-
-def choose_layout(name: str) -> Layout:
-    """Looks up a layout by name; `auto` is the layout of this machine's fastest CPU kernel."""
-    if name == "auto":
-        return compute().layout
-    if name not in LAYOUTS:
-        raise UserError("the name of a layout", repr(name), f"choose auto or one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
-
-
-Check = Callable[[Checkpoint], object]
-"""Raises an EdgemoeError for a checkpoint that is not to be converted; reads no weights."""
-
-
-class Options(TypedDict):
-    """The options of a conversion.
-
-    Args:
-        max_level: 8, 4, or None for the highest level that the source's precision justifies.
-        layout: a name, or `auto`.
-        dense_bits: 16 or 8.
-    """
-
-    max_level: int | None
-    layout: str
-    dense_bits: int
-
-
-def convert_checkpoint(
-    source: Path,
-    destination: Path,
-    *,
-    check: Check = lambda checkpoint: None,
-    **options: Unpack[Options],
-) -> Manifest:
-    """Converts a checkpoint on disk, with a progress bar on stderr.
-
-    Args:
-        source: the checkpoint's directory, or a GGUF file.
-        destination: the store's directory.
-        check: may refuse the checkpoint by its headers.
-        options: of the conversion.
-
-    Raises:
-        UserError, DamagedData, DoesNotFit: from storage.convert.run.convert.
-    """
-    from edgemoe.models.runnable import check_runnable
-
-    checked = _checked(options)
-    require_known(source)
-    checkpoint = Checkpoint.open(source)
-    check_runnable(checkpoint, options["dense_bits"])
-    check(checkpoint)
-    family = family_of(checkpoint.config)
-    with ByteProgress(f"converting {source.name}") as bar:
-        manifest = convert(source, destination, family, **checked, progress=bar.update)
-    adopt_calibration(source, destination)
-    _print_error(manifest)
-    return manifest
-
-
-def convert_from_hub(
-    model: HubModel,
-    destination: Path,
-    *,
-    keep_source: bool = False,
-    check: Check = lambda checkpoint: None,
-    **options: Unpack[Options],
-) -> Manifest:
-    """Downloads a model shard by shard and converts each shard before the next, with a bar on stderr.
-
-    Resumes an interrupted call. Leaves a finished store of the same model unchanged.
-
-    Args:
-        model: on the Hub.
-        destination: the store's directory.
-        keep_source: keeps the whole checkpoint in downloads_directory().
-        check: may refuse the checkpoint by its headers, before weights are downloaded.
-        options: of the conversion.
-
-    Raises:
-        UserError: the Hub cannot be reached, or has no such model.
-        DamagedData, DoesNotFit: from storage.convert.run.convert, or a failed download.
-    """
-    from edgemoe.hub.checkpoint import open_streamed
-    from edgemoe.models.runnable import check_runnable
-
-    checked = _checked(options)
-    source = _download(model, options["layout"])
-    source.mkdir(parents=True, exist_ok=True)
-    kept = source / KEPT
-    if keep_source:
-        kept.touch()
-    with StoreLock(source, exclusive=True), ByteProgress(f"downloading and converting {model.name}") as bar:
-        progress = ConversionProgress(bar)
-        shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
-        progress.expect(total)
-        checkpoint = Checkpoint.open(source)
-        check_runnable(checkpoint, options["dense_bits"])
-        if not (destination / MANIFEST_NAME).exists():
-            check(checkpoint)
-            announce(checkpoint, model.name, destination.parent, download=True)
-        family = family_of(checkpoint.config)
-        manifest = convert(
-            source, destination, family, **checked, progress=progress.converted, arrivals=shards
-        )
-        if kept.exists():
-            shards.complete()
-        else:
-            shutil.rmtree(source)
-    _print_error(manifest)
-    return manifest
-
-
-def convert_named(
-    source: Path, destination: Path, *, keep_source: bool = False, **options: Unpack[Options]
-) -> Manifest:
-    """Converts a checkpoint's directory, or a model of the Hub by its name. A directory goes first.
-
-    Raises:
-        UserError: also for keep_source with a directory, which is never removed, and, before anything is read, for a
-            destination that cannot be a directory.
-    """
-    _require_directory(destination)
-    hub = _hub_model(source, keep_source)
-    if hub:
-        return convert_from_hub(hub, destination, keep_source=keep_source, **options)
-    return convert_checkpoint(source, destination, **options)
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 
 @dataclass(frozen=True)
@@ -211,29 +70,41 @@ def resolve_store(
         UserError: no such model, several whose names begin so, or keep_source without a model of the Hub.
     """
     place = _locate(model, layout, keep_source)
-    store, hub = place.store, place.hub
-    options = Options(max_level=None, layout=layout, dense_bits=DENSE_BITS)
-    if hub:
-        convert_once(
-            place.name,
-            store,
-            lambda: keep_source or not place.finished,
-            lambda: convert_from_hub(hub, store, keep_source=keep_source, check=check, **options),
-            download=_download(hub, layout),
-        )
+    if place.hub:
+        _convert_hub(place.hub, place, layout, keep_source, check)
     elif place.checkpoint:
+        _convert_on_disk(model, place, layout, check)
+    touch(place.store)
+    return place.store
 
-        def accept(checkpoint: Checkpoint) -> None:
-            check(checkpoint)
-            announce(checkpoint, place.name, store.parent)
 
-        def convert() -> None:
-            convert_checkpoint(model, store, check=accept, **options)
+def _convert_hub(hub: HubModel, place: _Place, layout: str, keep_source: bool, check: Check) -> None:
+    """Converts a model of the Hub where its store is unfinished, or its source is to be kept."""
+    convert_once(
+        place.name,
+        place.store,
+        lambda: keep_source or not place.finished,
+        lambda: convert_from_hub(hub, place.store, keep_source=keep_source, check=check, **_options(layout)),
+        download=download_path(hub, layout),
+    )
 
-        convert_once(place.name, store, lambda: not place.finished, convert)
-        adopt_calibration(model, store)
-    touch(store)
-    return store
+
+def _convert_on_disk(model: Path, place: _Place, layout: str, check: Check) -> None:
+    """Converts a checkpoint whose store is unfinished, and announces it; copies its calibration into the store."""
+
+    def accept(checkpoint: Checkpoint) -> None:
+        check(checkpoint)
+        announce(checkpoint, place.name, place.store.parent)
+
+    def convert() -> None:
+        convert_checkpoint(model, place.store, check=accept, **_options(layout))
+
+    convert_once(place.name, place.store, lambda: not place.finished, convert)
+    adopt_calibration(model, place.store)
+
+
+def _options(layout: str) -> Options:
+    return Options(max_level=None, layout=layout, dense_bits=DENSE_BITS)
 
 
 @contextmanager
@@ -266,10 +137,10 @@ def store_or_headers(model: Path, layout: str) -> Iterator[Path | Checkpoint]:
 
 def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
     """Finds the place of a model's store; raises as resolve_store."""
-    hub = _hub_model(model, keep_source)
+    hub = hub_model(model, keep_source)
     if not hub:
         model = _by_name(model)
-        hub = _hub_model(model, keep_source)
+        hub = hub_model(model, keep_source)
     if (model / MANIFEST_NAME).exists():
         return _Place(model, str(model))
     if hub:
@@ -312,55 +183,6 @@ def _by_name(model: Path) -> Path:
     )
 
 
-def _require_directory(destination: Path) -> None:
-    """Refuses a destination that is no directory, or that this user may not make or write to."""
-    existing = next(path for path in (destination, *destination.absolute().parents) if path.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK):
-        return
-    found = "a directory that this user may not write to" if existing.is_dir() else "a file"
-    raise UserError(f"a directory for a store at {destination}", f"{found} at {existing}", "choose another")
-
-
-def _hub_model(model: Path, keep_source: bool) -> HubModel | None:
-    """Parses the name of a model of the Hub; None for a path that exists or is no such name.
-
-    Raises:
-        UserError: keep_source is set and there is no model of the Hub to keep.
-    """
-    hub = None if model.exists() else HubModel.parse(str(model))
-    if keep_source and not hub:
-        raise UserError(
-            "a model of the Hub for --keep-source",
-            f"{model}, and a directory is never removed",
-            "leave the option out",
-        )
-    return hub
-
-
 def _cached(name: str, layout: str) -> Path:
     """The path of a model's store in the cache, whether it exists or not."""
     return stores_directory() / f"{name}-{choose_layout(layout).name}"
-
-
-def _download(model: HubModel, layout: str) -> Path:
-    """The path of a model's checkpoint in the cache, while it is converted to a layout or kept."""
-    return downloads_directory() / f"{model.slug}-{choose_layout(layout).name}"
-
-
-def _print_error(manifest: Manifest) -> None:
-    """Prints the relative error of a conversion against its source on stderr."""
-    if manifest.source_error is not None:
-        say(
-            f"{manifest.source_format} at level {manifest.max_level}: relative error {manifest.source_error:.4f} "
-            "against the source (first and middle expert of every layer)"
-        )
-
-
-def _checked(options: Options) -> dict[str, Any]:
-    """The options as storage.convert.run.convert takes them; raises UserError for a wrong one."""
-    level, bits = options["max_level"], options["dense_bits"]
-    if level not in (None, 8, 4):
-        raise UserError("8 or 4 as highest level", str(level), "choose --max-level 8 or 4")
-    if bits not in (16, 8):
-        raise UserError("16 or 8 bits for the dense weights", str(bits), "choose --dense-bits 16 or 8")
-    return options | {"layout": choose_layout(options["layout"])}

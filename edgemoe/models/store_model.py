@@ -21,7 +21,7 @@ from edgemoe.memory.limits import Limits
 from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.models.first_use import DENSE_BITS
+from edgemoe.models.conversion.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings, format_levels
@@ -175,6 +175,8 @@ class StoreModel:
                 "choose a lower level, or convert the model again with a higher one",
             )
         self._require_parallel(parallel)
+        if settings.in_place == "off" and not self.device:
+            raise UserError("a GPU, for --in-place off", "--device cpu", "leave it out")
         return make_plan(
             PlannedModel(self.shape, self.manifest.geometry, self.form, self.device),
             Limits(vram_limit, context or self.default_context(), dram_limit, parallel, prefill_rows),

@@ -23,7 +23,7 @@ from edgemoe.experts.layer import ExpertLayer
 from edgemoe.kernels.native import library as native
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
 from edgemoe.prefetch.fetcher import Fetcher

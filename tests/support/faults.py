@@ -94,7 +94,7 @@ from pathlib import Path
 
 from edgemoe.cli import main
 from edgemoe.console.progress import ByteProgress
-from edgemoe.models import waiting
+from edgemoe.models.conversion import waiting
 
 gate, update = Path(sys.argv.pop(1)), ByteProgress.update
 waiting.LINE_EVERY = 0.3

@@ -30,10 +30,10 @@ import numpy as np
 import torch
 
 from edgemoe.api.template import encode_chat
-from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
 from tools.command_line import failed, make_parser, positive

@@ -100,7 +100,7 @@ def make_store(work: Path) -> Path:
     Args:
         work: folder for it; a store that is there is taken as it is.
     """
-    from edgemoe.models.resolve import convert_checkpoint
+    from edgemoe.models.conversion.run import convert_checkpoint
 
     store = work / "scripted-store"
     if store.exists():

@@ -43,12 +43,13 @@ import torch
 from edgemoe.bench.environment import environment
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.bench.quality import EvaluationRow, load_quality
-from edgemoe.commands.options import DEMO, run_settings
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.kv.formats import KVFormat
+from edgemoe.models.demo import DEMO
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.tokenizer import load_tokenizer
 from tools.command_line import failed
 from tools.peers.edgemoe_child import most_tokens

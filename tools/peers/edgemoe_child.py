@@ -1,7 +1,7 @@
 """Answers a request of tools/peers/compare.py by edgemoe.
 
 The protocol is that of tools/peers/run.py. The request's model is a store; `settings` are arguments of
-edgemoe.commands.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
+edgemoe.models.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
 resident model; `fill` says whether loading ends with Engine.fill; `context`, `kv_cache` and `kernel`, where given, are
 as of tools.peers.compare. The answer's `row` has hit rates, bytes and the bound of the timed decode steps, as `edgemoe
 bench` computes them, with bandwidths probed after the engine is closed.
@@ -26,7 +26,6 @@ from edgemoe import __version__
 from edgemoe.bench import bandwidth
 from edgemoe.bench.sample import Phase
 from edgemoe.bench.summary import decode_bound
-from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace, Request, Scheduler
@@ -34,6 +33,7 @@ from edgemoe.kernels.registry import select
 from edgemoe.kv.formats import KVFormat
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.cache import kernels_directory
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.policy.settings import RunSettings
 from tools.peers.warm_up import warm_ups
 

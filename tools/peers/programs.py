@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.bench.rows import PAPER_RETENTION
-from edgemoe.commands.options import run_settings
 from edgemoe.errors import UserError
+from edgemoe.models.options.run_settings import run_settings
 
 
 @dataclass(frozen=True)

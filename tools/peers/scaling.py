@@ -22,11 +22,11 @@ import numpy as np
 
 from edgemoe.bench.environment import environment
 from edgemoe.bench.prompts import text_prompts
-from edgemoe.commands.options import DEMO
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import EdgemoeError, UserError
+from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import failed, make_parser, positive, two_or_more

@@ -25,10 +25,10 @@ from tempfile import TemporaryDirectory
 
 import xxhash
 
-from edgemoe.commands.options import DEMO
 from edgemoe.errors import UserError
 from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import compute
+from edgemoe.models.demo import DEMO
 from edgemoe.storage.compensators.making import compensate
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert

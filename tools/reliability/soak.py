@@ -28,10 +28,10 @@ import pexpect
 import psutil
 
 from edgemoe.bench.environment import environment
-from edgemoe.commands.options import DEMO
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.tasks import training_tasks
+from edgemoe.models.demo import DEMO
 from edgemoe.models.resolve import resolve_store
 from edgemoe.models.store_model import StoreModel
 from tools.checkout import ROOT, child_environment

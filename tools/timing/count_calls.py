@@ -20,10 +20,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from edgemoe.commands.options import DEMO
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kv.step import Segment, Step
+from edgemoe.models.demo import DEMO
 from edgemoe.models.resolve import resolve_store
 from edgemoe.policy.settings import RunSettings, parse_levels
 from tools.checkout import ROOT

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Request, Scheduler
@@ -27,6 +26,8 @@ from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.score import text_windows
 from edgemoe.models.heat import mixed
 from edgemoe.models.open import open_store
+from edgemoe.models.options.groups import Opening
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.storage.base import ExpertKey
 from tools.command_line import failed, make_parser, positive
@@ -59,9 +60,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     def choose(max_level: int, *, fits: bool, hot: bool = False) -> Any:
         return run_settings(max_level, fits=fits, hot=hot, levels=given.levels)
 
-    store, plan, settings = open_store(
-        given.model, choose, vram_limit=given.vram_limit, dram_limit=None, device="cpu", context=1024
-    )
+    opening = Opening(given.model, vram_limit=given.vram_limit, device="cpu", context=1024)
+    store, plan, settings = open_store(opening, choose)
     needed = EARLIER + given.rounds
     prompts = text_windows(
         load_tokenizer(store.directory), given.text, needed * given.prompt_tokens, given.prompt_tokens

@@ -26,6 +26,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import DoesNotFit, EdgemoeError
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.open import open_store, within_memory
+from edgemoe.models.options.groups import Opening
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import failed, make_parser, positive
 
@@ -80,14 +81,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         DamagedData: the store is damaged.
     """
     resident = options.vram_limit == "all"
-    store, plan, settings = open_store(
-        options.model,
-        lambda max_level, *, fits, hot=False: SETTINGS,
-        vram_limit=None if resident else options.vram_limit,
-        dram_limit=None,
-        device="auto",
-        context=options.tokens,
-    )
+    limit = None if resident else options.vram_limit
+    opening = Opening(options.model, vram_limit=limit, context=options.tokens)
+    store, plan, settings = open_store(opening, lambda max_level, *, fits, hot=False: SETTINGS)
     plan = within_memory(store, plan, settings)
     if resident:
         require_resident(store, plan)

@@ -22,11 +22,11 @@ from typing import Any
 from unittest import mock
 
 from edgemoe.bench.prompts import text_prompts
-from edgemoe.commands.options import DEMO
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
 from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import failed, make_parser, positive, two_or_more

@@ -1,36 +1,14 @@
-"""Options of a command as fields of a dataclass, which several commands can share."""
+"""Gives a command the options that dataclasses declare."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
-
-
-def option(text: str, default: Any = None, *, name: str = "", short: str = "", **details: Any) -> Any:
-    """Makes a field of a dataclass that is an option.
-
-    Args:
-        text: for --help.
-        default: of field and option.
-        name: on the command line; by default two dashes and the field's name.
-        short: a second name, of one dash and a letter; "" for none.
-        details: further arguments of typer.Option.
-    """
-    return field(default=default, metadata={"name": name, "short": short, "help": text, **details})
-
-
-def one_of(*values: str) -> Callable[[str], list[str]]:
-    """Makes the autocompletion of an option that takes one of some values, for a shell."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in values if value.startswith(incomplete)]
-
-    return complete
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +23,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+            values[name] = group(**{each.name: values.pop(each.name) for each in _declared(group)})
         command(**values)
 
     parameters: list[inspect.Parameter] = []
@@ -55,10 +33,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _declared(group: Any) -> list[Field[Any]]:
+    """The fields of a group that are options."""
+    return [each for each in fields(group) if "help" in each.metadata]
+
+
 def _options(group: Any) -> Iterator[inspect.Parameter]:
     """Yields the parameters that typer makes options of."""
     types = get_type_hints(group)
-    for each in fields(group):
+    for each in _declared(group):
         details = dict(each.metadata)
         name = details.pop("name") or f"--{each.name.replace('_', '-')}"
         short = details.pop("short")

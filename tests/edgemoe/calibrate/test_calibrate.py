@@ -21,11 +21,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
 from edgemoe.calibrate.windows import spread_windows, written_window
-from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.models import cache
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.convert.checkpoint import Checkpoint

@@ -21,6 +21,7 @@ from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.ctrl_c import CtrlC
 from edgemoe.chat.idle_prefetch import idle_prefetch
 from edgemoe.chat.loop import _read_and_prefetch, run_chat
+from edgemoe.chat.session import Chat, Printing
 from edgemoe.console.input import Turn, open_turns
 from edgemoe.engine.sampling import Sampling
 from edgemoe.models.introduction import Introduction
@@ -153,5 +154,5 @@ def test_a_pipe_is_read_without_prefetch(engine, monkeypatch) -> None:
     """The lines of a script are there already, and nothing is read for an empty one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     conversation = Conversation(Model(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset())))
-    run_chat(engine, conversation, open_turns({}), as_json=True, introduction=Introduction("tiny"))
+    run_chat(Chat(engine, conversation, Printing(as_json=True)), open_turns({}), Introduction("tiny"))
     assert engine.vram.resident() == {}

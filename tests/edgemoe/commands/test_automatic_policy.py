@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
-from edgemoe.models.open import HOT_SEQUENCES, plan_levels
+from edgemoe.models.open import HOT_SEQUENCES, Division, plan_levels
+from edgemoe.models.options.run_settings import run_settings
 
 CONTEXT = 64
 
@@ -40,7 +40,7 @@ def limit(model, *, high: float, sequences: int) -> int:
 def test_choice(model, high, sequences, hot):
     choose = partial(run_settings, policy="auto")
     vram = limit(model, high=high, sequences=sequences)
-    plan, settings = plan_levels(model, choose, vram, 0, CONTEXT, parallel=sequences)
+    plan, settings = plan_levels(model, choose, Division(vram, context=CONTEXT, parallel=sequences))
     assert (settings.hotness is not None) == hot == (plan.hot_experts is not None)
     if hot:
         assert plan.vram_experts == model.shape.experts
@@ -51,7 +51,7 @@ def test_everything_fits(model):
     """Then every expert has the highest level, under any policy."""
     for policy in ("auto", "hotness", "dymoe"):
         choose = partial(run_settings, policy=policy)
-        plan, settings = plan_levels(model, choose, None, 0, CONTEXT, parallel=HOT_SEQUENCES)
+        plan, settings = plan_levels(model, choose, Division(None, context=CONTEXT, parallel=HOT_SEQUENCES))
         assert settings.levels == (8,)
         assert settings.hotness is None
         assert plan.hot_experts is None

@@ -358,13 +358,10 @@ def test_a_closed_pipe_ends_the_program(tiny_store):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--importance", "load"), "two or more levels for --importance load"),
-        (("--levels", "4/2", "--heavy-hitters", "0.2"), "--importance gate, which counts none"),
         (("--levels", ""), "''"),
         (("--bits", "3.5", "--retention", "0.75"), "--retention 0.75 and --bits 3.5"),
         (("--exact", "4", "--bits", "3.5"), "two or more levels for --bits 3.5"),
         (("--levels", "4/2", "--bits", "5"), "mean bits a weight above 2.5, at most 4.5"),
-        (("--bits", "3.5", "--importance", "load"), "two levels that go by retention, for --importance load"),
     ],
 )
 def test_an_option_without_effect_exits_2(run, command, options, message):

@@ -15,7 +15,7 @@ from terminals import ROOT
 from edgemoe.bench.prompts import CHOICES
 from edgemoe.cache.policies import POLICIES
 from edgemoe.cli import app
-from edgemoe.commands.config_file import options_of, variable
+from edgemoe.commands.options.config_file import options_of, variable
 from edgemoe.evaluate.studies import STUDIES
 from edgemoe.machine.devices import DEVICES
 from edgemoe.policy.settings import CRITICAL, DEPTHS, IN_PLACE, SIGNALS
@@ -148,9 +148,8 @@ def test_every_command_can_be_configured():
     for command in commands.values():
         options = options_of(command)
         assert {"config", "print-config"} <= set(options)
-        assert {o.envvar for n, o in options.items() if n != "print-config"} == {
-            variable(n) for n in options if n != "print-config"
-        }
+        settable = {name: each for name, each in options.items() if name not in ("print-config", "help-all")}
+        assert {each.envvar for each in settable.values()} == {variable(name) for name in settable}
     assert options_of(commands["chat"])["vram-limit"].envvar == "EDGEMOE_VRAM_LIMIT"
 
 
@@ -196,13 +195,15 @@ def test_completed_values_are_those_of_the_program():
         "in-place": IN_PLACE,
         "device": DEVICES,
         "layout": ("auto", *LAYOUTS),
-        "study": STUDIES,
+        "study": STUDIES,  # of eval; elsewhere it sets options of studies
         "prompts": CHOICES,
     }
     seen = set()
     for name, command in commands.items():
         for option, parameter in options_of(command).items():
-            if option in expected:
+            if option in expected and (option, name) not in {
+                ("study", each) for each in ("chat", "serve", "plan")
+            }:
                 completed = parameter.shell_complete(typer.Context(command), "")
                 assert {each.value for each in completed} == {*expected[option]}, (name, option)
                 seen.add(option)
@@ -212,7 +213,7 @@ def test_completed_values_are_those_of_the_program():
 def test_completion_imports_no_heavy_package(tmp_path):
     """The names of models are completed without torch."""
     code = (
-        "import sys\nfrom edgemoe.commands.options import complete_model\n"
+        "import sys\nfrom edgemoe.models.options.groups import complete_model\n"
         "assert complete_model('de') == ['demo']\n"
         "assert not {'torch', 'numpy', 'transformers', 'huggingface_hub'} & set(sys.modules)\n"
     )

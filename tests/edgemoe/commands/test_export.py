@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from small_store import flip
 
 from edgemoe.families.table import FAMILIES
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.heat import save_heat
-from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.storage.base import ExpertKey
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.export.directory import UNFINISHED_NAME

@@ -9,11 +9,11 @@ import pytest
 
 import edgemoe
 from edgemoe.chat.set_command import Tuning, changed
-from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import UserError
-from edgemoe.models.open import HOT_SEQUENCES, plan_levels
+from edgemoe.models.open import HOT_SEQUENCES, Division, plan_levels
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings
 
@@ -105,8 +105,7 @@ def test_an_automatic_policy_contradicts_nothing(tiny_store, given):
         _, settings = plan_levels(
             store,
             lambda level, options=options, **fits: run_settings(level, **options, **fits),
-            *(limit, 0, 64),
-            parallel=HOT_SEQUENCES,
+            Division(limit, context=64, parallel=HOT_SEQUENCES),
         )
         assert (settings.hotness is not None) == hot
     assert run_settings(2, fits=False, hot=True, policy="auto").levels == (2,)
@@ -143,7 +142,7 @@ def test_plan_says_who_fits(run, tiny_store):
 def test_chat_says_what_moved(run, tiny_store):
     """In JSON and in --stats; without the policy neither has a word of it."""
     options = ("chat", "-m", tiny_store, "-p", "the fox", "-n", 40, "-c", 64, "--temperature", 0)
-    hot = ("--policy", "hotness", "--levels", "4/2", "--hot-interval", "2t", "--hot-warmup", 0)
+    hot = ("--policy", "hotness", "--levels", "4/2", "--study", "hot-interval=2t", "--study", "hot-warmup=0")
     code, out, _ = run(*options, *hot, "--json")
     answer = json.loads(out)
     assert code == 0

@@ -12,12 +12,12 @@ import pytest
 
 from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
-from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import DoesNotFit
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings, parse_levels
 

@@ -19,7 +19,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.machine.process import disk_read_bytes
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
 

@@ -13,7 +13,7 @@ from integrity import check_integrity
 
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 
 pytestmark = pytest.mark.e2e
 

@@ -19,7 +19,7 @@ from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import NotFinite, UserError
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step, StepCancelled
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings

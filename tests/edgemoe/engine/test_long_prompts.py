@@ -14,7 +14,7 @@ from edgemoe.kernels.base import quantized_row_bytes
 from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.memory import workspace
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
-from edgemoe.commands.options import run_settings
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.kv.step import Segment, Step
-from edgemoe.models.open import plan_levels
+from edgemoe.models.open import Division, plan_levels
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
@@ -93,11 +93,11 @@ def test_automatic_levels(level, fewer):
 def test_levels_follow_the_plan(store):
     """One byte less than all experts at 8 bits need makes the levels several."""
     opened = StoreModel.open(store)
-    plan, settings = plan_levels(opened, run_settings, None, 0, 64)
+    plan, settings = plan_levels(opened, run_settings, Division(None, context=64))
     assert settings.name == "8"
-    again, same = plan_levels(opened, run_settings, plan.vram_limit_bytes, 0, 64)
+    again, same = plan_levels(opened, run_settings, Division(plan.vram_limit_bytes, context=64))
     assert (again, same) == (plan, settings)
-    smaller, several = plan_levels(opened, run_settings, plan.vram_limit_bytes - 1, 0, 64)
+    smaller, several = plan_levels(opened, run_settings, Division(plan.vram_limit_bytes - 1, context=64))
     assert several.name == "8/4/2/0 r 0.9"
     assert smaller.levels == FOUR
 

@@ -11,12 +11,12 @@ from random import Random
 import pytest
 from demo_wordings import BEGINNINGS, MOST_TOKENS, Wording, is_sensible, read_wordings
 
-from edgemoe.commands.options import DEMO
 from edgemoe.evaluate.chats import outside, small_talk, subjects
 from edgemoe.evaluate.chats.phrasing import AFTER, BEFORE, TALK_AFTER, TALK_BEFORE, normalised, rephrase
 from edgemoe.evaluate.chats.wordings import WORDINGS, chosen
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, STEPS, WORDS
 from edgemoe.evaluate.tasks import CHAT_KINDS, KINDS, OUTSIDE, Turn, held_out_tasks, training_tasks
+from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 
 HELD_OUT = read_wordings()

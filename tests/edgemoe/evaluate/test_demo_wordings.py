@@ -11,12 +11,12 @@ from demo_wordings import MOST_TOKENS, Wording, is_sensible, read_wordings
 
 from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
-from edgemoe.commands.options import DEMO
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.chats import outside
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.demo import DEMO
 from edgemoe.models.introduction import introduction
-from edgemoe.models.resolve import convert_checkpoint
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 

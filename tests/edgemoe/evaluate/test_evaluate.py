@@ -26,7 +26,7 @@ from edgemoe.evaluate.run import EvalReport, EvalRequest, plan_eval, run_eval
 from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.remapping import Remapping
 from edgemoe.policy.settings import RunSettings
 

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family
 from edgemoe.families.table import FAMILIES, family_of, known_family
-from edgemoe.models.resolve import convert_checkpoint, resolve_store
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.resolve import resolve_store
 from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.files.header import read_header

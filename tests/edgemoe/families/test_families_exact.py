@@ -19,7 +19,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.families.table import FAMILIES
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 
 pytestmark = pytest.mark.e2e
 

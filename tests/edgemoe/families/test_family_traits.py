@@ -14,7 +14,7 @@ from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter, next_logits
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.lookahead import predict
 
 FUSED = [name for name, family in FAMILIES.items() if family.fused_gqa]

@@ -20,7 +20,8 @@ from edgemoe.hub.gguf_files import choose_gguf, gguf_head
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository
 from edgemoe.models.cache import cached_names
-from edgemoe.models.resolve import convert_checkpoint, resolve_store, store_or_headers
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.resolve import resolve_store, store_or_headers
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.store.manifest import MANIFEST_NAME

@@ -26,8 +26,9 @@ from edgemoe.hub import repository as hub
 from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
-from edgemoe.models import first_use
-from edgemoe.models.resolve import convert_checkpoint, convert_from_hub, resolve_store, store_or_headers
+from edgemoe.models.conversion import first_use
+from edgemoe.models.conversion.run import convert_checkpoint, convert_from_hub
+from edgemoe.models.resolve import resolve_store, store_or_headers
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
@@ -328,7 +329,7 @@ import os, signal, sys
 from pathlib import Path
 from edgemoe.hub import progress, repository as hub
 from edgemoe.hub.name import HubModel
-from edgemoe.models.resolve import convert_from_hub
+from edgemoe.models.conversion.run import convert_from_hub
 
 at, count = int(sys.argv[2]), 0
 

@@ -9,12 +9,12 @@ import pytest
 from availability import needs_native
 from native_paths import forced
 
-from edgemoe.commands.options import shared
 from edgemoe.errors import UserError
 from edgemoe.kernels import probe, registry
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.probe import Timing, choose_fastest, measure, preferred
+from edgemoe.models.options import groups
 
 pytestmark = needs_native
 
@@ -219,7 +219,7 @@ def test_a_kernel_that_is_not_here_is_refused(name, tmp_path):
 
 def test_the_command_line_s_names_are_the_registry_s():
     """A shell completes the names without importing the registry."""
-    assert shared.KERNELS == registry.NAMES
+    assert groups.KERNELS == registry.NAMES
 
 
 @pytest.mark.parametrize(("work", "bucket", "path"), [(9, 0, 0), (0, 9, 0), (0, 0, 9), (-1, 0, 0)])

@@ -19,7 +19,7 @@ from edgemoe.engine.scheduler import Pace, Scheduler
 from edgemoe.errors import NotFinite, UserError
 from edgemoe.kv.blocks import BLOCK
 from edgemoe.kv.prefix_cache import PrefixCache
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 
 SYSTEM = [(7 * i) % 290 + 3 for i in range(2 * BLOCK + 60)]
 """Two blocks, and a part of the third."""

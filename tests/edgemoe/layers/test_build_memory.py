@@ -9,7 +9,7 @@ from family_models import random_model, save
 from programs import programs
 
 from edgemoe.kernels.native import library as native
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 
 LAYERS, HIDDEN, WIDTH = 8, 1024, 2048
 

@@ -19,7 +19,7 @@ from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLay
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
 from edgemoe.storage.base import ExpertKey
 

@@ -29,7 +29,7 @@ from edgemoe.layers.graph import groups as graph_groups
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.memory import tiers
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 
 pytestmark = [

@@ -14,7 +14,7 @@ from availability import needs_native
 from family_models import random_model, save
 
 from edgemoe.kv.formats import KVFormat
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
 
 ROOT = Path(__file__).resolve().parents[3]

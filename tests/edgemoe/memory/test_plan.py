@@ -25,7 +25,7 @@ from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import workspace_bytes
-from edgemoe.models.open import plan_levels, within_memory
+from edgemoe.models.open import Division, plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import BLOCK, BlockKind
@@ -188,7 +188,7 @@ def test_a_second_tier_in_ram_counts_and_costs(tiny_store, caplog):
         return RunSettings(levels=(8,))
 
     few = store.plan(vram_limit=None, context=64).minimum_vram_bytes
-    made, _ = plan_levels(store, choose, few, 100_000, 64)
+    made, _ = plan_levels(store, choose, Division(few, 100_000, 64))
     assert made.dram_blocks != {}
     assert (
         f"--vram-limit {format_least(few + 100_000)} alone takes the same memory and is faster" in caplog.text
@@ -196,7 +196,7 @@ def test_a_second_tier_in_ram_counts_and_costs(tiny_store, caplog):
     assert made.limit_bytes(None) == few + 100_000
     assert made.limit_bytes(object()) == few  # a GPU's memory is its own
     caplog.clear()
-    assert plan_levels(store, choose, None, 100_000, 64)[0].dram_blocks == {}
+    assert plan_levels(store, choose, Division(None, 100_000, 64))[0].dram_blocks == {}
     assert caplog.text == ""
 
 

@@ -16,8 +16,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.cli import main
 from edgemoe.console.sizes import parse_size
-from edgemoe.models import first_use
-from edgemoe.models import resolve as stores
+from edgemoe.models.conversion import first_use
+from edgemoe.models.conversion import run as stores
 from edgemoe.models.resolve import resolve_store
 from edgemoe.speed.disk import DiskSpeed
 from edgemoe.storage.convert.checkpoint import Checkpoint

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgemoe.commands.options import DEMO
 from edgemoe.errors import ModelRefused
+from edgemoe.models.demo import DEMO
 from edgemoe.models.introduction import introduction
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edgemoe.commands.options import DEMO
 from edgemoe.errors import ModelRefused
 from edgemoe.models import tokenizer as tokenizer_module
+from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer, try_tokenizer
 
 Edit = Callable[[dict[str, Any]], object]

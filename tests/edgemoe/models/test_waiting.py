@@ -15,9 +15,9 @@ from programs import Program, programs
 from small_conversion import contents
 
 from edgemoe.errors import StoreBusy
-from edgemoe.models import waiting
-from edgemoe.models.resolve import convert_checkpoint
-from edgemoe.models.waiting import convert_once
+from edgemoe.models.conversion import waiting
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.conversion.waiting import convert_once
 from edgemoe.storage.files.lock import StoreLock
 
 

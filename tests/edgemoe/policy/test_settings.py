@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgemoe.commands.options import run_settings
 from edgemoe.errors import UserError
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.policy.settings import RunSettings, parse_levels
 
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from edgemoe.cli import app
 from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.models.resolve import convert_checkpoint, resolve_store
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.resolve import resolve_store
 from edgemoe.storage.record.decode import decode
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.store.manifest import Manifest

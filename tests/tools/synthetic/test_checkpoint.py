@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from tools.synthetic import checkpoint
 

@@ -21,7 +21,7 @@ from edgemoe.errors import DoesNotFit
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.memory.split import MINIMUM_EXPERTS
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import BLOCK
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from edgemoe.commands.options import DEMO
 from edgemoe.families.table import family_of
-from edgemoe.models.resolve import convert_checkpoint
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.demo import DEMO
 from edgemoe.storage.export.levels import one_level
 from edgemoe.storage.export.run import export
 from edgemoe.storage.files.untrusted import read_json

@@ -12,8 +12,8 @@ from servers import server_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import edgemoe
-from edgemoe.commands.options import DEMO
 from edgemoe.evaluate.tasks import held_out_tasks
+from edgemoe.models.demo import DEMO
 
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("tenacity")

@@ -20,15 +20,21 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from edgemoe.commands.options.groups import grouped, option
+from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.help_sections import SECTIONS, sections_of
 from edgemoe.errors import UserError
+from edgemoe.models.options.declared import option
 
 PREFIX = "EDGEMOE_"
 
 _FILE = "edgemoe.config-file"
 """Key of the file's name in the `meta` of a command's context."""
 
-_OURS = ("config", "print-config")
+_HELP_ALL = "help_all"
+
+_NOT_SET = ("print-config", "help-all")
+
+_OURS = ("config", *_NOT_SET)
 """Options of this module, which no file can set."""
 
 
@@ -39,9 +45,23 @@ class ConfiguredCommand(TyperCommand):
         super().__init__(*args, **kwargs)
         self.params += _own_options()
         for name, each in options_of(self).items():
-            if name != "print-config":
+            each.hidden = name == "help-all" and self.name not in SECTIONS  # --help has all of them
+            if name not in _NOT_SET:
                 each.envvar = variable(name)
                 each.show_envvar = False  # the epilog of `edgemoe --help` covers all options
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the options in the sections of this command, where it has sections."""
+        if ctx.info_name not in SECTIONS:
+            super().format_options(ctx, formatter)
+            return
+        records = {
+            long_name(each): record for each in self.get_params(ctx) if (record := each.get_help_record(ctx))
+        }
+        every = ctx.params.get(_HELP_ALL, False)
+        for heading, names in sections_of(ctx.info_name, records, every=every):
+            with formatter.section(heading):
+                formatter.write_dl([records[name] for name in names])
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, or prints its options and exits 0."""
@@ -60,11 +80,14 @@ def variable(option: str) -> str:
 def options_of(command: Any) -> dict[str, Any]:
     """Maps names without dashes to typer's options; without arguments and --help."""
     return {
-        long.removeprefix("--"): parameter
-        for parameter in command.params
-        for long in [max(parameter.opts, key=len)]
-        if long.startswith("--") and long != "--help"
+        name: parameter for parameter in command.params if (name := long_name(parameter)) not in ("", "help")
     }
+
+
+def long_name(parameter: Any) -> str:
+    """The name of an option without dashes; "" for an argument."""
+    name = max(parameter.opts, key=len)
+    return name.removeprefix("--") if name.startswith("--") else ""
 
 
 def effective(ctx: Any) -> Iterator[str]:
@@ -156,6 +179,13 @@ def _take_config(ctx: typer.Context, value: Path | None) -> None:
     ctx.meta[_FILE] = str(value)
 
 
+def _print_help(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.params[_HELP_ALL] = True
+        print(ctx.get_help())
+        raise typer.Exit
+
+
 @dataclass(frozen=True)
 class OwnOptions:
     """Options that every command has."""
@@ -165,6 +195,9 @@ class OwnOptions:
         callback=_take_config,
         is_eager=True,  # it gives the other options their defaults
         expose_value=False,
+    )
+    help_all: bool = option(
+        "Show every option and exit.", False, callback=_print_help, is_eager=True, expose_value=False
     )
     print_config: bool = option("Print every option, its value and its source, as TOML; run nothing.", False)
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from edgemoe.console.sizes import parse_size
 from edgemoe.errors import UserError
+from edgemoe.models.cache import kv_directory
 
 if TYPE_CHECKING:
     from edgemoe.kv.prefix_cache import PrefixCache
+    from edgemoe.models.options.groups import PrefixCacheOptions
     from edgemoe.models.store_model import StoreModel
 
 DEFAULT_LIMIT = "4GB"
@@ -46,3 +48,23 @@ def open_prefix_cache(
 
     device = store.device.name if store.device else "cpu"
     return PrefixCache.open(directory.expanduser(), limit, store.shape.kv, device=device, automatic=automatic)
+
+
+def conversation_cache(store: StoreModel, given: PrefixCacheOptions, *, kept: bool) -> PrefixCache | None:
+    """Opens the KV on disk that the options name.
+
+    Without --prefix-cache-dir that of saved conversations: from the first answer on where the conversation is `kept`
+    for --continue, else from /save or /load on. None where this model or machine has none.
+    """
+    directory, limit = given.prefix_cache_dir, given.prefix_cache_limit
+    most = require_directory(directory or kv_directory(), limit)
+    if directory:
+        return open_prefix_cache(store, directory, most)
+    if not most:
+        return None
+    try:
+        return open_prefix_cache(store, kv_directory(), most, automatic=kept)
+    except UserError:
+        if limit is not None:
+            raise
+        return None

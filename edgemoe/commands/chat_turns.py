@@ -1,0 +1,74 @@
+"""Loads the model that `edgemoe chat` has opened, and answers its turns."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+
+from edgemoe.api.model import Model
+from edgemoe.api.template import Message, renderer
+from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.loop import run_chat
+from edgemoe.chat.saved_kv import SavedKV
+from edgemoe.chat.session import Chat, Printing
+from edgemoe.chat.slash_commands import COMPLETIONS, refuse_command
+from edgemoe.chat.transcript import keep_last, load_last
+from edgemoe.commands.options.chat import ChatRequest, TurnOptions
+from edgemoe.commands.options.sampling import chosen_sampling
+from edgemoe.console.answer_text import Look, import_renderers
+from edgemoe.console.input import open_turns
+from edgemoe.console.loading import loading
+from edgemoe.console.width import say
+from edgemoe.engine.engine import Engine
+from edgemoe.models.heat import keeping_heat
+from edgemoe.models.introduction import introduction
+from edgemoe.models.open import Opened
+from edgemoe.models.options.prefix_cache import conversation_cache
+from edgemoe.models.tokenizer import load_tokenizer
+
+
+def answer_turns(request: ChatRequest, opened: Opened) -> None:
+    """Loads a model and answers one prompt or the turns of stdin.
+
+    Args:
+        request: the options.
+        opened: the model, its plan and its settings.
+
+    Raises:
+        UserError: a wrong option, before the model is loaded; and from run_chat.
+    """
+    turns, store = request.turns, opened.store
+    if turns.prompt is not None:
+        refuse_command(turns.prompt)
+    before = load_last() if turns.resume else ([], None)
+    renderer().start()  # runs during loading, so that the first answer does not wait for it
+    tokenizer = load_tokenizer(store.directory)
+    sampling = chosen_sampling(store.directory, tokenizer.eos_token_id, request.sampling)
+    about = introduction(store.directory, str(request.opening.model))
+    cache = conversation_cache(store, request.disk, kept=request.kept)
+    look = Look(turns.markdown, not turns.no_wrap, turns.reasoning)
+    import_renderers(look)
+    source = open_turns(COMPLETIONS) if request.whole is None else request.whole
+    with ExitStack() as stack:
+        with loading(opened.plan.dense_bytes):
+            engine = stack.enter_context(Engine(*opened))
+        model = stack.enter_context(Model(engine, tokenizer, sampling, keep=True, disk=cache))
+        if engine.damage and not turns.as_json:
+            say(f"levels by damage, measured on {engine.damage.origin}")
+        heat, answered = stack.enter_context(keeping_heat(store.directory, store.manifest, engine.heat))
+        engine.fill_first(heat)
+        conversation = _begin(model, turns, *before)
+        keep = partial(keep_last, conversation, answered) if request.kept else answered
+        printing = Printing(turns.as_json, turns.stream, turns.stats, look)
+        run_chat(Chat(engine, conversation, printing, answered=keep), source, about)
+
+
+def _begin(model: Model, turns: TurnOptions, messages: list[Message], saved: SavedKV | None) -> Conversation:
+    """The conversation of a chat, with the messages of an earlier one, and with a note on its KV on stderr."""
+    conversation = Conversation(model, turns.system)
+    if messages:
+        conversation.restore(messages)
+        conversation.set_system(turns.system or conversation.system)
+        if (note := conversation.kv_note(saved)) and not turns.as_json:
+            say(f"(continues {len(messages)} messages: {note})")
+    return conversation

@@ -1,0 +1,70 @@
+"""The options of how tokens are chosen, and the sampling that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgemoe.errors import UserError
+from edgemoe.models.options.declared import flag, option
+
+if TYPE_CHECKING:
+    from edgemoe.engine.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of the sampling. None stands for the model's own setting."""
+
+    max_new_tokens: int = option(
+        "Maximum number of tokens of an answer; 0 or -1: until the context ends.", 512, short="-n", min=-1
+    )
+    temperature: float | None = option("0 is greedy. Default: the model's own setting.", min=0)
+    top_p: float | None = option("Default: the model's own setting.", min=0.01, max=1)
+    top_k: int | None = option(
+        "Keep the N likeliest tokens; 0 keeps all. Default: the model's own setting.", min=0
+    )
+    min_p: float | None = option(
+        "Keep tokens whose probability is this fraction of the likeliest one's or more. Default: 0.",
+        min=0,
+        max=1,
+    )
+    repeat_penalty: float | None = option(
+        "Above 1 the tokens so far become less likely. Default: the model's own setting.", min=0.01, max=100
+    )
+    stop: list[str] | None = option("End an answer before this text. Can be given several times.")
+    seed: int = option("Seed of everything random.", 0)
+
+
+def chosen_sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:
+    """The sampling of the model in a directory, changed by the options given.
+
+    Raises:
+        UserError: --top-p, --top-k or --min-p at temperature 0; an empty --stop.
+    """
+    from edgemoe.engine.sampling import UNLIMITED, Sampling
+    from edgemoe.models.runnable import generation_config
+
+    own = Sampling.of_model(
+        generation_config(directory),
+        eos,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        seed=given.seed,
+        max_new_tokens=given.max_new_tokens if given.max_new_tokens > 0 else UNLIMITED,
+    )
+    for name in ("top_p", "top_k", "min_p"):
+        if getattr(given, name) is not None and own.temperature == 0:
+            raise UserError(
+                f"a temperature above 0 for {flag(name)} {getattr(given, name)}",
+                "temperature 0, where there is no choice",
+                "give --temperature 0.7 or another one with it",
+            )
+    chosen: dict[str, Any] = {
+        "top_k": given.top_k,
+        "min_p": given.min_p,
+        "repetition_penalty": given.repeat_penalty,
+    }
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return replace(own, stop_strings=tuple(given.stop or ()), **chosen)

@@ -1,0 +1,1 @@
+"""The options with which a model is opened, declared once, and the settings made of them."""

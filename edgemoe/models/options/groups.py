@@ -1,0 +1,156 @@
+"""The options with which a model is opened, in groups that commands and `edgemoe.load` share.
+
+None stands for an option that is not given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgemoe.kv.formats import KINDS, KVFormat
+from edgemoe.models.demo import DEMO, demo_by_name
+from edgemoe.models.options.declared import one_of, option
+
+KERNELS = (
+    *("auto", "avx2", "avx-vnni", "avx512-vnni", "avx512-bf16", "amx"),
+    *("neon", "neon-dotprod", "neon-i8mm", "torch"),
+)
+"""kernels.registry.NAMES, which a shell completes without importing torch."""
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names of models that begin so, for a shell; a shell adds paths itself where there are none."""
+    from edgemoe.models.cache import cached_names
+
+    names = {"demo", *(name.short for name in cached_names())}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The option that names the model."""
+
+    model: Path = option(
+        "A name that `edgemoe models` prints, or its beginning; a converted store; or a checkpoint's directory, a "
+        "GGUF file or a model of the Hugging Face Hub (org/name[:quantization][@revision], the quantization that of a "
+        "GGUF file), which is converted on first use; a conversion of it in another process is waited for. Default: "
+        "demo, the model that comes with edgemoe.",
+        DEMO,
+        short="-m",
+        show_default=False,
+        callback=demo_by_name,
+        autocompletion=complete_model,
+    )
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """Options of the memory limits and of the device that they hold for."""
+
+    vram_limit: str | None = option(
+        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 12G, 11.5GiB or bytes. "
+        "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
+        "resident, or the machine's free memory."
+    )
+    dram_limit: str | None = option(
+        "Hard limit on the second tier of experts, in RAM. Default: no second tier."
+    )
+    device: str = option(
+        "Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
+        "auto",
+        autocompletion=one_of("auto", "cpu", "cuda"),
+    )
+
+
+@dataclass(frozen=True)
+class KVOptions:
+    """Options of the format of keys and values (KVFormat.of)."""
+
+    kv_cache: str | None = option(
+        "Format of keys and values: bf16, q8_0 (a byte and a sixteenth each) or q4_0 (half a byte and a sixteenth; "
+        "keys are rotated first). Default: bf16, which a GPU needs.",
+        autocompletion=one_of(*KINDS),
+    )
+    kv_cache_k: str | None = option("Format of keys alone.", autocompletion=one_of(*KINDS))
+    kv_cache_v: str | None = option("Format of values alone.", autocompletion=one_of(*KINDS))
+
+    def kv_format(self) -> KVFormat:
+        """The format that the options name; raises as KVFormat.of."""
+        return KVFormat.of(self.kv_cache, self.kv_cache_k, self.kv_cache_v)
+
+
+@dataclass(frozen=True)
+class PrefixCacheOptions:
+    """Options of KV on disk (models.options.prefix_cache)."""
+
+    prefix_cache_dir: Path | None = option(
+        "Directory in which keys and values stay for later starts, in blocks of 256 tokens: a prompt that begins as an "
+        "earlier one did reads them. Several processes and models may share it."
+    )
+    prefix_cache_limit: str | None = option(
+        "Hard limit on the bytes of that directory's files, such as 20GB; the least recently used leave. Default: 4GB."
+    )
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Options of how many tokens of a prompt are computed together."""
+
+    prefill_rows: int | None = option(
+        "Most tokens of a prompt that go through the layers together: each such part reads every expert that it "
+        "wants once, so fewer take less memory and more reads. Multiples of 512 have the same bits under --exact. "
+        "Default: as many as --context, where that takes at most 5 % of the experts' bytes.",
+        min=2,
+    )
+
+
+@dataclass(frozen=True)
+class SizeOptions(RowOptions):
+    """Options of the lengths of sequences and of steps."""
+
+    context: int | None = option("Tokens of context. Default: the model's, at most 4096.", short="-c", min=2)
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Options of the CPU's threads and instructions."""
+
+    threads: int | None = option("Threads that compute. Default: one a core.", short="-t", min=1, max=1024)
+    kernel: str = option(
+        "Instructions that compute on the CPU: avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx on x86-64, neon, "
+        "neon-dotprod or neon-i8mm on aarch64, which give the same answers; torch: its kernel for experts, which "
+        "rounds otherwise. auto: the fastest of this machine's but torch for each kind of work, measured once a "
+        "machine; `edgemoe doctor` prints the times.",
+        "auto",
+        metavar="NAME",
+        autocompletion=one_of(*KERNELS),
+    )
+
+
+@dataclass(frozen=True)
+class Opening(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+    """A model and the options with which it is opened, but for its settings."""
+
+    parallel: int = 1
+    """Sequences that run at once."""
+    keep_source: bool = option("Keep the downloaded checkpoint of a Hub model, in the cache.", False)
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """The option of several sequences at once."""
+
+    parallel: int = option(
+        "Sequences that run at once, at most 64, each with a KV for all of --context.", 1, min=1
+    )
+
+
+@dataclass(frozen=True)
+class SharedOpening(ParallelOptions, Opening):
+    """An opening for several sequences at once."""
+
+
+@dataclass(frozen=True)
+class PlanOptions(ParallelOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+    """The part of an opening on which a memory plan depends."""

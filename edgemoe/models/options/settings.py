@@ -1,0 +1,197 @@
+"""The options of a run's settings, in groups: those that users choose, and those of studies.
+
+None and False stand for an option that is not given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgemoe.models.options.declared import one_of, option
+
+POLICIES = ("dymoe", "hotness", "auto")
+
+complete_levels = one_of("auto", "8", "4", "2", "8/4", "4/2", "4/0", "8/4/2/0")
+
+
+@dataclass(frozen=True)
+class LevelOptions:
+    """Options of the bits of experts, on which the memory plan depends."""
+
+    exact: int | None = option(
+        "Compute every expert at exactly this many bits: 8, 4 or 2.", autocompletion=one_of("8", "4", "2")
+    )
+    levels: str | None = option(
+        "Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
+        "Planes already in memory are used. auto, the default: the store's highest level where every expert fits, else "
+        "8/4/2/0 at --retention 0.9, or 4/2 for a store of 4 bits.",
+        autocompletion=complete_levels,
+    )
+    retention: float | None = option(
+        "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
+        "Default: 0.75. With three or more levels it stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
+    )
+    bits: float | None = option(
+        "Mean bits a weight of experts that come from disk, such as 3.5, instead of --retention. Each expert of a "
+        "token gets the level that costs least, by what `edgemoe calibrate` has measured and by where its planes are: "
+        "what is in memory is used beyond that. Without --levels: out of 8, 4, 2 and 0."
+    )
+    tpot_target: str | None = option(
+        "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits a weight change "
+        "while the model runs until this machine meets it under this limit. Without --levels: out of 8, 4, 2 and 0."
+    )
+    policy: str | None = option(
+        "What decides an expert's bits: dymoe (the gate weights of the tokens that want it, in every step), or hotness "
+        "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which "
+        "comes in the background, so that no token waits for it). auto: hotness for 8 or more sequences at once, where "
+        "every expert fits at 2 bits and a tenth of them at 4. Default: dymoe.",
+        autocompletion=one_of(*POLICIES),
+    )
+    compensate: int | None = option(
+        "Compute this many experts of each token, the likeliest first, with their low-rank compensators, which "
+        "`edgemoe compensate` adds to a store: those that run at the bits whose errors these are of, such as with "
+        "--levels 2 or 4/2. Default: none."
+    )
+    compensators_limit: str | None = option(
+        "Most bytes of compensators in memory, such as 20MB, a part of --vram-limit; the others are read with the "
+        "experts that want them. Default: all where they fit beside all experts, else a part, by how often they are "
+        "used."
+    )
+
+
+@dataclass(frozen=True)
+class HotLimitOptions:
+    """Options of how much `--policy hotness` may keep hot and move."""
+
+    hot_experts: int | None = option(
+        "With --policy hotness: most hot experts of a layer. Default: as many as fit."
+    )
+    migration_rate: str | None = option(
+        "With --policy hotness: bytes a second that may move in the background, such as 200MB. Default: no limit."
+    )
+
+
+@dataclass(frozen=True)
+class RunOptions(HotLimitOptions, LevelOptions):
+    """Options of the settings of a run."""
+
+    speculate: str | None = option(
+        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, critical (DyMoE: "
+        "the critical ones), or auto (full as long as it pays). Default: auto.",
+        autocompletion=one_of("off", "base", "full", "critical", "auto"),
+    )
+    in_place: str | None = option(
+        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
+        "link; off copies each of them into VRAM first. Default: on.",
+        autocompletion=one_of("on", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class StepOptions(RunOptions):
+    """Options of the settings of a run where several sequences may share a step."""
+
+    lynx: bool = option(
+        "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
+        "its likeliest one; among experts of nearly equal scores it takes those that most of the others want.",
+        False,
+    )
+    lynx_alpha: float | None = option(
+        "With --lynx: how finely scores count as different; a bin is 1/alpha of a logit wide. Default: 2."
+    )
+    lynx_beta: int | None = option(
+        "With --lynx: bins below the best expert's, 1 to 8; the last has all lower scores. Default: 4."
+    )
+
+
+@dataclass(frozen=True)
+class RankingOptions:
+    """Options of studies: how DyMoE ranks experts."""
+
+    depth: str | None = option(
+        "How the fraction of critical experts falls over the layers: cosine (DyMoE) or equal. Default: cosine.",
+        autocompletion=one_of("cosine", "equal"),
+    )
+    critical: str | None = option(
+        "How a layer's number of critical experts is rounded: ceil (DyMoE), or carry, which rounds down and carries "
+        "the rest to the next layer, so that the mean is --retention. Default: carry.",
+        autocompletion=one_of("carry", "ceil"),
+    )
+    importance: str | None = option(
+        "What makes an expert critical in prefill: load, heavy-hitters, heavy-hitters-mean, heavy-hitters-last, mix, "
+        "gate or random. Default: gate.",
+        autocompletion=one_of(
+            "gate", "load", "heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "mix", "random"
+        ),
+    )
+    heavy_hitters: float | None = option(
+        "Fraction of all tokens that are heavy hitters, for an --importance that counts them. Default: 0.5."
+    )
+    renormalise: bool = option(
+        "Where experts are skipped, scale the gate weights of the others up to the previous sum.", False
+    )
+
+
+@dataclass(frozen=True)
+class TierOptions:
+    """Options of studies: what a tier keeps and reads."""
+
+    eviction: str | None = option(
+        "What leaves a full tier: lfru, lru-planes, lru-experts, or lru-pool (DyMoE: whole experts of all levels in "
+        "one pool of bytes). Default: lfru.",
+        autocompletion=one_of("lfru", "lru-planes", "lru-experts", "lru-pool"),
+    )
+    promotion: str | None = option(
+        "What is read of an expert that is in memory at fewer bits: planes, the missing ones, or whole (DyMoE), all of "
+        "it. Default: planes.",
+        autocompletion=one_of("planes", "whole"),
+    )
+    scan: str | None = option(
+        "on: experts of a prompt that wants most of a layer's leave first. off (DyMoE): they count as any others. "
+        "Default: on.",
+        autocompletion=one_of("on", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class HotRuleOptions:
+    """Options of studies: how `--policy hotness` ranks experts."""
+
+    hotness: str | None = option(
+        "With --policy hotness: what makes an expert hot: mass, its gate weights, or count, the tokens that chose it. "
+        "Default: mass.",
+        autocompletion=one_of("mass", "count"),
+    )
+    hot_half_life: float | None = option(
+        "With --policy hotness: tokens after which a choice counts half. Default: 64."
+    )
+    hot_interval: str | None = option(
+        "With --policy hotness: between two looks at which experts are hot, in tokens (64t) or seconds (2s). "
+        "Default: 16t."
+    )
+    hot_margin: float | None = option(
+        "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as "
+        "a fraction of the hot ones' mean. Default: 0.1."
+    )
+    hot_warmup: int | None = option(
+        "With --policy hotness: tokens before the first expert is hot, unless an earlier run has left its heat. "
+        "Default: 16."
+    )
+    hot_prompt_weight: float | None = option(
+        "With --policy hotness: what a token of a prompt counts beside a new token. Default: 1."
+    )
+
+
+@dataclass(frozen=True)
+class HotnessOptions(HotRuleOptions, HotLimitOptions):
+    """Options of `--policy hotness`."""
+
+
+@dataclass(frozen=True)
+class StudyOptions(HotRuleOptions, TierOptions, RankingOptions):
+    """Options of studies, which `--study` sets where they are no options."""
+
+
+@dataclass(frozen=True)
+class SettingOptions(StudyOptions, StepOptions):
+    """Every option of run_settings."""

@@ -1,0 +1,82 @@
+"""What --help prints of commands with many options, --help-all, and the settings of --study."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+import typer
+
+from edgemoe.cli import app
+from edgemoe.commands.options.config_file import options_of
+from edgemoe.commands.options.help_sections import SECTIONS
+from edgemoe.models.options.settings import HotLimitOptions, StudyOptions
+
+
+def listed(text: str) -> list[str]:
+    """The options that a help describes, in its order."""
+    options, _, _ = text.partition("\n  Examples: ")
+    return re.findall(r"^  (?:-\w, )?--([a-z][a-z-]*)", options, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", SECTIONS)
+def test_help_shows_thirty_options_and_those_that_matter_first(run, command):
+    """At most 30, --help itself included, each once; the model and its limits are among the first five."""
+    code, out, _ = run(command, "--help")
+    options = listed(out)
+    assert code == 0
+    assert len(options) == len(set(options)) <= 30
+    assert {"model", "vram-limit", "dram-limit", "context"} < set(options[:5])
+    assert options[-1] == "help"
+
+
+@pytest.mark.parametrize("command", SECTIONS)
+def test_help_all_shows_every_option(run, command):
+    """Every option that the command takes, and --help."""
+    code, out, _ = run(command, "--help-all")
+    taken = options_of(typer.main.get_command(app).commands[command])
+    assert code == 0
+    assert sorted(listed(out)) == sorted([*taken, "help"])
+
+
+def test_options_of_studies_are_options_of_bench_and_eval_alone():
+    """chat, serve and plan take them by --study; the two limits of hotness stay options."""
+    commands = typer.main.get_command(app).commands
+    studies = {each.name.replace("_", "-") for each in fields(StudyOptions)}
+    limits = {each.name.replace("_", "-") for each in fields(HotLimitOptions)}
+    for name, command in commands.items():
+        taken = set(options_of(command))
+        assert (studies & taken == set()) == (name not in ("bench", "eval")), name
+        assert (limits <= taken) == (name in ("chat", "serve", "bench", "eval")), name
+    assert studies <= set(options_of(commands["bench"]))
+
+
+@pytest.mark.parametrize("command", ["chat", "serve", "plan"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--study", "dept=equal"), "got 'dept=equal': write KEY=VALUE, KEY one of depth, critical"),
+        (("--study", "depth"), "got 'depth': write KEY=VALUE"),
+        (("--levels", "4/2", "--study", "depth=sine"), "--depth cosine or equal, got 'sine'"),
+        (("--study", "importance=load"), "two or more levels for --importance load"),
+        (("--levels", "4/2", "--study", "heavy-hitters=0.2"), "--importance gate, which counts none"),
+        (("--study", "hot-margin=much"), "a number for --study hot-margin, got 'much'"),
+        (("--study", "renormalise=yes"), "on or off for --study renormalise, got 'yes'"),
+    ],
+)
+def test_a_wrong_study_exits_2(run, command, options, message):
+    """With the messages that the options of bench have, before the model is opened."""
+    code, out, err = run(command, "--model", "there-is-none", *options)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
+def test_studies_come_from_the_file_and_the_environment(run, tmp_path, monkeypatch):
+    """As a list under the command's name, and as words of a variable."""
+    file = tmp_path / "edgemoe.toml"
+    file.write_text('[chat]\nstudy = ["depth=equal", "scan=off"]\n')
+    assert 'study = ["depth=equal", "scan=off"]' in run("chat", "--config", file, "--print-config")[1]
+    monkeypatch.setenv("EDGEMOE_STUDY", "critical=ceil eviction=lru-pool")
+    out = run("chat", "--print-config")[1]
+    assert 'study = ["critical=ceil", "eviction=lru-pool"]  # environment, EDGEMOE_STUDY' in out
