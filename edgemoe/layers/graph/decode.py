@@ -13,8 +13,7 @@ resident, and otherwise for every list of experts that the source hands out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,11 @@ from edgemoe.cache.base import Lease
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.families.base import FusedGQA
-from edgemoe.families.table import known_family
-from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.groups import GraphGroups
+from edgemoe.layers.graph.launches import GraphLaunches, fits
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy, without_skipped
 from edgemoe.storage.base import ExpertKey
@@ -52,20 +50,19 @@ class GraphDecode:
     def __init__(self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: Any) -> None:
         assert runtime.device
         self._runtime, self._kernel, self._device = runtime, kernel, runtime.device
-        self._layers, self._config = list(model.model.layers), model.config
+        layers = list(model.model.layers)
         self._embed, self._rotary = model.model.embed_tokens, model.model.rotary_emb
-        self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in self._layers]
-        gate = known_family(model.config.model_type).gate
-        assert gate
-        self._gate = gate
-        count, slots = runtime.policy.experts, self._layers[0].mlp.gate.top_k
-        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(self._layers))]
+        self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in layers]
+        count, slots = runtime.policy.experts, layers[0].mlp.gate.top_k
+        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._hits: list[list[tuple[ExpertKey, int]]] = []
         """(key, level) of the experts of each layer that ran without a request and is not counted yet."""
         self._priced: list[tuple[int, Sequence[int], torch.Tensor, list[int]]] = []
         """(layer, experts, gate weights, levels) of the layers of a token whose levels go by damage."""
         self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
-        self._capture(model, traits.windows(model.config))
+        windows = traits.windows(model.config)
+        self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory)
+        self._groups = GraphGroups(runtime, kernel, self._memory, self._launches)
         self.configure(runtime.policy)
 
     @classmethod
@@ -79,13 +76,13 @@ class GraphDecode:
         outer = model.model.embed_tokens, model.lm_head
         if tuple(map(type, outer)) != (DenseEmbedding, DenseLinear) or not is_rms_norm(model.model.norm):
             return None
-        return cls(model, traits, runtime, kernel) if all(map(_fits, model.model.layers)) else None
+        return cls(model, traits, runtime, kernel) if all(map(fits, model.model.layers)) else None
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the rules of levels for the steps that follow."""
         self._groups.configure(policy)
         slots = self._memory.slots
-        self._rules = [policy.decode_rule(layer, slots) for layer in range(len(self._layers))]
+        self._rules = [policy.decode_rule(layer, slots) for layer in range(len(self._experts))]
         self._highest_ahead = policy.ahead[0]
 
     most_rows = 1
@@ -99,11 +96,11 @@ class GraphDecode:
         """
         self._enter(tokens[0], kv.spans[0][0])
         layer = 0
-        while layer < len(self._layers):
+        while layer < len(self._experts):
             layer = self._groups.run(layer)
-            if layer < len(self._layers):
+            if layer < len(self._experts):
                 layer = self._run_layers(self._groups.of(layer))
-        self._segments[-1]()
+        self._launches.end()
         return self._memory.logits.float().unsqueeze(0)
 
     def _run_layers(self, layers: range) -> int:
@@ -111,7 +108,7 @@ class GraphDecode:
         predicted: list[int] | None = None
         try:
             for layer in layers:
-                self._segments[layer]()
+                self._launches.reports[layer]()
                 self._device.await_computed()
                 predicted = self._run_experts(layer, predicted)
         finally:
@@ -184,7 +181,7 @@ class GraphDecode:
     def _looks_ahead(self, layer: int) -> bool:
         """Whether the next layer's predicted experts are read ahead: not those of a group, which has no requests."""
         behind = layer + 1
-        in_group = behind < len(self._layers) and behind not in self._groups.of(layer)
+        in_group = behind < len(self._experts) and behind not in self._groups.of(layer)
         return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(behind))
 
     def _levels(self, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> list[int]:
@@ -241,113 +238,10 @@ class GraphDecode:
             used.append((level, has, 1))
             rows[places[key]] = items
         self._runtime.use.add(used)
-        self._computes[self._memory.set_experts(rows)]()
+        self._launches.experts[self._memory.set_experts(rows)]()
 
     def _count_hits(self) -> None:
         """Counts the experts of the layers that ran without a request."""
         if self._hits:
             hits, self._hits = self._hits, []
             self._runtime.source.pinned.count_hits(hits)
-
-    def _capture(self, model: Any, windows: Sequence[int]) -> None:
-        """Captures every launch, with a KV of one token that goes afterwards."""
-        memory, capture = self._memory, self._device.capture
-        attention = self._layers[0].self_attn
-        shape = len(self._layers), attention.k_proj.out_features // attention.head_dim, 1, attention.head_dim
-        keys, values = (memory.hidden.new_zeros(shape) for _ in range(2))
-        memory.set_state(0, keys, values, 0)
-        with torch.inference_mode():
-            launches = [self._layer(index, window) for index, window in enumerate(windows)]
-            self._segments = [capture(partial(self._report, launch)) for launch in launches]
-            self._segments.append(capture(self._end(model)))
-            self._computes = [capture(partial(self._launch_table, table)) for table in range(memory.slots)]
-            self._device.await_computed()
-        self._groups = GraphGroups(self._runtime, self._kernel, memory, launches, self._launch_experts)
-
-    def _report(self, launch: Callable[[], None]) -> None:
-        """Launches a layer, and the copy of its router's report to the host."""
-        launch()
-        self._memory.reported.copy_(self._memory.reporting, non_blocking=True)
-
-    def _layer(self, index: int, window: int) -> Callable[[], None]:
-        """Launches a layer, from the sum of the experts before it to its router's report on the device."""
-        from edgemoe.kernels.triton.attention import RowAttention
-        from edgemoe.kernels.triton.dense import add_and_normalise, multiply
-        from edgemoe.kernels.triton.router import choose_experts
-
-        memory, layer = self._memory, self._layers[index]
-        module, before, after = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
-        dim = module.head_dim
-        heads, kv_heads = module.q_proj.out_features // dim, module.k_proj.out_features // dim
-        norms = (_norm(module.q_norm), _norm(module.k_norm)) if hasattr(module, "q_norm") else None
-        attention = RowAttention(heads, kv_heads, dim, norms, module.scaling, window, index)
-        projections = [_matrix(getattr(module, f"{name}_proj")) for name in "qkv"]
-        out = [_matrix(module.o_proj)]
-        # The last layer's prediction, by its own router, is not used.
-        following = self._layers[min(index + 1, len(self._layers) - 1)]
-        routers = [_matrix(each.mlp.gate) for each in (layer, following)]
-        rows, gates = (memory.rows, memory.gates) if index else (None, None)
-        normalise, rounded = bool(self._gate.normalise(self._config)), self._gate.rounded
-
-        def launch() -> None:
-            add_and_normalise(rows, gates, memory.hidden, *_norm(before), memory.normed)
-            multiply(memory.normed, projections, memory.qkv)
-            rotation = memory.cosine, memory.sine
-            attention.launch(
-                memory.qkv, rotation, memory.state, memory.queries, memory.scratch, memory.attended
-            )
-            multiply(memory.attended, out, memory.projected)
-            add_and_normalise(memory.projected, memory.one, memory.hidden, *_norm(after), memory.normed)
-            multiply(memory.normed, routers, memory.router_logits)
-            choose_experts(
-                *(memory.router_logits, memory.reporting, memory.slots),
-                normalise=normalise,
-                rounded=rounded,
-            )
-
-        return launch
-
-    def _end(self, model: Any) -> Callable[[], None]:
-        """Launches the sum of the last experts, the norm and the head."""
-        from edgemoe.kernels.triton.dense import add_and_normalise, multiply
-
-        memory, norm, head = self._memory, _norm(model.model.norm), [_matrix(model.lm_head)]
-
-        def launch() -> None:
-            add_and_normalise(memory.rows, memory.gates, memory.hidden, *norm, memory.normed)
-            multiply(memory.normed, head, memory.logits)
-
-        return launch
-
-    def _launch_table(self, table: int) -> None:
-        """Launches the experts of a table."""
-        self._memory.send_table(table)
-        self._launch_experts()
-
-    def _launch_experts(self) -> None:
-        """Launches the experts of the memory's items."""
-        memory, activation = self._memory, self._experts[0].activation
-        self._kernel.launch_rows(memory.items, memory.normed, activation, memory.inner, memory.rows)
-
-
-def _fits(layer: Any) -> bool:
-    """Whether attention, norms, router and experts of a layer have kernels."""
-    attention, gate = layer.self_attn, getattr(layer.mlp, "gate", None)
-    experts = getattr(getattr(layer.mlp, "experts", None), "edgemoe", None)
-    if experts is None or experts.activation.name == CUSTOM or attention.head_dim % 2:
-        return False
-    norms = [getattr(attention, f"{name}_norm") for name in "qk" if hasattr(attention, f"{name}_norm")]
-    norms += [layer.input_layernorm, layer.post_attention_layernorm]
-    linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
-    known = all(type(linear) is DenseLinear for linear in linears) and all(map(is_rms_norm, norms))
-    return known and gate is not None and gate.weight.dtype == torch.bfloat16
-
-
-def _norm(module: Any) -> tuple[torch.Tensor, float]:
-    return module.weight.data, module.variance_epsilon
-
-
-def _matrix(module: Any) -> Any:
-    from edgemoe.kernels.triton.dense import Matrix
-
-    return Matrix(module.weight.data, getattr(module, "scale", None), getattr(module, "bias", None))

@@ -13,7 +13,7 @@ by layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.layers.graph.launches import GraphLaunches
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.layers.graph.places import ExpertPlaces
 from edgemoe.layers.graph.promotions import Promotions
@@ -47,25 +48,19 @@ class GraphGroups:
         runtime: of the experts, on a device.
         kernel: TritonExpertKernel.
         memory: of the launches.
-        layers: of each layer, launches all up to the report of its router.
-        compute: launches the experts of the memory's items.
+        launches: of the model's layers.
 
     Attributes:
         places: of all experts.
     """
 
     def __init__(
-        self,
-        runtime: ExpertRuntime,
-        kernel: Any,
-        memory: GraphMemory,
-        layers: Sequence[Callable[[], None]],
-        compute: Callable[[], None],
+        self, runtime: ExpertRuntime, kernel: Any, memory: GraphMemory, launches: GraphLaunches
     ) -> None:
         assert runtime.device
         self._runtime, self._device, self._memory = runtime, runtime.device, memory
-        self._launches, self._compute = layers, compute
-        count, experts, place = len(layers), runtime.policy.experts, self._device.place
+        self._layers, self._compute = launches.layers, launches.compute
+        count, experts, place = len(launches.layers), runtime.policy.experts, self._device.place
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self._promotions = Promotions(count, experts)
         self._of = [range(first, min(first + GROUP, count)) for first in range(0, count, GROUP)]
@@ -84,7 +79,7 @@ class GraphGroups:
         from edgemoe.kernels.triton.place import damage_of, rules_of
 
         slots, place = self._memory.slots, self._device.place
-        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._launches))]
+        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._layers))]
         settings = policy.settings
         numbers = rules_of(rules, slots, exact=settings.exact, renormalise=settings.renormalise)
         damage = damage_of(rules, policy.experts)
@@ -140,7 +135,7 @@ class GraphGroups:
     def _stop(self, group: int) -> int:
         """Brings back the state before a group that stopped, and lets it rest; the end of all layers: there is none."""
         if group == len(self._of):
-            return len(self._launches)
+            return len(self._layers)
         self._stops[group] += 1
         self._rest[group] = min(2 ** max(self._stops[group] - STOPS, 0) - 1, LONGEST_REST)
         for now, before in zip(self._state(), self._saved[group], strict=True):
@@ -169,7 +164,7 @@ class GraphGroups:
         for now, before in zip(self._state(), self._saved[group], strict=True):
             before.copy_(now)
         for layer in self._of[group]:
-            self._launches[layer]()
+            self._layers[layer]()
             place_experts(
                 *(memory.reporting, places.table[layer], self._rules[layer], self._damage[layer]),
                 *(places.offsets, self._stopped, memory.items, memory.gates, self._trace[layer]),

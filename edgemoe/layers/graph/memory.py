@@ -44,7 +44,6 @@ class GraphMemory:
 
     def __init__(self, device: Device, model: Any, inner: int, experts: int, slots: int) -> None:
         from edgemoe.kernels.triton import attention
-        from edgemoe.kernels.triton.products import ITEM
 
         self.slots, place = slots, device.place
         first = model.model.layers[0].self_attn
@@ -54,11 +53,8 @@ class GraphMemory:
             return torch.zeros(*shape, dtype=torch.bfloat16, device=place)
 
         self.hidden, self.normed, self.projected = bf16(hidden), bf16(hidden), bf16(hidden)
-        self.qkv, self.queries, self.attended = (
-            bf16(width + 2 * first.k_proj.out_features),
-            bf16(width),
-            bf16(width),
-        )
+        self.qkv = bf16(width + 2 * first.k_proj.out_features)
+        self.queries, self.attended = bf16(width), bf16(width)
         self.cosine, self.sine = bf16(first.head_dim), bf16(first.head_dim)
         self.router_logits, self.logits = bf16(2 * experts), bf16(model.lm_head.out_features)
         self.inner, self.rows, self.one = bf16(slots, inner), bf16(slots, hidden), torch.ones(1, device=place)
@@ -68,11 +64,23 @@ class GraphMemory:
         self.scratch = torch.zeros(
             attention.scratch_size(width // first.head_dim, first.head_dim), device=place
         )
+        self._make_tables(device, slots)
+        self.reported = device.host_tensor((3 * slots,), torch.int32)
+        self._chosen = self.reported[: 2 * slots].numpy()
+        self._reported_gates = self.reported[2 * slots :].view(torch.float32)
+        self._host_state = device.host_tensor((attention.STATE,), torch.int64)
+
+    def _make_tables(self, device: Device, slots: int) -> None:
+        """Allocates the table of a launch's experts on the device, and the tables of a layer in the host's memory.
+
+        A layer has at most as many lists of experts as slots, and all are computed when the next layer reports.
+        """
+        from edgemoe.kernels.triton.products import ITEM
+
         end = 2 * slots * ITEM
-        self._table = torch.zeros(end + -(-slots // 2), dtype=torch.int64, device=place)
+        self._table = torch.zeros(end + -(-slots // 2), dtype=torch.int64, device=device.place)
         self.items = self._table[:end].view(2, slots, ITEM)
         self.gates = self._table[end:].view(torch.float32)[:slots]
-        # A layer has at most as many lists of experts as slots, and all have been computed when the next one reports.
         tables = device.host_tensor((slots, len(self._table)), torch.int64)
         self._tables = list(tables)
         items = tables[:, :end].view(slots, 2, slots, ITEM).numpy()
@@ -80,12 +88,6 @@ class GraphMemory:
         self._items = list(items)
         self._table_gates = tables[:, end:].view(torch.float32)[:, :slots].numpy()
         self._at = 0
-        self.reported = device.host_tensor((3 * slots,), torch.int32)
-        self._chosen, self._reported_gates = (
-            self.reported[: 2 * slots].numpy(),
-            self.reported[2 * slots :].view(torch.float32),
-        )
-        self._host_state = device.host_tensor((attention.STATE,), torch.int64)
 
     def set_state(self, position: int, keys: torch.Tensor, values: torch.Tensor, token: int) -> None:
         """Sets the token's position, its sequence's KV [layers, kv_heads, context, dim], and its id."""

@@ -1,0 +1,142 @@
+"""The launches that a new token consists of, captured once: a layer up to its router's report, experts, the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from edgemoe.families.table import known_family
+from edgemoe.kernels.activation import CUSTOM
+from edgemoe.layers.dense import DenseLinear, is_rms_norm
+from edgemoe.layers.graph.memory import GraphMemory
+from edgemoe.machine.device import Device
+
+Launch = Callable[[], None]
+
+
+class GraphLaunches:
+    """Captured launches of a model, which read and write the places of one GraphMemory.
+
+    Args:
+        device: Computes the launches.
+        model: Model of layers.build, whose layers all fit (`fits`).
+        windows: Latest tokens that each layer attends to; 0: all.
+        kernel: TritonExpertKernel of the model's experts.
+        memory: Memory of the launches.
+
+    Attributes:
+        layers: Launches each layer up to its router's report on the device; not captured, so that a group of layers
+            can be captured as one.
+        reports: Launches each layer, and the copy of its router's report to the host.
+        experts: Launches the experts of a table, by the table's number.
+        end: Launches the sum of the last experts, the norm and the head.
+    """
+
+    def __init__(
+        self, device: Device, model: Any, windows: Sequence[int], kernel: Any, memory: GraphMemory
+    ) -> None:
+        self._memory, self._kernel, self._blocks = memory, kernel, list(model.model.layers)
+        self._activation = self._blocks[0].mlp.experts.edgemoe.activation
+        gate = known_family(model.config.model_type).gate
+        assert gate
+        self._normalise, self._rounded = bool(gate.normalise(model.config)), gate.rounded
+        keys, values = self._first_kv()
+        memory.set_state(0, keys, values, 0)
+        with torch.inference_mode():
+            self.layers = [self._layer(index, window) for index, window in enumerate(windows)]
+            self.reports = [device.capture(partial(self._report, launch)) for launch in self.layers]
+            self.end = device.capture(self._end(model))
+            self.experts = [
+                device.capture(partial(self._launch_table, table)) for table in range(memory.slots)
+            ]
+            device.await_computed()
+
+    def compute(self) -> None:
+        """Launches the experts of the memory's items."""
+        memory = self._memory
+        self._kernel.launch_rows(memory.items, memory.normed, self._activation, memory.inner, memory.rows)
+
+    def _first_kv(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one token, bf16 [layers, kv_heads, 1, dim], which the captures read and write."""
+        attention = self._blocks[0].self_attn
+        shape = len(self._blocks), attention.k_proj.out_features // attention.head_dim, 1, attention.head_dim
+        return self._memory.hidden.new_zeros(shape), self._memory.hidden.new_zeros(shape)
+
+    def _report(self, launch: Launch) -> None:
+        launch()
+        self._memory.reported.copy_(self._memory.reporting, non_blocking=True)
+
+    def _launch_table(self, table: int) -> None:
+        self._memory.send_table(table)
+        self.compute()
+
+    def _layer(self, index: int, window: int) -> Launch:
+        """Launches a layer, from the sum of the experts before it to its router's report on the device."""
+        from edgemoe.kernels.triton.attention import RowAttention
+        from edgemoe.kernels.triton.dense import add_and_normalise, multiply
+        from edgemoe.kernels.triton.router import choose_experts
+
+        memory, layer = self._memory, self._blocks[index]
+        module, before, after = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
+        dim = module.head_dim
+        heads, kv_heads = module.q_proj.out_features // dim, module.k_proj.out_features // dim
+        norms = (_norm(module.q_norm), _norm(module.k_norm)) if hasattr(module, "q_norm") else None
+        attention = RowAttention(heads, kv_heads, dim, norms, module.scaling, window, index)
+        projections = [_matrix(getattr(module, f"{name}_proj")) for name in "qkv"]
+        out = [_matrix(module.o_proj)]
+        # The last layer's prediction, by its own router, is not used.
+        following = self._blocks[min(index + 1, len(self._blocks) - 1)]
+        routers = [_matrix(each.mlp.gate) for each in (layer, following)]
+        rows, gates = (memory.rows, memory.gates) if index else (None, None)
+        rules = {"normalise": self._normalise, "rounded": self._rounded}
+
+        def launch() -> None:
+            add_and_normalise(rows, gates, memory.hidden, *_norm(before), memory.normed)
+            multiply(memory.normed, projections, memory.qkv)
+            rotation = memory.cosine, memory.sine
+            attention.launch(
+                memory.qkv, rotation, memory.state, memory.queries, memory.scratch, memory.attended
+            )
+            multiply(memory.attended, out, memory.projected)
+            add_and_normalise(memory.projected, memory.one, memory.hidden, *_norm(after), memory.normed)
+            multiply(memory.normed, routers, memory.router_logits)
+            choose_experts(memory.router_logits, memory.reporting, memory.slots, **rules)
+
+        return launch
+
+    def _end(self, model: Any) -> Launch:
+        from edgemoe.kernels.triton.dense import add_and_normalise, multiply
+
+        memory, norm, head = self._memory, _norm(model.model.norm), [_matrix(model.lm_head)]
+
+        def launch() -> None:
+            add_and_normalise(memory.rows, memory.gates, memory.hidden, *norm, memory.normed)
+            multiply(memory.normed, head, memory.logits)
+
+        return launch
+
+
+def fits(layer: Any) -> bool:
+    """Whether attention, norms, router and experts of a layer have kernels."""
+    attention, gate = layer.self_attn, getattr(layer.mlp, "gate", None)
+    experts = getattr(getattr(layer.mlp, "experts", None), "edgemoe", None)
+    if experts is None or experts.activation.name == CUSTOM or attention.head_dim % 2:
+        return False
+    norms = [getattr(attention, f"{name}_norm") for name in "qk" if hasattr(attention, f"{name}_norm")]
+    norms += [layer.input_layernorm, layer.post_attention_layernorm]
+    linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
+    known = all(type(linear) is DenseLinear for linear in linears) and all(map(is_rms_norm, norms))
+    return known and gate is not None and gate.weight.dtype == torch.bfloat16
+
+
+def _norm(module: Any) -> tuple[torch.Tensor, float]:
+    return module.weight.data, module.variance_epsilon
+
+
+def _matrix(module: Any) -> Any:
+    from edgemoe.kernels.triton.dense import Matrix
+
+    return Matrix(module.weight.data, getattr(module, "scale", None), getattr(module, "bias", None))
