@@ -1,16 +1,26 @@
-"""Bytes per second of each tier, measured in the same run as the times that they explain."""
+"""Bytes per second of each tier, measured in the same run as the times that they explain.
+
+They are for a bound, so every probe reads as the engine does, in the ways that are fastest anywhere, and keeps the
+best of several: a step cannot move its bytes faster, and one slow moment does not make a slow disk.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from edgemoe.engine.engine import StoreModel
+from edgemoe.kernels.native import library as native
 from edgemoe.machine.device import Device
+from edgemoe.machine.pages import in_huge_pages
+from edgemoe.prefetch.workers import SCAN_WORKERS
 from edgemoe.speed.tiers import copy_speed, read_speed, speed_of
+from edgemoe.storage.base import PlaneReader
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.reader import RecordReader
 
 PROBE_SECONDS = 1.0
@@ -18,6 +28,15 @@ PROBE_SECONDS = 1.0
 
 PROBE_BYTES = 1 << 27
 """Bytes of memory to copy or read: more than the processor's caches hold."""
+
+READERS = 2, 4, SCAN_WORKERS
+"""Threads that read from the disk at once: a token's readers, and those of a prompt."""
+
+ROUNDS = 2
+"""Measurements of the disk with each number of READERS, of which the best one counts."""
+
+_COLUMNS = 2048
+"""Columns of the weight whose product shows how fast a kernel reads memory."""
 
 _READS_PER_WAIT = 16
 """Reads of a device's memory between two synchronisations."""
@@ -28,9 +47,11 @@ class Bandwidth:
     """Bytes per second.
 
     Args:
-        ssd: level -> reading whole experts up to it, in random order, with PROBE_THREADS, checksums verified.
+        ssd: level -> reading whole experts up to it by the engine's own reader, in random order, checksums verified;
+            the best number of READERS.
         dram: copying, as transfers between tiers do: with PROBE_THREADS, or from pinned memory to a device.
-        vram: reading with all compute threads, as a kernel does; on a device, reading its own memory.
+        vram: reading with all compute threads: the faster of a sum and of the kernel's product with one row; on a
+            device, reading its own memory.
         direct: whether the reads bypassed the page cache.
     """
 
@@ -48,11 +69,16 @@ class Bandwidth:
 def measure(store: StoreModel, levels: Iterable[int]) -> Bandwidth:
     """Measures every tier now, the disk at each of `levels` but 0. Allocates some 400 MB meanwhile."""
     with closing(RecordReader.open(store.directory, store.manifest)) as reader:
-        wanted = [level for level in sorted(levels) if level]
-        ssd = {level: read_speed(reader, store.manifest, level, PROBE_SECONDS) for level in wanted}
+        ssd = {level: disk_speed(reader, store.manifest, level) for level in sorted(levels) if level}
         direct = reader.direct
     dram = copy_speed(store.device, PROBE_BYTES, PROBE_SECONDS / 2)
     return Bandwidth(ssd, dram, _read_on(store.device) if store.device else _read(), direct)
+
+
+def disk_speed(reader: PlaneReader, manifest: Manifest, level: int) -> float:
+    """The best bytes a second of reads of whole experts up to a level, over all READERS and ROUNDS."""
+    seconds = PROBE_SECONDS / len(READERS) / ROUNDS
+    return max(read_speed(reader, manifest, level, seconds, threads) for threads in READERS * ROUNDS)
 
 
 def best(probes: Sequence[Bandwidth]) -> Bandwidth:
@@ -66,8 +92,16 @@ def best(probes: Sequence[Bandwidth]) -> Bandwidth:
 
 
 def _read() -> float:
-    data = torch.ones(PROBE_BYTES // 4, dtype=torch.float32)
-    return speed_of(data.sum, data.nbytes, PROBE_SECONDS / 2)
+    """Bytes a second of the fastest read of RAM, from huge pages, in which dense weights and experts lie too."""
+    rows = PROBE_BYTES // _COLUMNS
+    weight = torch.ones(rows, _COLUMNS, dtype=torch.int8)
+    in_huge_pages([weight])
+    rates = [speed_of(weight.view(torch.float32).sum, weight.nbytes, PROBE_SECONDS / 4)]
+    if native.available():
+        row, scale = torch.zeros(1, _COLUMNS).bfloat16(), torch.ones(rows).bfloat16()
+        product = partial(native.dense_product, row, weight, scale)
+        rates.append(speed_of(product, weight.nbytes, PROBE_SECONDS / 4))
+    return max(rates)
 
 
 def _read_on(device: Device) -> float:

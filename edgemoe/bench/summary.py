@@ -1,19 +1,18 @@
 """The samples of one row and arm, combined as one JSON object.
 
-The bound is the least time of a decoded token at the measured bandwidths, if everything overlapped that can:
+The bound is the time that the bytes which a decoded token really moved take at the best rates of this machine:
 
-    bound = dense / BW_vram + max(experts / BW_vram, copied / BW_dram, read / BW_ssd)
+    bound = max((dense + experts) / BW_vram, copied / BW_dram, read / BW_ssd)
 
-Dense weights are computed before a layer's experts are known, so their time is added; the tiers work at the same time,
-so the slowest counts. Bytes are those that were moved, without cache hits. The disk's bandwidth is the best of the
-probes and of the samples' own prompts. Look-ahead also reads beside the dense weights: with it, a time below the bound
-by at most the dense weights' part is possible.
+The tiers work at the same time, so the slowest counts. Look-ahead reads during the dense weights' products too, so
+their time is not added to the disk's. Bytes are those that were moved, without cache hits. The disk's rate is the best
+of the probes and of the samples' own prompts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -171,7 +170,7 @@ def decode_bound(
     seconds = {tier: per_step[tier] / bandwidth[tier] for tier in TIERS}
     dense = store.dense_bytes_per_token
     dense_s = dense / bandwidth["vram"]
-    bound_s = dense_s + max(seconds.values())
+    bound_s = slowest({"dense": dense_s, **seconds})
     return {
         "bytes_per_token": per_step | {"vram": per_step["vram"] + dense},
         "bandwidth": bandwidth,
@@ -180,6 +179,15 @@ def decode_bound(
         "fraction_of_bound": bound_s / mean_s,
         "fraction_per_tier": {tier: seconds[tier] / mean_s for tier in TIERS},
     }
+
+
+def slowest(seconds: Mapping[str, float]) -> float:
+    """The bound of a step: the time of its slowest tier. Dense weights and experts share the fastest tier's rate.
+
+    Args:
+        seconds: Time of each of TIERS for its experts, and of "dense".
+    """
+    return max(seconds["dense"] + seconds["vram"], seconds["dram"], seconds["ssd"])
 
 
 def _lookahead(counts: TransferCounts) -> dict[str, Any]:

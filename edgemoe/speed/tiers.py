@@ -4,41 +4,72 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import accumulate, cycle, islice, pairwise
 from random import Random
 
 import numpy as np
 
 from edgemoe.machine.device import Device
-from edgemoe.storage.base import PLANES_OF_LEVEL, ExpertKey, Plane
+from edgemoe.storage.base import PLANES_OF_LEVEL, ExpertKey, Plane, PlaneReader
+from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.store.manifest import Manifest
-from edgemoe.storage.store.reader import RecordReader
 
 PROBE_THREADS = 4
 
+WINDOWS = 5
+"""Parts of a measurement of memory, of which the best one counts: a machine may be slow for a moment."""
 
-def read_speed(reader: RecordReader, manifest: Manifest, level: int, seconds: float) -> float:
-    """Bytes a second of whole experts up to a level, in random order, with PROBE_THREADS, checksums verified."""
-    layers = manifest.layers.items()
-    keys = [ExpertKey(layer, expert) for layer, of in layers for expert in range(len(of.records))]
+_BUFFERS = 1 << 28
+"""Most bytes of the buffers that several threads read into; two threads read in any case."""
+
+
+def read_speed(
+    reader: PlaneReader, manifest: Manifest, level: int, seconds: float, threads: int = PROBE_THREADS
+) -> float:
+    """Bytes a second of whole experts up to a level, in random order, read as transfers read them.
+
+    Args:
+        reader: Reader of the store, which verifies checksums.
+        manifest: Manifest of the store.
+        level: 8, 4 or 2. A read fills one buffer for each plane.
+        seconds: Time to measure for. Every thread reads at least one expert.
+        threads: Threads that read; fewer where their buffers would take too much memory.
+    """
+    keys = [ExpertKey(layer, i) for layer, of in manifest.layers.items() for i in range(len(of.records))]
     Random(0).shuffle(keys)
-    size = manifest.geometry.prefix_bytes(level)
+    geometry = manifest.geometry
+    threads = min(threads, max(_BUFFERS // geometry.prefix_bytes(level), 2))
     last = Plane(PLANES_OF_LEVEL[level] - 1)
-    start = time.perf_counter()
 
-    def read(part: Sequence[ExpertKey]) -> int:
-        done = 0
-        with mmap.mmap(-1, size) as buffer, memoryview(buffer) as view:
-            for key in part:
-                if done and time.perf_counter() - start > seconds:
+    def read(number: int) -> float:
+        with _plane_buffers(geometry, level) as planes:
+            start, done, taken = time.perf_counter(), 0, 0.0
+            for key in islice(cycle(keys), number * len(keys) // threads, None):
+                done += reader.read(key, Plane.BASE, last, planes)
+                taken = time.perf_counter() - start
+                if taken >= seconds:
                     break
-                done += reader.read(key, Plane.BASE, last, [view])
-        return done
+            return done / taken
 
-    with ThreadPoolExecutor(PROBE_THREADS) as pool:
-        total = sum(pool.map(read, (keys[i::PROBE_THREADS] for i in range(PROBE_THREADS))))
-    return total / (time.perf_counter() - start)
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(read, range(threads)))
+
+
+@contextmanager
+def _plane_buffers(geometry: RecordGeometry, level: int) -> Iterator[list[memoryview]]:
+    """Buffers for the planes of one record up to a level, in memory that has been written."""
+    lengths = [plane.length for plane in geometry.planes[: PLANES_OF_LEVEL[level]]]
+    with mmap.mmap(-1, sum(lengths)) as memory, memoryview(memory) as whole:
+        np.frombuffer(whole, np.uint8)[:: mmap.PAGESIZE] = 1
+        planes = [whole[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+        try:
+            yield planes
+        finally:
+            for plane in planes:
+                plane.release()
 
 
 def copy_speed(device: Device | None, size: int, seconds: float) -> float:
@@ -66,10 +97,14 @@ def copy_speed(device: Device | None, size: int, seconds: float) -> float:
 
 
 def speed_of(work: Callable[[], object], size: int, seconds: float) -> float:
-    """Bytes a second of work that moves `size` bytes a call, after one call that is not timed."""
+    """Most bytes a second of work that moves `size` bytes a call, over WINDOWS, after one call that is not timed."""
     work()
-    start, times = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        work()
-        times += 1
-    return size * times / (time.perf_counter() - start)
+    best = 0.0
+    for _ in range(WINDOWS):
+        start, calls, taken = time.perf_counter(), 0, 0.0
+        while not calls or taken < seconds / WINDOWS:
+            work()
+            calls += 1
+            taken = time.perf_counter() - start
+        best = max(best, size * calls / taken)
+    return best

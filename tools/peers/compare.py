@@ -21,6 +21,12 @@ edgemoe's --vram-limit is the limit less --beside, the memory that its process t
 themselves alone, and keeps them in a file. A measured run loads it, decodes some tokens, which attend to all of them
 and leave parts of the model in memory as a prompt does, and loads it again before the clock starts.
 
+No row takes less than its bound, the time of the moved bytes at the best rates that any run probed ("of bound %").
+`edgemoe bench` shows the same without a peer; on a quiet machine a row above 102 % ("reached %") is a fault:
+
+    for limit in 3GB 2GB; do edgemoe bench -m w1-store --exact 4 --vram-limit $limit --runs 3; done
+    edgemoe bench -m w1-store --exact 4 --runs 3
+
 Nothing is measured unless the kernel enforces the limit: a process that takes too much must be killed first, and every
 run reads back its limit and its membership. A run that fails or is killed for memory is reported and the others go on.
 The JSON is rewritten after every run. Linux, as root. Needs llama-cpp-python, here or in another --llama-python.

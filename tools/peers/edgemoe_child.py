@@ -76,7 +76,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     trace = last.trace
     assert trace.tpot is not None
     decode = Phase(trace.decode, trace.decode_use)
-    bound = decode_bound(decode, trace.decode_steps, trace.tpot, store, measured.of_levels(settings.levels))
+    rates = measured.of_levels(settings.levels)
+    # The prompt is a probe of the disk too.
+    rates["ssd"] = max(rates["ssd"], trace.prefill.ssd_bytes / (trace.token_times[0] - trace.start))
+    bound = decode_bound(decode, trace.decode_steps, trace.tpot, store, rates)
     hits = {"vram": decode.counts.vram_hits / decode.counts.requests}
     return {
         "load_s": load_s,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgemoe.bench.quality import EvaluationRow, quality_of
-from edgemoe.bench.summary import TIERS, summary
+from edgemoe.bench.summary import TIERS, slowest, summary
 from edgemoe.console.sizes import format_size
 from edgemoe.policy.settings import RunSettings
 from tools.peers.run import Outcome
@@ -139,7 +139,7 @@ def reached(run: Json, rates: Mapping[str, float]) -> float:
     parts, own = run["row"]["bound_per_tier_s"], run["row"]["bandwidth"]
     at_best = {tier: parts[tier] * own[tier] / rates[tier] for tier in TIERS}
     dense = parts["dense"] * own["vram"] / rates["vram"]
-    return float((dense + max(at_best.values())) / run["tpot_s"])
+    return float(slowest(at_best | {"dense": dense}) / run["tpot_s"])
 
 
 def show_limit(limit: int | None) -> str:
