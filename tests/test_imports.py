@@ -37,6 +37,20 @@ ROOMS = (
 )
 """The rooms of edgemoe; each may import itself and those after it."""
 
+SERVE = (
+    ("server",),
+    ("app",),
+    ("openai_chat", "openai_responses", "anthropic", "ollama", "refused", "page"),
+    ("guard",),
+    ("protocol",),
+    ("serving",),
+    ("metrics",),
+    ("job",),
+    ("request",),
+    ("limits", "errors"),
+)
+"""The parts of edgemoe.serve; each may import itself and those of later groups."""
+
 TOPS = ("edgemoe", *PLACES)
 """The folders of the checkout that the wheel installs."""
 
@@ -77,6 +91,45 @@ def room_violations(source: str, room: str) -> list[tuple[int, str]]:
     """The imports in a module of `room` that name a room before it."""
     allowed = ROOMS[ROOMS.index(room) :]
     return [found for found in room_imports(ast.parse(source)) if found[1] not in allowed]
+
+
+def serve_imports(source: str) -> set[str]:
+    """The parts of edgemoe.serve that a module imports, wherever in the module it stands."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[2] for name in names if name.startswith("edgemoe.serve.")}
+    return found
+
+
+@pytest.mark.parametrize("part", [part for group in SERVE for part in group])
+def test_parts_of_serve_import_only_parts_after_them(part: str) -> None:
+    """A protocol imports no other one, and what protocols stand on imports none of them."""
+    place = ROOT / "edgemoe" / "serve" / part
+    modules = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    at = next(number for number, group in enumerate(SERVE) if part in group)
+    allowed = {part, *(name for group in SERVE[at + 1 :] for name in group)}
+    wrong = {
+        path.name: found
+        for path in modules
+        if (found := serve_imports(path.read_text(encoding="utf-8")) - allowed)
+    }
+    assert modules
+    assert wrong == {}
+
+
+def test_every_module_of_serve_is_a_part() -> None:
+    """A new file or folder takes a place in the order; imports of both kinds are seen."""
+    entries = {path.stem for path in (ROOT / "edgemoe" / "serve").iterdir()}
+    assert entries - {"__init__", "page", "__pycache__"} == {n for g in SERVE for n in g} - {"page"}
+    assert serve_imports(
+        "def f():\n    from edgemoe.serve import job\n    import edgemoe.serve.app as a"
+    ) == {
+        "job",
+        "app",
+    }
 
 
 def test_every_folder_of_edgemoe_is_a_room() -> None:

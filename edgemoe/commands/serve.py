@@ -93,13 +93,16 @@ def serve_command(
 
     with starting("loading the server"):
         from edgemoe.serve.guard import Access
+        from edgemoe.serve.limits import Limits
         from edgemoe.serve.server import Address, Server
         from edgemoe.serve.serving import Serving
 
     listening = Address(address.host, address.port).listen()
     _warn_of_openness(address, key)
     serving = Serving(
-        requests.name or _name(opening.model), most=opening.parallel + requests.queue, limit=limit
+        requests.name or _name(opening.model),
+        most=opening.parallel + requests.queue,
+        limits=Limits(answer_seconds=limit),
     )
     _say(f"serving {serving.name} at {_url(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))

@@ -1,6 +1,8 @@
-"""The HTTP server: interfaces of OpenAI, Anthropic and ollama on the API. A request takes one path, top to bottom:
+"""The HTTP server: protocols of OpenAI, Anthropic and ollama on the API. A request takes one path:
 
-guard (host, origin, key) -> app (routes) -> fields (validated) -> job (submitted) -> replies (shapes) -> responses
-(JSON or a stream). Between app and fields, `protocols` translates what is no chat or completion of OpenAI's; it has
-replies of its own.
+guard (host, origin, key) -> app (routes) -> a protocol's fields (validated) -> request (the chat or completion that
+they mean) -> serving and job (submitted) -> the protocol's reply (shapes) -> protocol.sending (JSON or a stream).
+
+Imports point one way: server, app, the four protocols and the server's own pages, `protocol` (their contract), serving,
+job, request, errors. tests/test_imports.py has the order.
 """

@@ -1,4 +1,4 @@
-"""Errors of requests, as the error object of the protocol that the request is of."""
+"""Errors of requests: a status of HTTP, and what a protocol's error object says."""
 
 from __future__ import annotations
 
@@ -15,34 +15,17 @@ from edgemoe.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeErro
 INVALID, UNAVAILABLE, FAILED = "invalid_request_error", "unavailable_error", "server_error"
 """Types of errors: of the request, of this moment, of the model or the machine."""
 
-MESSAGES = "/v1/messages"
-"""Paths that begin so are of Anthropic's protocol."""
-
-OLLAMA = "/api/"
-"""Paths that begin so are of ollama's protocol."""
-
-_ANTHROPIC = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-"""Status -> Anthropic's type of an error, where it is neither of the request nor of the server in general."""
-
 
 class ApiError(Exception):
     """A request that is answered by an error.
 
     Args:
-        status: of HTTP.
-        message: for people.
+        status: HTTP's.
+        message: text for people.
         kind: see INVALID.
         param: the field at fault.
-        code: for programs.
-        headers: of the response.
+        code: a name for programs.
+        headers: the response's.
     """
 
     def __init__(
@@ -57,25 +40,11 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
-        self._more = {"type": kind, "param": param, "code": code}
+        self.kind, self.param, self.code = kind, param, code
 
-    def body(self, path: str) -> dict[str, Any]:
-        """The JSON object of the error, in the protocol of an endpoint.
-
-        Args:
-            path: of the request.
-        """
-        message = str(self)
-        if path.startswith(OLLAMA):
-            return {"error": message}
-        if path.startswith(MESSAGES):
-            kind = _ANTHROPIC.get(self.status, INVALID if self.status < 500 else "api_error")
-            return {"type": "error", "error": {"type": kind, "message": message}}
-        return {"error": {"message": message, **self._more}}
-
-    def response(self, path: str) -> JSONResponse:
-        """The response with `body`."""
-        return JSONResponse(self.body(path), self.status, self.headers)
+    def response(self, body: Mapping[str, Any]) -> JSONResponse:
+        """The response with an error object."""
+        return JSONResponse(body, self.status, self.headers)
 
     @classmethod
     def of(cls, error: BaseException, param: str | None = None) -> ApiError:
@@ -109,11 +78,11 @@ def timed_out() -> ApiError:
     return ApiError(504, message, kind=FAILED, code="timeout", headers={"x-should-retry": "false"})
 
 
-def respond(request: Request, error: Exception) -> JSONResponse:
-    """The response to an error."""
+def request_error(request: Request, error: Exception) -> ApiError:
+    """The error of a request that a handler of HANDLED gets."""
     if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, _of_routes(request, error), headers=error.headers)
-    return ApiError.of(error).response(request.url.path)
+        return ApiError(error.status_code, _of_routes(request, error), headers=error.headers)
+    return ApiError.of(error)
 
 
 def _of_routes(request: Request, error: HTTPException) -> str:
@@ -124,10 +93,5 @@ def _of_routes(request: Request, error: HTTPException) -> str:
     return error.detail
 
 
-HANDLERS: dict[Any, Any] = {
-    ApiError: respond,
-    EdgemoeError: respond,
-    HTTPException: respond,
-    Exception: respond,
-}
-"""Kind of error -> its handler, for Starlette."""
+HANDLED = (ApiError, EdgemoeError, HTTPException, Exception)
+"""Kinds of errors for which Starlette needs a handler each."""

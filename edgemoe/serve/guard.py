@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -53,10 +53,11 @@ class Guard:
     Args:
         app: the server.
         access: who may send requests.
+        refuse: makes the response to a request of a path that an error ends.
     """
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[str, ApiError], Response]) -> None:
+        self._app, self._access, self._refuse = app, access, refuse
         self._hosts = {"localhost", *(host.lower() for host in access.hosts)}
         self._key = access.key.encode() if access.key is not None else None
 
@@ -85,7 +86,7 @@ class Guard:
         """The response of a request that goes no further; None: it is passed on."""
 
         def refused(status: int, message: str, **more: Any) -> Response:
-            return ApiError(status, message, **more).response(scope["path"])
+            return self._refuse(scope["path"], ApiError(status, message, **more))
 
         if not self._is_ours(headers.get("host", "")):
             return refused(403, "expected a known Host header: start the server with --allowed-host NAME")

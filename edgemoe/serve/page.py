@@ -1,4 +1,4 @@
-"""The status page: a static file, and the state that it shows."""
+"""The server's own endpoints: the status page, a static file, and the state that it shows; health and metrics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import re
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from edgemoe.serve.serving import Serving
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edgemoe.serve.metrics import CONTENT_TYPE
+from edgemoe.serve.serving import Serving
 
 Page = tuple[bytes, dict[str, str]]
 """The file, and its headers."""
@@ -85,3 +89,24 @@ def _requests(serving: Serving) -> list[dict[str, Any]]:
         for job in serving.queue.jobs
         for progress in [future.progress for future in job.futures]
     ]
+
+
+def page_routes(serving: Serving) -> list[Route]:
+    """GET / (the page), /status (what it shows), /health (200 once the model is open) and /metrics (for Prometheus)."""
+
+    async def show(request: Request) -> Response:
+        raw, headers = page()
+        return Response(raw, media_type="text/html", headers=headers)
+
+    async def status(request: Request) -> Response:
+        return JSONResponse(state(serving))
+
+    async def health(request: Request) -> Response:
+        serving.require()
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
+
+    endpoints = {"/": show, "/status": status, "/health": health, "/metrics": metrics}
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]

@@ -7,16 +7,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 
 from edgemoe.errors import EdgemoeError, UserError
-from edgemoe.serve.chat_fields import ChatFields, as_messages
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
-from edgemoe.serve.fields import CompletionFields
 from edgemoe.serve.job import Job, Queue, Wanted
+from edgemoe.serve.limits import Limits
 from edgemoe.serve.metrics import Metrics
+from edgemoe.serve.request.chat import ChatRequest, as_messages
+from edgemoe.serve.request.completion import CompletionRequest
 from edgemoe.storage.files.untrusted import foreign_code
 
 if TYPE_CHECKING:
@@ -25,18 +26,6 @@ if TYPE_CHECKING:
     from edgemoe.api.model import Choices, Model
     from edgemoe.engine.generate import Answer
 
-BODY_BYTES = 16 << 20
-"""Most bytes of a request's body: some million tokens of text."""
-
-BODY_SECONDS = 30.0
-"""Time in which all of a body must have come."""
-
-COMPILE_SECONDS = 60.0
-"""Time in which an answer's grammar must be compiled; the first one of a model waits for its vocabulary."""
-
-_CLOSE = {"connection": "close"}
-"""Header of a response to a request whose body is not read to its end."""
-
 _log = logging.getLogger("edgemoe.serve")
 
 
@@ -44,22 +33,22 @@ class Serving:
     """One model behind endpoints. For the event loop's thread.
 
     Args:
-        name: of the model, as clients see it.
+        name: the model's, as clients see it.
         most: requests at once, waiting ones included.
-        limit: seconds of one request; None: no limit.
+        limits: times and sizes of one request; None: the defaults.
 
     Attributes:
         model: None before it is open.
         answered: called after every answer.
     """
 
-    def __init__(self, name: str, *, most: int, limit: float | None = None) -> None:
-        self.name, self.limit, self.queue = name, limit, Queue(most)
+    def __init__(self, name: str, *, most: int, limits: Limits | None = None) -> None:
+        self.name, self.limits, self.queue = name, limits or Limits(), Queue(most)
         self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
         self.model: Model | None = None
         self.answered: Callable[[], None] = lambda: None
         self.prompt_tokens = self.new_tokens = 0
-        """Of all answers so far."""
+        """Tokens of all answers so far."""
 
     def open(self, model: Model) -> None:
         """Begins to serve."""
@@ -81,116 +70,96 @@ class Serving:
             raise ApiError(503, "Loading model", kind=UNAVAILABLE, code=503, headers=wait)
         return self.model
 
-    def chat_prompt(self, fields: ChatFields) -> Callable[[], ChatPrompt]:
-        """Checks a chat; returns what makes its prompt, which takes a while.
+    def prompts_of(self, wanted: ChatRequest | CompletionRequest) -> Callable[[], list[ChatPrompt]]:
+        """Checks a request; returns what makes its prompts, which takes a while.
 
         Raises:
             ApiError: fields contradict each other, or the model is not open yet.
             UserError, ModelRefused: as ChatPrompts.make; by what is returned.
         """
-        fields.require_supported()
-        messages, schema = as_messages(fields.messages), fields.answer_schema()
+        wanted.require_supported()
+        if isinstance(wanted, CompletionRequest):
+            return partial(self._continued, wanted.prompts(), wanted.suffix)
+        messages, schema = as_messages(wanted.messages), wanted.answer_schema()
         self.require()
-        return partial(self.chats.make, messages, fields.template(), fields.tool_use(), schema)
+        make = partial(self.chats.make, messages, wanted.template(), wanted.tool_use(), schema)
+        return lambda: [make()]
 
-    async def start_chat(self, request: Request, fields: ChatFields, param: str = "messages") -> Job:
-        """Submits a chat, whatever protocol it came in; `param` is its name of the conversation.
+    def _continued(self, texts: Sequence[str | list[int]], suffix: str | None) -> list[ChatPrompt]:
+        """Prompts that are continued as they are, or up to a suffix."""
+        from edgemoe.api.chat_prompt import ChatPrompt
+        from edgemoe.api.infill import infill_prompt
 
-        Raises:
-            as chat_prompt and start.
-        """
-        prompt, form = self.chat_prompt(fields), "response_format" if fields.tool_use() is None else "tools"
-        return await self.start("chat", request, lambda model: [prompt()], fields.choices(), param, form)
-
-    async def start_completion(self, request: Request, fields: CompletionFields) -> Job:
-        """Submits the continuation of texts, or what stands between two.
-
-        Raises:
-            ApiError: fields contradict each other.
-            as start.
-        """
-        fields.require_supported()
-        prompts, suffix = fields.prompts(), fields.suffix
-
-        def encode(model: Model) -> list[ChatPrompt]:
-            from edgemoe.api.chat_prompt import ChatPrompt
-            from edgemoe.api.infill import infill_prompt
-
-            if not suffix:
-                return [ChatPrompt(model.encode(each)) for each in prompts]
-            return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in prompts]
-
-        return await self.start("completion", request, encode, fields.choices(), "prompt")
+        model = self.require()
+        if not suffix:
+            return [ChatPrompt(model.encode(each)) for each in texts]
+        return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in texts]
 
     async def start(
-        self,
-        kind: str,
-        request: Request,
-        encode: Callable[[Model], Sequence[ChatPrompt]],
-        choices: Sequence[Choices],
-        param: str,
-        form_param: str = "response_format",
+        self, request: Request, wanted: ChatRequest | CompletionRequest, prompt_field: str
     ) -> Job:
-        """Submits each prompt with each of the choices; without a limit an answer may fill the context.
+        """Submits each prompt of a request with each of its choices; clients' requests begin in turn.
 
         Args:
-            kind: of request, for the list of them.
-            request: of a client; clients' requests begin in turn.
-            encode: makes the prompts, on another thread.
-            choices: of the answers to each prompt.
-            param: the field that the prompts are in.
-            form_param: the field that describes the answers' form.
+            request: the client's.
+            wanted: what it asks for.
+            prompt_field: the field that the prompts are in, for errors of them.
 
         Raises:
-            ApiError: the queue is full, or a prompt, a choice or a form is wrong.
+            ApiError: the queue is full, the model is not open yet, or a field, a prompt or a form is wrong.
             ClientDisconnect: the client has left meanwhile.
         """
-        model, client = self.require(), client_of(request)
+        prompts, choices, client = self.prompts_of(wanted), wanted.choices(), client_of(request)
+        model = self.require()
         self.queue.enter(client)
         try:
-            prompts = await asyncio.to_thread(encode, model)
-            wanted: list[Wanted] = []
-            for prompt in prompts:
-                given = await self._choices(model, prompt, form_param)
-                for choice in choices:
-                    both: Choices = {**given, **choice}
-                    reader = prompt.reader() if prompt.reader else None
-                    wanted.append(Wanted(list(prompt.tokens), both, reader, partial(self._keep, reader)))
+            answers = [
+                self._wanted(prompt, form, choice)
+                for prompt in await asyncio.to_thread(prompts)
+                for form in [await self._form(model, prompt, wanted.form_field)]
+                for choice in choices
+            ]
             if await request.is_disconnected():
                 raise ClientDisconnect
-            job = Job(model, wanted, kind, client, self._ended)
+            job = Job(model, answers, wanted.kind, client, self._ended)
         except BaseException as error:
             self.queue.leave(client)
-            raise _known(error, param) from error
+            raise _known(error, prompt_field) from error
         self.queue.add(job)
         try:
             await job.submit()
         except BaseException as error:
-            raise _known(error, param) from error
+            raise _known(error, prompt_field) from error
         return job
+
+    def _wanted(self, prompt: ChatPrompt, form: Choices, choice: Choices) -> Wanted:
+        """One answer to a prompt; without a limit of its own it may fill the context."""
+        reader = prompt.reader() if prompt.reader else None
+        return Wanted(list(prompt.tokens), {**form, **choice}, reader, partial(self._keep, reader))
 
     def _keep(self, reader: AnswerReader | None, answer: Answer) -> None:
         """Keeps an answer that has ended by itself, so that later turns have its tokens."""
         if reader and answer.finish_reason == "stop" and answer.stop_string is None:
             self.chats.replays.add(answer.tokens, reader)
 
-    async def _choices(self, model: Model, prompt: ChatPrompt, param: str) -> Choices:
+    async def _form(self, model: Model, prompt: ChatPrompt, field: str) -> Choices:
         """The choices that a prompt brings: its answers' form, and what is left of the context.
 
         Raises:
-            ApiError: the form cannot be enforced.
+            ApiError: the form, which is in `field`, cannot be enforced.
         """
         given: Choices = {"max_new_tokens": max(model.engine.plan.context - len(prompt.tokens), 1)}
         if prompt.reader:
             given["special_tokens"] = True
         if prompt.grammar:
+            seconds = self.limits.compile_seconds
             try:
-                given["schema"] = await asyncio.wait_for(asyncio.to_thread(prompt.grammar), COMPILE_SECONDS)
+                given["schema"] = await asyncio.wait_for(asyncio.to_thread(prompt.grammar), seconds)
             except TimeoutError:
-                message = f"expected a schema that compiles within {COMPILE_SECONDS:g} s, got another"
-                raise ApiError(400, f"{message}: send a smaller one", param=param) from None
+                message = f"expected a schema that compiles within {seconds:g} s, got another"
+                raise ApiError(400, f"{message}: send a smaller one", param=field) from None
             except UserError as error:
-                raise ApiError(400, str(error), param=param) from error
+                raise ApiError(400, str(error), param=field) from error
         return given
 
     def _ended(self, job: Job) -> None:
@@ -247,36 +216,3 @@ def _known(error: BaseException, param: str) -> BaseException:
 def client_of(request: Request) -> str:
     """Names the client of a request by its address: all of them have the same key."""
     return request.client.host if request.client else ""
-
-
-async def body_of(request: Request) -> bytes:
-    """Reads a request's body.
-
-    Raises:
-        ApiError: it is too long, or comes too slowly.
-        ClientDisconnect: the client has left.
-    """
-    length, body = request.headers.get("content-length", "0"), bytearray()
-    too_long = ApiError(413, f"expected a body of at most {BODY_BYTES} bytes, got more", headers=_CLOSE)
-    if length.isdecimal() and int(length[:20]) > BODY_BYTES:
-        raise too_long
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > BODY_BYTES:
-                    raise too_long
-    except TimeoutError:
-        message = f"expected the whole body within {BODY_SECONDS:g} s, got a part of it"
-        raise ApiError(408, message, headers=_CLOSE) from None
-    return bytes(body)
-
-
-def model_object(serving: Serving) -> dict[str, Any]:
-    """The served model, as an entry of /v1/models."""
-    entry = {"id": serving.name, "object": "model", "created": serving.created, "owned_by": "edgemoe"}
-    if serving.model is None:
-        return entry
-    engine = serving.model.engine
-    meta = {"n_ctx": engine.plan.context, "n_vocab": engine.shape.vocab}
-    return entry | {"max_model_len": engine.plan.context, "meta": meta}

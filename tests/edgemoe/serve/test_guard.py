@@ -11,7 +11,6 @@ from servers import a_model, server_of
 
 from edgemoe.errors import UserError
 from edgemoe.serve import server as server_module
-from edgemoe.serve import serving
 from edgemoe.serve.guard import Access
 from edgemoe.serve.server import Address
 
@@ -84,14 +83,16 @@ def test_an_empty_key_lets_no_request_without_one_in(tiny_store, name):
         assert server.client.get("/v1/models", headers={name: "x"}).status_code == 401
 
 
-def test_bodies_are_bounded(server, monkeypatch):
+def test_bodies_are_bounded(server):
     """A body that is too long by its header, or as it comes, is 413; one that comes too slowly is 408."""
-    monkeypatch.setattr(serving, "BODY_BYTES", 1000)
-    monkeypatch.setattr(serving, "BODY_SECONDS", 0.3)
     path = "/v1/completions"
-    assert server.client.post(path, content=b"x" * 1001).status_code == 413
-    assert server.client.post(path, content=iter([b"x" * 600] * 2)).status_code == 413
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with server.limited(body_bytes=1000):
+        assert server.client.post(path, content=b"x" * 1001).status_code == 413
+        assert server.client.post(path, content=iter([b"x" * 600] * 2)).status_code == 413
+    with (
+        server.limited(body_seconds=0.3),
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
+    ):
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
         start = time.monotonic()

@@ -13,8 +13,6 @@ import pytest
 from scripted import chatml_model, script
 from servers import server_of
 
-from edgemoe.serve import serving as serving_module
-
 openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
@@ -167,10 +165,10 @@ def slow(monkeypatch):
     go_on.set()
 
 
-def test_a_schema_that_compiles_too_long_is_refused(formed, slow, monkeypatch):
+def test_a_schema_that_compiles_too_long_is_refused(formed, slow):
     """The request ends at its time; others go on meanwhile."""
-    monkeypatch.setattr(serving_module, "COMPILE_SECONDS", 0.2)
-    response = post(formed, schema(CITY))
+    with formed.limited(compile_seconds=0.2):
+        response = post(formed, schema(CITY))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
     assert "within 0.2 s" in response.json()["error"]["message"]
     assert not slow[1].is_set()

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from edgemoe.cli import app
 from edgemoe.serve.app import make_app
 from edgemoe.serve.guard import Access
-from edgemoe.serve.protocols.refused import REFUSED
+from edgemoe.serve.refused import REFUSED
 from edgemoe.serve.serving import Serving
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/serving.md").read_text(encoding="utf-8")

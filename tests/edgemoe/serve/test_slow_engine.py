@@ -15,7 +15,7 @@ from servers import a_model, server_of
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import ReadFailed
 from edgemoe.kv.step import Step
-from edgemoe.serve import responses
+from edgemoe.serve.limits import Limits
 from edgemoe.storage.store.reader import RecordReader
 
 LONG = "fox " * 25
@@ -97,11 +97,10 @@ def test_a_client_that_leaves_the_queue(slow):
     slow.idle()
 
 
-def test_headers_role_and_comments_come_before_the_prompt_has_run(slow, monkeypatch):
+def test_headers_role_and_comments_come_before_the_prompt_has_run(slow):
     """A stream begins at once; comments come by the clock; progress grows to the whole prompt."""
-    monkeypatch.setattr(responses, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(responses, "PROGRESS_SECONDS", 0.05)
     slow.pause = 0.03
+    slow.serving.limits = Limits(ping_seconds=0.1, progress_seconds=0.05)
     messages = [{"role": "user", "content": LONG}]
     fields = {"messages": messages, "max_tokens": 2, "stream": True, "logit_bias": BIAS}
     for progress in (False, True):
@@ -145,7 +144,7 @@ def test_a_full_queue_is_429_with_advice(slow):
 
 def test_a_request_has_a_time_limit(slow):
     """504, or an error at the end of the stream; its KV is free, and clients of OpenAI do not send it again."""
-    slow.serving.limit, slow.pause = 0.5, 0.1
+    slow.serving.limits, slow.pause = Limits(answer_seconds=0.5), 0.1
     whole = slow.client.post(COMPLETE, json=body(False))
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
     assert whole.headers["x-should-retry"] == "false"

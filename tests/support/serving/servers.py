@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,14 @@ class TestServer:
         """Waits until no request is under way, here and in the model."""
         self.wait(lambda: not self.serving.queue.jobs)
         self.wait(lambda: not self.serving.model._scheduler.active)
+
+    @contextmanager
+    def limited(self, **changes: float) -> Iterator[None]:
+        """Other limits of a request inside the block."""
+        before = self.serving.limits
+        self.serving.limits = replace(before, **changes)
+        yield
+        self.serving.limits = before
 
     def close(self) -> None:
         self.client.close()

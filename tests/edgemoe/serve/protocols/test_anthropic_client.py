@@ -11,8 +11,8 @@ import pytest
 from scripted import ANSWER, CALL, CITY, TURNS, answer_of_turns, chatml_model, script
 from servers import server_of
 
-from edgemoe.serve import responses
 from edgemoe.serve.guard import Access
+from edgemoe.serve.limits import Limits
 
 anthropic = pytest.importorskip("anthropic")
 pytest.importorskip("llguidance")
@@ -337,8 +337,8 @@ def test_the_key_comes_in_either_header(keyed, name):
 def test_pings_keep_a_stream_alive_and_an_error_ends_it(keyed, messages, monkeypatch):
     """A slow prompt sends pings behind message_start; a time limit is an error event, which the client raises."""
     model = keyed.serving.model
-    monkeypatch.setattr(responses, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(responses, "PROGRESS_SECONDS", 0.05)
+    limits = Limits(ping_seconds=0.1, progress_seconds=0.05)
+    monkeypatch.setattr(keyed.serving, "limits", limits)
     model.engine.watch(lambda layer, chosen: time.sleep(0.2))
     try:
         raw = keyed.client.post(MESSAGES, json=BODY | {"max_tokens": 2, "stream": True}).text
@@ -346,7 +346,7 @@ def test_pings_keep_a_stream_alive_and_an_error_ends_it(keyed, messages, monkeyp
         assert names[0] == "event: message_start"
         assert names[1] == "event: ping"
         assert names[-1] == "event: message_stop"
-        monkeypatch.setattr(keyed.serving, "limit", 0.3)
+        monkeypatch.setattr(keyed.serving, "limits", Limits(answer_seconds=0.3))
         with pytest.raises(anthropic.APIStatusError) as late:
             list(messages.create(**BODY | {"stream": True}))
         assert late.value.body["error"]["type"] == "timeout_error"

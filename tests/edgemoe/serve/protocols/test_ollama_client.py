@@ -12,7 +12,7 @@ import pytest
 from scripted import ANSWER, CITY, TURNS, answer_of_turns, chatml_model, script
 from servers import a_model, server_of
 
-from edgemoe.serve import responses as serve_responses
+from edgemoe.serve.limits import Limits
 
 ollama = pytest.importorskip("ollama")
 pytest.importorskip("llguidance")
@@ -231,13 +231,13 @@ def test_what_is_wrong_is_named(served, path, fields, words):
 def test_pings_keep_a_stream_alive_and_an_error_ends_it(served, client, monkeypatch):
     """A slow prompt sends lines without text, which the client reads; a time limit is an error, which it raises."""
     model = served.serving.model
-    monkeypatch.setattr(serve_responses, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(serve_responses, "PROGRESS_SECONDS", 0.05)
+    limits = Limits(ping_seconds=0.1, progress_seconds=0.05)
+    monkeypatch.setattr(served.serving, "limits", limits)
     model.engine.watch(lambda layer, chosen: time.sleep(0.2))
     try:
         first = next(client.chat("x", QUESTION, stream=True, options={"num_predict": 2}))
         assert (first.message.content, first.done) == ("", False)
-        monkeypatch.setattr(served.serving, "limit", 0.3)
+        monkeypatch.setattr(served.serving, "limits", Limits(answer_seconds=0.3))
         with pytest.raises(ollama.ResponseError, match="time limit"):
             list(client.chat("x", QUESTION, stream=True))
     finally:

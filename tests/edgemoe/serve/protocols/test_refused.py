@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgemoe.serve.protocols.refused import REFUSED
+from edgemoe.serve.refused import REFUSED
 
 QUESTION = [{"role": "user", "content": "Hi"}]
 

@@ -11,7 +11,7 @@ import pytest
 from scripted import ANSWER, CALL, CITY, TURNS, answer_of_turns, chatml_model, script
 from servers import server_of
 
-from edgemoe.serve import responses as serve_responses
+from edgemoe.serve.limits import Limits
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance")
@@ -275,13 +275,13 @@ def test_a_prompt_beyond_the_context_has_the_code_that_agents_compact_on(respons
 def test_pings_keep_a_stream_alive_and_an_error_ends_it(served, responses, monkeypatch):
     """A slow prompt sends comments behind the first events; a time limit is response.failed."""
     model = served.serving.model
-    monkeypatch.setattr(serve_responses, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(serve_responses, "PROGRESS_SECONDS", 0.05)
+    limits = Limits(ping_seconds=0.1, progress_seconds=0.05)
+    monkeypatch.setattr(served.serving, "limits", limits)
     model.engine.watch(lambda layer, chosen: time.sleep(0.2))
     try:
         raw = served.client.post(RESPONSES, json=BODY | {"max_output_tokens": 2, "stream": True}).text
         assert raw.split("\n\n")[2] == ": ping"
-        monkeypatch.setattr(served.serving, "limit", 0.3)
+        monkeypatch.setattr(served.serving, "limits", Limits(answer_seconds=0.3))
         *_, failed = responses.create(**BODY | {"stream": True})
         assert failed.type == "response.failed"
         assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")

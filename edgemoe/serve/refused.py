@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.protocols.base import Endpoint
 
 _EMBEDDINGS = "embeddings are not computed here, so use another server for them"
 _LORA = "LoRA adapters are not applied, so merge them into the model before it is converted"
@@ -35,7 +35,7 @@ REFUSED = {
 }
 """Path -> why."""
 
-METHODS = ["GET", "POST", "PUT", "DELETE"]
+_METHODS = ["GET", "POST", "PUT", "DELETE"]
 
 
 async def _refuse(request: Request) -> Response:
@@ -44,6 +44,6 @@ async def _refuse(request: Request) -> Response:
     raise ApiError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
 
 
-def refused_endpoints() -> dict[str, Endpoint]:
-    """The endpoints: path -> any method."""
-    return dict.fromkeys(REFUSED, _refuse)
+def refused_routes() -> list[Route]:
+    """The endpoints, for any method."""
+    return [Route(path, _refuse, methods=_METHODS) for path in REFUSED]

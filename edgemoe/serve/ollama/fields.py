@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields, ToolFields
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import MOST_TOP, CompletionFields, Fields, Known, parse
-from edgemoe.serve.protocols.base import Shape, json_bytes
+from edgemoe.serve.protocol.reply import Shape, json_bytes
+from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, ToolFields
+from edgemoe.serve.request.completion import CompletionRequest
+from edgemoe.serve.request.fields import Fields, Known, parse
+from edgemoe.serve.request.sampling import MOST_TOP
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 """Options that chats have under the same name."""
@@ -63,7 +65,7 @@ class Options(Known):
         return given | {"max_tokens": limit, "repetition_penalty": self.repeat_penalty}
 
 
-class Request(Known):
+class Body(Known):
     """What both kinds of requests have. `keep_alive` has no effect: the model stays."""
 
     model: str
@@ -85,7 +87,7 @@ class Request(Known):
     def _settings(self, context: int) -> Shape:
         return (self.options or Options()).as_fields(context)
 
-    def _as_chat(self, messages: list[Shape], context: int, tools: list[Shape] | None = None) -> ChatFields:
+    def _as_chat(self, messages: list[Shape], context: int, tools: list[Shape] | None = None) -> ChatRequest:
         form: Shape | None = {"type": "json_object"} if self.format == "json" else None
         if isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"schema": self.format}}
@@ -99,7 +101,7 @@ class Request(Known):
             "top_logprobs": self.top_logprobs,
         }
         return parse(
-            ChatFields, json_bytes({name: value for name, value in given.items() if value is not None})
+            ChatRequest, json_bytes({name: value for name, value in given.items() if value is not None})
         )
 
 
@@ -153,13 +155,13 @@ def _require_no_images(images: list[Any] | None) -> None:
         raise ApiError(400, message, param="images", code="unsupported_content")
 
 
-class ChatRequest(Request):
+class ChatBody(Body):
     """The body of /api/chat."""
 
     messages: list[MessageFields] | None = None
     tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
 
-    def as_chat(self, context: int) -> ChatFields:
+    def as_chat(self, context: int) -> ChatRequest:
         """The body of /v1/chat/completions that means the same; `context` as in Options.as_fields.
 
         Raises:
@@ -169,7 +171,7 @@ class ChatRequest(Request):
         return self._as_chat([each.as_message() for each in self.messages or ()], context, tools or None)
 
 
-class GenerateRequest(Request):
+class GenerateBody(Body):
     """The body of /api/generate."""
 
     prompt: str | None = None
@@ -180,34 +182,39 @@ class GenerateRequest(Request):
     template: str | None = None
     context: list[int] | None = None
 
+    @property
     def is_text(self) -> bool:
-        """Whether the prompt is continued as it is, or up to a suffix, without the chat template.
+        """Whether the prompt is continued as it is, or up to a suffix, without the chat template."""
+        return bool(self.raw or self.suffix)
+
+    def require_supported(self) -> None:
+        """Refuses fields that the server cannot obey, or cannot obey for a prompt without the chat template.
 
         Raises:
-            ApiError: a field that the server cannot obey, or none beside such a prompt.
+            ApiError: naming the field.
         """
         _require_no_images(self.images)
         for name, instead in (("context", "send the messages to /api/chat"), ("template", "send raw true")):
             if getattr(self, name):
                 message = f"expected no {name}, got one: {instead}"
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
-        text = bool(self.raw or self.suffix)
-        beside = next((name for name in ("system", "format", "think") if text and getattr(self, name)), None)
-        if beside:
-            message = f"expected no {beside} beside raw or suffix, got one: leave it out"
-            raise ApiError(400, message, param=beside)
-        return text
+        more = next(
+            (name for name in ("system", "format", "think") if self.is_text and getattr(self, name)), None
+        )
+        if more:
+            message = f"expected no {more} beside raw or suffix, got one: leave it out"
+            raise ApiError(400, message, param=more)
 
-    def as_chat(self, context: int) -> ChatFields:
+    def as_chat(self, context: int) -> ChatRequest:
         """The body of /v1/chat/completions that means the same; `context` as in Options.as_fields.
 
         Raises:
-            ApiError: as ChatRequest.as_chat.
+            ApiError: as ChatBody.as_chat.
         """
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self._as_chat([*system, {"role": "user", "content": self.prompt}], context)
 
-    def as_completion(self, context: int) -> CompletionFields:
+    def as_completion(self, context: int) -> CompletionRequest:
         """The body of /v1/completions that means the same; `context` as in Options.as_fields.
 
         Raises:
@@ -219,10 +226,10 @@ class GenerateRequest(Request):
             for name, value in (self._settings(context) | {"suffix": self.suffix, "logprobs": top}).items()
             if value is not None
         }
-        return parse(CompletionFields, json_bytes(given | {"prompt": self.prompt}))
+        return parse(CompletionRequest, json_bytes(given | {"prompt": self.prompt}))
 
 
-class ShowRequest(Known):
+class ShowBody(Known):
     """The body of /api/show; older clients call the model `name`."""
 
     model: str | None = None

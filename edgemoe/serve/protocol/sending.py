@@ -5,26 +5,41 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from edgemoe.serve.errors import ApiError
 from edgemoe.serve.job import Job
-from edgemoe.serve.protocols.base import Reply, Shape
+from edgemoe.serve.limits import Limits
+from edgemoe.serve.protocol.reply import Reply, Shape
 
-PING_SECONDS = 5.0
-"""Time without a chunk after which a stream sends a sign of life, so that no proxy or client gives it up."""
-
-PROGRESS_SECONDS = 0.5
-"""Time between two chunks of a prompt's progress."""
+ErrorBody = Callable[[ApiError], Shape]
+"""Makes the error object of a protocol."""
 
 _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes chunks on as they come
 ]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How a request wants its answers.
+
+    Args:
+        stream: in parts, as they come; otherwise they are one object.
+        usage: a stream ends with a chunk of usage.
+        progress: a stream has chunks of the prompt's progress before the first token.
+    """
+
+    stream: bool
+    usage: bool = False
+    progress: bool = False
 
 
 class WholeResponse:
@@ -33,11 +48,12 @@ class WholeResponse:
     Args:
         job: submitted.
         reply: the object's shape.
-        limit: seconds; None: no limit.
+        error_body: makes the object of an error instead.
+        limits: see Limits.
     """
 
-    def __init__(self, job: Job, reply: Reply, limit: float | None) -> None:
-        self._job, self._reply, self._limit = job, reply, limit
+    def __init__(self, job: Job, reply: Reply, error_body: ErrorBody, limits: Limits) -> None:
+        self._job, self._reply, self._error_body, self._limits = job, reply, error_body, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the job until its end, or until the client has left."""
@@ -45,14 +61,19 @@ class WholeResponse:
             await _until_left(receive, self._run(scope, receive, send))
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self._limits
         try:
-            async with asyncio.timeout(self._limit), aclosing(self._job.events(PING_SECONDS)) as events:
+            async with (
+                asyncio.timeout(limits.answer_seconds),
+                aclosing(self._job.events(limits.ping_seconds)) as events,
+            ):
                 async for _ in events:
                     pass
             answers = [answer for answer in self._job.answers if answer]
             response = JSONResponse(self._reply.whole(answers))
         except Exception as error:
-            response = self._job.fail(error).response(scope["path"])
+            failed = self._job.fail(error)
+            response = failed.response(self._error_body(failed))
         await response(scope, receive, send)
 
 
@@ -62,48 +83,50 @@ class StreamResponse:
     Args:
         job: submitted.
         reply: the chunks' shape.
-        limit: seconds; None: no limit.
-        usage: a chunk of usage comes at the end.
-        progress: chunks of the prompt's progress come before the first token.
+        error_body: makes the object of an error that ends the stream.
+        limits: see Limits.
+        wanted: chunks that are sent where they are wanted.
     """
 
     def __init__(
-        self, job: Job, reply: Reply, limit: float | None, *, usage: bool = False, progress: bool = False
+        self, job: Job, reply: Reply, error_body: ErrorBody, limits: Limits, wanted: Delivery
     ) -> None:
-        self._job, self._reply, self._limit = job, reply, limit
-        self._usage, self._progress = usage, progress
+        self._job, self._reply, self._error_body = job, reply, error_body
+        self._limits, self._wanted = limits, wanted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the end, or until the client has left."""
         async with self._job:
-            await _until_left(receive, self._run(scope["path"], send))
+            await _until_left(receive, self._run(send))
 
-    async def _run(self, path: str, send: Send) -> None:
+    async def _run(self, send: Send) -> None:
         reply = self._reply
         headers = [(b"content-type", reply.media_type), *_HEADERS]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(self._limit), aclosing(self._chunks()) as chunks:
+            async with asyncio.timeout(self._limits.answer_seconds), aclosing(self._chunks()) as chunks:
                 async for chunk in chunks:
                     await _send(send, reply.ping() if chunk is None else reply.frame(chunk))
             await _send(send, reply.end())
         except Exception as error:
-            await _send(send, reply.error(self._job.fail(error), path))
+            failed = self._job.fail(error)
+            await _send(send, reply.error(failed, self._error_body(failed)))
         await send({"type": "http.response.body", "body": b""})
 
     async def _chunks(self) -> AsyncGenerator[Shape | None, None]:
         """Yields every chunk; None where it is time for a sign of life."""
-        job, reply, seen, begun = self._job, self._reply, Counter[int](), set[int]()
+        job, reply, limits = self._job, self._reply, self._limits
+        seen, begun = Counter[int](), set[int]()
         for index in range(len(job.prompts)):
             for chunk in reply.first(index):
                 yield chunk
         progress, sent = _Progress(job, reply), time.monotonic()
-        async for event in job.events(PROGRESS_SECONDS):
+        async for event in job.events(limits.progress_seconds):
             if event is None:
-                news = progress.chunks() if self._progress else []
+                news = progress.chunks() if self._wanted.progress else []
                 for chunk in news:
                     yield chunk
-                if news or time.monotonic() - sent >= PING_SECONDS:
+                if news or time.monotonic() - sent >= limits.ping_seconds:
                     if not news:
                         yield None
                     sent = time.monotonic()
@@ -126,7 +149,7 @@ class StreamResponse:
                     for chunk in reply.delta(index, delta, tokens):
                         yield chunk
                     tokens = []
-        if self._usage:
+        if self._wanted.usage:
             for chunk in reply.usage([answer for answer in job.answers if answer]):
                 yield chunk
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from edgemoe.models.listing import contents_of
-from edgemoe.serve.protocols.base import Shape
+from edgemoe.serve.protocol.reply import Shape
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:

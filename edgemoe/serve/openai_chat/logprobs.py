@@ -1,37 +1,25 @@
-"""Log probabilities in OpenAI's two shapes: of a chat, and of a completion."""
+"""Log probabilities in the shapes of OpenAI's chats and completions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgemoe.serve.protocol.logprobs import Decode, entries
+from edgemoe.serve.protocol.reply import Shape
 
 if TYPE_CHECKING:
     from edgemoe.engine.sampling import TokenLogprobs
 
-Decode = Callable[[int], str]
-"""A token's own text."""
 
-
-def of_chat(tokens: Sequence[TokenLogprobs], text_of: Decode) -> dict[str, Any]:
+def of_chat(tokens: Sequence[TokenLogprobs], text_of: Decode) -> Shape:
     """The shape of /v1/chat/completions."""
-    content = [
-        _entry(each.token, each.logprob, text_of)
-        | {"top_logprobs": [_entry(token, logprob, text_of) for token, logprob in each.top]}
-        for each in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _entry(token: int, logprob: float, text_of: Decode) -> dict[str, Any]:
-    text = text_of(token)
-    # A token of incomplete characters has no text of its own, and so no bytes of it.
-    whole = "\N{REPLACEMENT CHARACTER}" not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+    return {"content": entries(tokens, text_of), "refusal": None}
 
 
 def of_completion(
     first: int | None, tokens: Sequence[TokenLogprobs], text_of: Decode, offset: int = 0
-) -> dict[str, Any]:
+) -> Shape:
     """The shape of /v1/completions.
 
     Args:

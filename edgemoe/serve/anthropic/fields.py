@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import Known, parse
-from edgemoe.serve.protocols.base import Shape, json_bytes
+from edgemoe.serve.protocol.reply import Shape, json_bytes
+from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest
+from edgemoe.serve.request.fields import Known, parse
 
 
 class Cached(Known):
@@ -192,7 +192,7 @@ class CountFields(Known):
     output_config: OutputConfig | None = None
     cache_control: Any = None
 
-    def as_chat(self) -> ChatFields:
+    def as_chat(self) -> ChatRequest:
         """The body of /v1/chat/completions that means the same.
 
         Raises:
@@ -204,7 +204,7 @@ class CountFields(Known):
             )
             raise ApiError(400, message, param="messages")
         given = {name: value for name, value in self._as_chat().items() if value is not None}
-        return parse(ChatFields, json_bytes(given))
+        return parse(ChatRequest, json_bytes(given))
 
     def _as_chat(self) -> Shape:
         turns = [message for turn in self.messages for message in turn.as_messages()]

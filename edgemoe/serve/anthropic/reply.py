@@ -1,21 +1,12 @@
-"""Anthropic's /v1/messages and /v1/messages/count_tokens, over the chats of the server."""
+"""The shapes of Anthropic's messages, whole and as events."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-
-from edgemoe.serve.errors import MESSAGES
-from edgemoe.serve.fields import parse
-from edgemoe.serve.protocols.base import Endpoint, Reply, Shape, json_bytes, named_event
-from edgemoe.serve.protocols.messages_fields import CountFields, MessagesFields
-from edgemoe.serve.responses import StreamResponse, WholeResponse
-from edgemoe.serve.serving import Serving, body_of
+from edgemoe.serve.protocol.reply import Reply, Shape, json_bytes, named_event
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader, Delta
@@ -24,28 +15,6 @@ if TYPE_CHECKING:
 
 _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 """finish_reason of an answer -> Anthropic's stop_reason, where it says it all."""
-
-
-def message_endpoints(serving: Serving) -> dict[str, Endpoint]:
-    """The endpoints of the protocol: path -> POST.
-
-    Args:
-        serving: the model.
-    """
-
-    async def create(request: Request) -> StreamResponse | WholeResponse:
-        fields = parse(MessagesFields, await body_of(request))
-        job = await serving.start_chat(request, fields.as_chat())
-        reply = MessageReply(fields.model, len(job.prompts[0]), job.readers[0])
-        respond = StreamResponse if fields.stream else WholeResponse
-        return respond(job, reply, serving.limit)
-
-    async def count(request: Request) -> JSONResponse:
-        fields = parse(CountFields, await body_of(request))
-        prompt = await asyncio.to_thread(serving.chat_prompt(fields.as_chat()))
-        return JSONResponse({"input_tokens": len(prompt.tokens)})
-
-    return {MESSAGES: create, f"{MESSAGES}/count_tokens": count}
 
 
 class MessageReply(Reply):

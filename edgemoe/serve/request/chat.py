@@ -1,15 +1,16 @@
-"""The fields of chats: messages, tools, and the form that the answer is to have."""
+"""The answer to a conversation: the request that every protocol's chats become."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import MOST_TOP, Fields, SamplingFields
+from edgemoe.serve.request.fields import Fields
+from edgemoe.serve.request.sampling import MOST_TOP, SamplingRequest
 
 if TYPE_CHECKING:
     from edgemoe.api.model import Choices
@@ -166,9 +167,10 @@ class ResponseFormat(Fields):
     json_schema: SchemaFields | None = None
 
 
-class ChatFields(SamplingFields):
-    """The body of /v1/chat/completions."""
+class ChatRequest(SamplingRequest):
+    """A chat, under the names of OpenAI's /v1/chat/completions."""
 
+    kind: ClassVar[str] = "chat"
     messages: Annotated[list[MessageFields], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -178,16 +180,14 @@ class ChatFields(SamplingFields):
     tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    functions: Any = None
-    function_call: Any = None
     response_format: ResponseFormat | None = None
 
     def require_supported(self) -> None:
-        """Refuses fields that contradict each other, and the predecessors of `tools`."""
-        super().require_supported()
-        for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
-            if getattr(self, name) is not None:
-                self.refuse(name, f"send {instead}, which has taken its place")
+        """Refuses fields that contradict each other.
+
+        Raises:
+            ApiError: naming the field.
+        """
         if self.top_logprobs is not None and not self.logprobs:
             message = "expected logprobs true with top_logprobs, got none: set it"
             raise ApiError(400, message, param="top_logprobs")
@@ -202,6 +202,11 @@ class ChatFields(SamplingFields):
         if self.answer_schema() is not None and self.tools and self.tool_choice != "none":
             message = "expected either tools or a response_format of JSON, got both: set tool_choice none"
             raise ApiError(400, message, param="response_format")
+
+    @property
+    def form_field(self) -> str:
+        """The field that describes the form of the answers: with tools, these."""
+        return "response_format" if self.tool_use() is None else "tools"
 
     def tool_use(self) -> ToolUse | None:
         """The tools that the answer may call; None: it calls none."""
@@ -247,14 +252,3 @@ class ChatFields(SamplingFields):
         if most:
             more["max_new_tokens"] = most
         return [choice | more for choice in super().choices()]
-
-
-class TokenizeFields(Fields):
-    """The body of /tokenize: a text as `prompt` or `content`, or messages."""
-
-    prompt: str | None = None
-    content: str | None = None
-    messages: list[MessageFields] | None = None
-    tools: list[ToolFields] | None = None
-    add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None

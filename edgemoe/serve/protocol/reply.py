@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from starlette.requests import Request
 
 from edgemoe.serve.errors import ApiError
 
@@ -20,18 +18,20 @@ if TYPE_CHECKING:
 Shape = dict[str, Any]
 """A JSON object."""
 
-Endpoint = Callable[[Request], Coroutine[Any, Any, Any]]
-"""Answers the requests of a path."""
-
 
 class Reply(ABC):
     """The shapes of one request's answers, and their bytes in a stream.
 
+    A request that is not streamed is answered by `whole`. A stream has for each answer `first`, `echo`, any number of
+    `piece` and `delta`, and `last`; then `usage`, and `end` or `error`. Each shape passes `frame`; `ping` fills pauses.
+
     `index` is the number of an answer in its request. `tokens` are log probabilities that earlier chunks lack.
+
+    Attributes:
+        media_type: the stream's content-type.
     """
 
     media_type = b"text/event-stream; charset=utf-8"
-    """Of a stream."""
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer]) -> Shape:
@@ -58,7 +58,7 @@ class Reply(ABC):
         """Chunks at the end of an answer."""
 
     def usage(self, answers: Sequence[Answer]) -> Sequence[Shape]:
-        """Chunks behind the last answer, for requests that want tokens counted there."""
+        """Chunks after the last answer, for requests that want tokens counted there."""
         return ()
 
     def progress(self, index: int, now: Progress, seconds: float) -> Sequence[Shape]:
@@ -69,9 +69,9 @@ class Reply(ABC):
     def frame(self, shape: Shape) -> bytes:
         """A chunk, or an error, in a stream."""
 
-    def error(self, error: ApiError, path: str) -> bytes:
-        """An error that ends a stream which has begun; `path` is the request's."""
-        return self.frame(error.body(path))
+    def error(self, error: ApiError, body: Shape) -> bytes:
+        """An error that ends a stream which has begun; `body` is the error object of the protocol."""
+        return self.frame(body)
 
     @abstractmethod
     def ping(self) -> bytes:

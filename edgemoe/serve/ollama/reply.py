@@ -1,4 +1,4 @@
-"""Ollama's /api/chat and /api/generate over the chats of the server, and what it says of its one model."""
+"""The shapes of ollama's answers, whole and as lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,84 +6,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
-from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import parse
-from edgemoe.serve.logprob_shapes import Decode, of_chat
-from edgemoe.serve.protocols.base import Endpoint, Reply, Shape, json_bytes
-from edgemoe.serve.protocols.ollama_fields import ChatRequest, GenerateRequest, ShowRequest
-from edgemoe.serve.protocols.ollama_models import described, listed
-from edgemoe.serve.responses import StreamResponse, WholeResponse
-from edgemoe.serve.serving import Serving, body_of
+from edgemoe.serve.protocol.logprobs import Decode, entries
+from edgemoe.serve.protocol.reply import Reply, Shape, json_bytes
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader, Call, Delta
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
 
-VERSION = "0.12.11"
-"""Of ollama's interface that is spoken here: clients compare it with the one that they need."""
-
 _REASONS = {"context": "length"}
 """finish_reason of an answer -> ollama's done_reason, where they differ."""
 
 _SECOND = 1_000_000_000
-
-
-def ollama_endpoints(serving: Serving) -> tuple[dict[str, Endpoint], dict[str, Endpoint]]:
-    """The endpoints of the protocol: path -> GET, and path -> POST.
-
-    Args:
-        serving: the model.
-    """
-
-    async def chat(request: Request) -> Response | StreamResponse | WholeResponse:
-        fields = parse(ChatRequest, await body_of(request))
-        context = serving.require().engine.plan.context
-        if not fields.messages:
-            return _loaded(ChatShape(fields.model), fields.keep_alive)
-        job = await serving.start_chat(request, fields.as_chat(context))
-        reply = OllamaReply(ChatShape(fields.model), job.readers[0], serving.text_of)
-        return (StreamResponse if fields.streamed else WholeResponse)(job, reply, serving.limit)
-
-    async def generate(request: Request) -> Response | StreamResponse | WholeResponse:
-        fields = parse(GenerateRequest, await body_of(request))
-        context, is_text = serving.require().engine.plan.context, fields.is_text()
-        if not fields.prompt:
-            return _loaded(GenerateShape(fields.model), fields.keep_alive)
-        if is_text:
-            job = await serving.start_completion(request, fields.as_completion(context))
-        else:
-            job = await serving.start_chat(request, fields.as_chat(context), "prompt")
-        reply = OllamaReply(GenerateShape(fields.model), job.readers[0], serving.text_of)
-        return (StreamResponse if fields.streamed else WholeResponse)(job, reply, serving.limit)
-
-    async def show(request: Request) -> Response:
-        fields = parse(ShowRequest, await body_of(request))
-        name = fields.model or fields.name or ""
-        if name.removesuffix(":latest") != serving.name:
-            raise ApiError(404, f"model {name[:200]!r} not found: see GET /api/tags", param="model")
-        return JSONResponse(described(serving))
-
-    async def tags(request: Request) -> Response:
-        return JSONResponse({"models": [listed(serving)]})
-
-    async def version(request: Request) -> Response:
-        return JSONResponse({"version": VERSION})
-
-    return {"/api/tags": tags, "/api/version": version}, {
-        "/api/chat": chat,
-        "/api/generate": generate,
-        "/api/show": show,
-    }
-
-
-def _loaded(shape: ChatShape | GenerateShape, keep_alive: object) -> Response:
-    """The answer to a request without a prompt, which loads or unloads a model: this one stays loaded."""
-    reason = "unload" if keep_alive in (0, "0", "0s") else "load"
-    return JSONResponse({**shape.head(), **shape.text("", ""), "done": True, "done_reason": reason})
 
 
 class GenerateShape:
@@ -104,6 +38,11 @@ class GenerateShape:
     def text(self, text: str, thought: str, calls: Sequence[Shape] = ()) -> Shape:
         """A part of an answer, or all of it; generated texts have no calls."""
         return {"response": text} | ({"thinking": thought} if thought else {})
+
+    def loaded(self, keep_alive: object) -> Shape:
+        """The answer to a request without a prompt, which loads or unloads a model: this one stays loaded."""
+        reason = "unload" if keep_alive in (0, "0", "0s") else "load"
+        return {**self.head(), **self.text("", ""), "done": True, "done_reason": reason}
 
 
 class ChatShape(GenerateShape):
@@ -174,7 +113,7 @@ class OllamaReply(Reply):
         return {**self._shape.head(), **part, **self._logprobs(tokens), "done": False}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Shape:
-        return {"logprobs": of_chat(tokens, self._text_of)["content"]} if tokens else {}
+        return {"logprobs": entries(tokens, self._text_of)} if tokens else {}
 
 
 def _called(call: Call, index: int) -> Shape:

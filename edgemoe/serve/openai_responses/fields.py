@@ -2,132 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, FiniteFloat, Tag
+from pydantic import Field, FiniteFloat
 
-from edgemoe.serve.chat_fields import MOST_TOOLS, ChatFields, FunctionFields, NamedFunction
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import Fields, Known, parse
-from edgemoe.serve.protocols.base import Shape, json_bytes
-
-INPUT = "input"
-"""The field of the conversation."""
-
-_TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
-
-
-class TextPart(Fields):
-    """A part of a message, of a tool's output, or of reasoning. Annotations and the like say nothing to a model."""
-
-    type: str
-    text: str | None = None
-
-
-def _joined(parts: str | Sequence[TextPart] | None, between: str = "\n") -> str:
-    """The text of parts.
-
-    Raises:
-        ApiError: one that is no text.
-    """
-    if parts is None or isinstance(parts, str):
-        return parts or ""
-    other = next((part.type for part in parts if part.type not in _TEXTS), None)
-    if other is not None:
-        message = (
-            f"expected parts of type input_text or output_text, got {other!r}: this model takes text alone"
-        )
-        raise ApiError(400, message, param=INPUT, code="unsupported_content")
-    return between.join(part.text or "" for part in parts)
-
-
-class Item(Fields):
-    """An item of a conversation. Its id, status and the like, which clients send back, say nothing to a model."""
-
-
-class MessageItem(Item):
-    """A message."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
-
-    def add_to(self, messages: list[Shape]) -> None:
-        """Adds the message of a chat."""
-        text = _joined(self.content)
-        if self.role == "assistant":
-            answer = _answer(messages)
-            answer["content"] = f"{answer['content']}\n{text}" if answer["content"] else text
-            return
-        role = "user" if self.role == "user" else "system"
-        first = messages[0] if len(messages) == 1 else None
-        if role == "system" and first and first["role"] == role:  # templates have a place for one of them
-            first["content"] += f"\n\n{text}"
-        else:
-            messages.append({"role": role, "content": text})
-
-
-class ReasoningItem(Item):
-    """Reasoning of an answer, which the client sends back. Encrypted reasoning of other servers is not read."""
-
-    type: Literal["reasoning"]
-    content: list[TextPart] | None = None
-    summary: list[TextPart] | None = None
-
-    def add_to(self, messages: list[Shape]) -> None:
-        """Adds it to the answer of a chat."""
-        if text := _joined(self.content or self.summary):
-            answer = _answer(messages)
-            before = answer.get("reasoning_content")
-            answer["reasoning_content"] = f"{before}\n{text}" if before else text
-
-
-class CallItem(Item):
-    """A call of an answer, which the client sends back."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-    def add_to(self, messages: list[Shape]) -> None:
-        """Adds it to the answer of a chat."""
-        function = {"name": self.name, "arguments": self.arguments}
-        calls = _answer(messages).setdefault("tool_calls", [])
-        calls.append({"id": self.call_id, "type": "function", "function": function})
-
-
-class OutputItem(Item):
-    """The result of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[TextPart]
-
-    def add_to(self, messages: list[Shape]) -> None:
-        """Adds the message of a chat."""
-        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)})
-
-
-def _answer(messages: list[Shape]) -> Shape:
-    """The assistant's message at the end, in which the items of one answer come together."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
-
-
-def _kind(item: object) -> str | None:
-    return item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", None)
-
-
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[OutputItem, Tag("function_call_output")],
-    Discriminator(_kind),
-]
+from edgemoe.serve.openai_responses.items import INPUT, InputItem
+from edgemoe.serve.protocol.reply import Shape, json_bytes
+from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, FunctionFields, NamedFunction
+from edgemoe.serve.request.fields import Known, parse
 
 
 class FunctionTool(FunctionFields):
@@ -212,7 +95,7 @@ class ResponsesFields(Known):
     prompt_cache_options: Any = None
     client_metadata: Any = None
 
-    def as_chat(self) -> ChatFields:
+    def as_chat(self) -> ChatRequest:
         """The body of /v1/chat/completions that means the same.
 
         Raises:
@@ -222,7 +105,7 @@ class ResponsesFields(Known):
             message = "expected no previous_response_id, got one: responses are not stored, so send all items as input"
             raise ApiError(400, message, param="previous_response_id", code="unsupported_parameter")
         given = {name: value for name, value in self._as_chat().items() if value is not None}
-        return parse(ChatFields, json_bytes(given))
+        return parse(ChatRequest, json_bytes(given))
 
     def _as_chat(self) -> Shape:
         effort = self.reasoning.effort if self.reasoning else None

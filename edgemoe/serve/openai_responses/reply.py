@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses, over the chats of the server. Nothing is stored: the client sends all items each time."""
+"""The shapes of OpenAI's responses, whole and as events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
-
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.fields import parse
-from edgemoe.serve.protocols.base import Endpoint, Reply, Shape, named_event
-from edgemoe.serve.protocols.openai_fields import INPUT, ResponsesFields
-from edgemoe.serve.responses import StreamResponse, WholeResponse
-from edgemoe.serve.serving import Serving, body_of
+from edgemoe.serve.protocol.reply import Reply, Shape, named_event
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader, Call, Delta, Kind
@@ -27,23 +21,6 @@ _CUT = ("length", "context")
 
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 """Status -> OpenAI's code of a response that has failed; the others are the server's."""
-
-
-def response_endpoints(serving: Serving) -> dict[str, Endpoint]:
-    """The endpoints of the protocol: path -> POST.
-
-    Args:
-        serving: the model.
-    """
-
-    async def create(request: Request) -> StreamResponse | WholeResponse:
-        fields = parse(ResponsesFields, await body_of(request))
-        job = await serving.start_chat(request, fields.as_chat(), INPUT)
-        reply = ResponseReply(fields.echo(), job.readers[0], lambda text: len(serving.tokens_of(text)))
-        respond = StreamResponse if fields.stream else WholeResponse
-        return respond(job, reply, serving.limit)
-
-    return {"/v1/responses": create}
 
 
 class ResponseReply(Reply):
@@ -103,7 +80,7 @@ class ResponseReply(Reply):
         name = f"response.{_status(answer)}"
         return [*closed, self._event(name, response=self._end(answer, self._output))]
 
-    def error(self, error: ApiError, path: str) -> bytes:
+    def error(self, error: ApiError, body: Shape) -> bytes:
         """response.failed."""
         found = {"code": _CODES.get(error.status, "server_error"), "message": str(error)}
         failed = self._response("failed", error=found)

@@ -1,0 +1,28 @@
+"""The times and sizes of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The times and sizes of one request.
+
+    Args:
+        answer_seconds: time until its last answer has ended; None: no limit.
+        body_bytes: most bytes of its body: some million tokens of text.
+        body_seconds: time in which all of its body must have come.
+        compile_seconds: time in which an answer's grammar must be compiled; the first one of a model waits for its
+            vocabulary.
+        ping_seconds: time without a chunk after which a stream sends a sign of life, so that no proxy or client gives
+            it up.
+        progress_seconds: time between two chunks of a prompt's progress.
+    """
+
+    answer_seconds: float | None = None
+    body_bytes: int = 16 << 20
+    body_seconds: float = 30.0
+    compile_seconds: float = 60.0
+    ping_seconds: float = 5.0
+    progress_seconds: float = 0.5

@@ -1,0 +1,1 @@
+"""OpenAI's chats and completions, and the endpoints that its clients expect next to them."""

@@ -1,0 +1,40 @@
+"""OpenAI's /v1/responses."""
+
+from __future__ import annotations
+
+from edgemoe.serve.job import Job
+from edgemoe.serve.openai_responses.fields import ResponsesFields
+from edgemoe.serve.openai_responses.items import INPUT
+from edgemoe.serve.openai_responses.reply import ResponseReply
+from edgemoe.serve.protocol.base import Exchange, Protocol
+from edgemoe.serve.protocol.sending import Delivery
+from edgemoe.serve.request.chat import ChatRequest
+
+
+class Responses(Exchange[ResponsesFields]):
+    """POST /v1/responses: a response."""
+
+    path, fields, prompt_field = "/v1/responses", ResponsesFields, INPUT
+
+    def request(self, given: ResponsesFields) -> ChatRequest:
+        """The chat that the items mean."""
+        return given.as_chat()
+
+    def reply(self, given: ResponsesFields, job: Job) -> ResponseReply:
+        """The shapes of the response."""
+        tokens_of = self.serving.tokens_of
+        return ResponseReply(given.echo(), job.readers[0], lambda text: len(tokens_of(text)))
+
+    def delivery(self, given: ResponsesFields) -> Delivery:
+        """By default the response is one object."""
+        return Delivery(stream=bool(given.stream))
+
+
+class ResponsesProtocol(Protocol):
+    """OpenAI's responses."""
+
+    prefix = Responses.path
+
+    def exchanges(self) -> list[Responses]:
+        """The one endpoint of responses."""
+        return [Responses(self.serving)]

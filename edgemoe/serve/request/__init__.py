@@ -1,0 +1,1 @@
+"""What a request asks of the model: a chat or a completion, checked, whatever protocol it came in."""

@@ -1,0 +1,93 @@
+"""The settings that chats and completions share."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+
+from pydantic import Field, FiniteFloat
+
+from edgemoe.serve.errors import ApiError
+from edgemoe.serve.request.fields import Fields
+
+if TYPE_CHECKING:
+    from edgemoe.api.model import Choices
+
+MOST_CHOICES = 64
+"""Answers of one request: prompts times n."""
+
+MOST_TOP = 20
+"""Likeliest tokens for each token, as OpenAI has it."""
+
+_AS_NAMED = (
+    *("temperature", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields that the API has under the same name."""
+
+
+class SamplingRequest(Fields):
+    """How many answers are generated, how their tokens are chosen, and whether they go out as they come."""
+
+    kind: ClassVar[str]
+    """A word for the list of requests."""
+
+    stream: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: int | None = None
+    temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    top_k: int | None = None
+    min_p: FiniteFloat | None = None
+    repetition_penalty: FiniteFloat | None = None
+    presence_penalty: FiniteFloat | None = None
+    frequency_penalty: FiniteFloat | None = None
+    logit_bias: dict[str, FiniteFloat] | None = None
+
+    @abstractmethod
+    def require_supported(self) -> None:
+        """Refuses fields that contradict each other.
+
+        Raises:
+            ApiError: naming the field.
+        """
+
+    @property
+    def form_field(self) -> str:
+        """The field that describes the form of the answers, for errors of it."""
+        return "response_format"
+
+    @property
+    def count(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def candidates(self) -> int:
+        """Answers to each prompt that are generated."""
+        return self.count
+
+    def choices(self) -> list[Choices]:
+        """The settings of each of `candidates` answers; without a seed each is random."""
+        given: dict[str, Any] = {
+            name: value for name in _AS_NAMED if (value := getattr(self, name)) is not None
+        }
+        if self.top_k is not None:
+            given["top_k"] = max(self.top_k, 0)  # -1, as vLLM has it, keeps all
+        if self.stop:
+            given["stop"] = self.stop
+        if self.logit_bias:
+            given["logit_bias"] = _token_biases(self.logit_bias)
+        first = secrets.randbits(31) if self.seed is None else self.seed
+        return [cast("Choices", given | {"seed": (first + i) % (1 << 63)}) for i in range(self.candidates)]
+
+
+def _token_biases(biases: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in biases.items()}
+    except ValueError:
+        message = "expected token ids as keys of logit_bias, got another text: see POST /tokenize"
+        raise ApiError(400, message, param="logit_bias") from None
