@@ -1,10 +1,9 @@
-"""The repository's words and sizes: field English in every text, few modules in every folder."""
+"""The repository's words: field English in every text."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ FORBIDDEN = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(WORDS)})(?![A-Za-z])", re.IG
 
 REPORT_NAMES = re.compile(rf"[vd]ram_limit_{WORDS[5]}_bytes")
 """Fields of `bench --json`, whose names never change."""
-
-MODULES_BESIDE_FOLDERS = 5
-FILES_IN_A_FOLDER = 14
-
-PACKAGES = ("edgemoe", "prefetch", "cache", "storage", "tests", "tools")
-FLAT = {"storage": "its modules import each other in layers; a split into folders makes import circles"}
-"""Folders without a limit, with the reason."""
 
 
 def tracked() -> list[str]:
@@ -77,20 +69,3 @@ def test_each_word_is_found(word: str) -> None:
 def test_other_words_are_allowed(text: str) -> None:
     """A forbidden word inside a longer word does not count."""
     assert forbidden_in(text) == []
-
-
-def test_edgemoe_has_few_modules_beside_its_folders() -> None:
-    """The package itself has the entry points only."""
-    modules = [path for path in tracked() if re.fullmatch(r"edgemoe/[^/]+\.py", path)]
-    assert len(modules) <= MODULES_BESIDE_FOLDERS, modules
-
-
-def test_folders_of_code_have_few_files() -> None:
-    """No folder of code has more than FILES_IN_A_FOLDER source files, folders of FLAT and of data aside."""
-    sources = [Path(path) for path in tracked() if Path(path).suffix in {".py", ".c", ".h"}]
-    files = Counter(
-        str(path.parent)
-        for path in sources
-        if path.parts[0] in PACKAGES and not path.is_relative_to("tests/data")
-    )
-    assert {folder: n for folder, n in files.items() if n > FILES_IN_A_FOLDER and folder not in FLAT} == {}

@@ -1,0 +1,225 @@
+"""Limits on the size of the code: methods per class, imports per module, lines per file and per function.
+
+What exceeds a limit is listed by name. An entry that no longer exceeds it must be removed, so the lists only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("edgemoe", "cache", "prefetch", "storage", "tools")
+
+LIMITS = {"methods": 20, "imports": 20, "lines": 300, "function lines": 40}
+"""Methods per class (public and private), import statements per module, lines per file and per function."""
+
+EXCEPTIONS: dict[str, set[str]] = {
+    "methods": {
+        "cache/plane_tier.py:PlaneTier",
+        "edgemoe/api/model.py:Model",
+        "edgemoe/engine/engine.py:Engine",
+        "edgemoe/engine/kept_sequences.py:KeptSequences",
+        "edgemoe/engine/scheduler.py:Scheduler",
+        "edgemoe/layers/graph/decode.py:GraphDecode",
+        "prefetch/fetcher.py:Fetcher",
+        "prefetch/layer_request.py:LayerRequest",
+    },
+    "imports": {
+        "edgemoe/api/model.py",
+        "edgemoe/bench/batch.py",
+        "edgemoe/bench/run.py",
+        "edgemoe/calibrate/run.py",
+        "edgemoe/engine/engine.py",
+        "edgemoe/engine/scheduler.py",
+        "edgemoe/evaluate/run.py",
+        "edgemoe/kernels/probe.py",
+        "edgemoe/layers/build.py",
+        "edgemoe/models/resolve.py",
+        "edgemoe/models/store_model.py",
+        "edgemoe/serve/app.py",
+        "prefetch/fetcher.py",
+        "storage/compensators/making.py",
+        "storage/convert/run.py",
+        "storage/export/gguf_plan.py",
+        "storage/export/run.py",
+        "storage/store/writer.py",
+        "tools/cache_front.py",
+        "tools/engines/compare.py",
+        "tools/eviction/replay_eviction.py",
+        "tools/gpu/bench.py",
+        "tools/hotness.py",
+        "tools/peers/compare.py",
+        "tools/peers/edgemoe_child.py",
+        "tools/peers/prototype.py",
+        "tools/peers/scaling.py",
+        "tools/reliability/kills.py",
+        "tools/reliability/mutations.py",
+        "tools/reliability/requests.py",
+        "tools/reliability/server.py",
+        "tools/reliability/soak.py",
+        "tools/static_levels.py",
+        "tools/synthetic/store.py",
+        "tools/timing/heat.py",
+        "tools/timing/products.py",
+        "tools/training/train_demo.py",
+    },
+    "lines": {
+        "cache/plane_tier.py",
+        "edgemoe/api/answer_form.py",
+        "edgemoe/api/model.py",
+        "edgemoe/bench/batch.py",
+        "edgemoe/bench/timeline.py",
+        "edgemoe/engine/engine.py",
+        "edgemoe/engine/kept_sequences.py",
+        "edgemoe/engine/scheduler.py",
+        "edgemoe/evaluate/chats/outside.py",
+        "edgemoe/evaluate/chats/small_talk.py",
+        "edgemoe/evaluate/run.py",
+        "edgemoe/evaluate/studies.py",
+        "edgemoe/evaluate/tasks.py",
+        "edgemoe/experts/layer.py",
+        "edgemoe/kernels/native/decode_layers.py",
+        "edgemoe/layers/graph/decode.py",
+        "edgemoe/memory/plan.py",
+        "edgemoe/models/resolve.py",
+        "prefetch/fetcher.py",
+        "prefetch/layer_request.py",
+        "storage/compensators/index.py",
+        "storage/compensators/low_rank.py",
+        "storage/compensators/making.py",
+        "tools/peers/compare.py",
+    },
+    "function lines": {
+        "cache/plane_tier.py:PlaneTier.__init__",
+        "cache/plane_tier.py:PlaneTier.reserve",
+        "edgemoe/__init__.py:load",
+        "edgemoe/api/replay.py:Replays.encode",
+        "edgemoe/api/tool_use.py:call_form",
+        "edgemoe/bench/batch.py:_row",
+        "edgemoe/bench/batch.py:run_batches",
+        "edgemoe/bench/sample.py:take_sample",
+        "edgemoe/calibrate/run.py:calibrate",
+        "edgemoe/chat/loop.py:run_chat",
+        "edgemoe/commands/bench.py:bench_command",
+        "edgemoe/commands/chat.py:chat_command",
+        "edgemoe/commands/doctor.py:examine",
+        "edgemoe/commands/eval.py:eval_command",
+        "edgemoe/commands/options/chosen.py:run_settings",
+        "edgemoe/commands/serve.py:serve_command",
+        "edgemoe/engine/engine.py:Engine.__init__",
+        "edgemoe/engine/engine.py:Engine._measured",
+        "edgemoe/engine/generate.py:Generation.answer",
+        "edgemoe/evaluate/lynx/cached.py:cached_quality",
+        "edgemoe/evaluate/lynx/phases.py:phases_quality",
+        "edgemoe/evaluate/score.py:setting_quality",
+        "edgemoe/evaluate/studies.py:study_arms",
+        "edgemoe/kernels/native/attention.py:NativeAttention.__call__",
+        "edgemoe/kernels/native/decode_layers.py:NativeDecodeLayers.__init__",
+        "edgemoe/kernels/native/decode_layers.py:NativeDecodeLayers.run",
+        "edgemoe/kernels/triton/attention.py:attend",
+        "edgemoe/kernels/triton/place.py:place",
+        "edgemoe/layers/attention.py:attend",
+        "edgemoe/layers/attention.py:attention",
+        "edgemoe/layers/graph/memory.py:GraphMemory.__init__",
+        "edgemoe/layers/load.py:load_dense",
+        "edgemoe/memory/plan.py:make_plan",
+        "edgemoe/models/open.py:open_model",
+        "edgemoe/models/open.py:open_store",
+        "edgemoe/models/open.py:plan_levels",
+        "edgemoe/models/resolve.py:convert_from_hub",
+        "edgemoe/models/resolve.py:resolve_store",
+        "edgemoe/models/store_model.py:StoreModel.plan",
+        "edgemoe/policy/importance.py:attention_received",
+        "edgemoe/policy/importance.py:expert_importance",
+        "edgemoe/serve/protocols/ollama.py:ollama_endpoints",
+        "edgemoe/serve/serving.py:Serving.start",
+        "storage/compensators/making.py:compensate",
+        "storage/convert/run.py:convert",
+        "storage/export/run.py:export",
+        "tools/eviction/routing_trace.py:record",
+        "tools/frontends/scripted.py:make_store",
+        "tools/gpu/llama.py:main",
+        "tools/kv/quality.py:compare",
+        "tools/model_card.py:measure",
+        "tools/peers/compare.py:prepare",
+        "tools/peers/edgemoe_child.py:answer",
+        "tools/peers/llama_child.py:generate",
+        "tools/reliability/kills.py:run",
+        "tools/synthetic/store.py:synthesize",
+        "tools/terminal/session.py:run",
+        "tools/timing/heat.py:measure",
+    },
+}
+"""What exceeds its limit: a file, or `file:name` of a class or function."""
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """The path below ROOT and the text of each module; edgemoe's links to other folders are not followed."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.resolve() == path:
+                yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
+def definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """(qualified name, definition) of every class and function, nested ones included."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield prefix + node.name, node
+            yield from definitions(node, f"{prefix}{node.name}.")
+        else:
+            yield from definitions(node, prefix)
+
+
+def measured(path: str, source: str) -> Iterator[tuple[str, str, int]]:
+    """(limit, name, size) of everything in a module that has a limit."""
+    tree = ast.parse(source)
+    yield "lines", path, len(source.splitlines())
+    yield "imports", path, sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in tree.body)
+    for name, node in definitions(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = [
+                part for part in node.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
+            ]
+            yield "methods", f"{path}:{name}", len(methods)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield "function lines", f"{path}:{name}", (node.end_lineno or 0) - node.lineno + 1
+
+
+def exceeding(limit: str) -> dict[str, int]:
+    """Name -> size of what exceeds a limit in this checkout."""
+    sizes = [size for path, source in sources() for size in measured(path, source)]
+    return {name: size for kind, name, size in sizes if kind == limit and size > LIMITS[limit]}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_code_is_within_its_limits(limit: str) -> None:
+    """Nothing exceeds a limit that is not listed in EXCEPTIONS, and nothing is listed that does not."""
+    found = exceeding(limit)
+    assert {name: size for name, size in found.items() if name not in EXCEPTIONS[limit]} == {}
+    assert EXCEPTIONS[limit] - set(found) == set(), "these no longer exceed the limit: remove them"
+
+
+def test_sizes_are_counted() -> None:
+    """Each kind of size is counted as written here, of nested and asynchronous definitions too."""
+    source = (
+        "import os, sys\nfrom a import b\n\n\nclass C:\n    x = 1\n\n    def f(self):\n        import c\n\n"
+        "    async def g(self):\n        def h():\n            return 1\n        return h\n"
+    )
+    assert sorted(measured("m.py", source)) == [
+        ("function lines", "m.py:C.f", 2),
+        ("function lines", "m.py:C.g", 4),
+        ("function lines", "m.py:C.g.h", 2),
+        ("imports", "m.py", 2),
+        ("lines", "m.py", 14),
+        ("methods", "m.py:C", 2),
+    ]
+
+
+def test_edgemoe_has_few_modules_next_to_its_folders() -> None:
+    """The package itself has at most five modules: the entry points."""
+    assert len(list((ROOT / "edgemoe").glob("*.py"))) <= 5
