@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 from records import KEY, MemoryReader, a_store, blocks_for
 
 from edgemoe.storage.base import Plane, Source
@@ -26,23 +27,25 @@ def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.nd
     return p4, p0
 
 
-@pytest.fixture(params=[((48, 64), (64, 24)), ((200, 100), (100, 100))], ids=["even", "odd"])
+SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100))]
+"""Rows and columns of both matrices: those that blocks and groups divide, and others."""
+
+USED = ["cpu-avx512", "cpu-avx2", "cpu-generic", "cpu-avx2-paired"]
+STORED = ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"]
+FORMS = [MergedForm, PlaneForm]
+
+
+@pytest.fixture(params=SHAPES, ids=["even", "odd"])
 def shape(request):
     return request.param
 
 
-@pytest.fixture(params=["cpu-avx512", "cpu-avx2", "cpu-generic", "cpu-avx2-paired"])
+@pytest.fixture(params=USED)
 def used(request):
     return LAYOUTS[request.param]
 
 
-@pytest.fixture(params=[MergedForm, PlaneForm])
-def form_class(request):
-    return request.param
-
-
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"])
-@pytest.mark.parametrize("level", [2, 4, 8])
+@pairwise(shape=SHAPES, used=USED, stored=STORED, level=[2, 4, 8], indirect=["used"])
 def test_planes_equal_the_codes_in_the_used_layout(shape, used, stored, level):
     """For a store of any layout, every plane equals the plane of a record in the used layout."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
@@ -66,7 +69,7 @@ def test_half_the_bits_take_half_the_memory(shape, used):
     assert [form.demoted(8, level) for level in (0, 2, 4)] == [0, 2, 4]
 
 
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"])
+@pairwise(shape=SHAPES, used=USED, stored=STORED, indirect=["used"])
 def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
     """For a store of any layout, resident nibbles are the codes in the used layout."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
@@ -89,12 +92,17 @@ def test_level_2_has_the_top_bits_and_a_fixed_middle(shape, used):
     assert bytes(into[P4][geometry.parameter_bytes :]) == ((p4 & 0xCC) | 0x11).tobytes()
 
 
-@pytest.mark.parametrize(("resident", "level"), [(2, 4), (2, 8), (4, 8)])
-@pytest.mark.parametrize("stored", ["cpu-avx512", "cpu-generic", "cuda"])
-def test_promotion_reads_missing_planes_only_and_changes_no_source(
-    form_class, shape, used, stored, resident, level
-):
+@pairwise(
+    form_class=FORMS,
+    shape=SHAPES,
+    used=USED,
+    stored=["cpu-avx512", "cpu-generic", "cuda"],
+    levels=[(2, 4), (2, 8), (4, 8)],
+    indirect=["used"],
+)
+def test_promotion_reads_missing_planes_only_and_changes_no_source(form_class, shape, used, stored, levels):
     """A promoted expert equals one read from disk, and the source's blocks keep their bytes."""
+    resident, level = levels
     geometry, _, record = a_store(shape, LAYOUTS[stored])
     form, reader = form_class(geometry, LAYOUTS[stored], used), MemoryReader(record, geometry)
     old, whole = blocks_for(form, resident), blocks_for(form, level)
@@ -114,9 +122,16 @@ def test_promotion_reads_missing_planes_only_and_changes_no_source(
     }
 
 
-@pytest.mark.parametrize(("resident", "level"), [(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)])
-def test_a_move_between_tiers_copies_resident_planes(form_class, shape, used, resident, level):
+@pairwise(
+    form_class=FORMS,
+    shape=SHAPES,
+    used=USED,
+    levels=[(2, 2), (4, 4), (8, 8), (8, 4), (4, 8), (2, 4)],
+    indirect=["used"],
+)
+def test_a_move_between_tiers_copies_resident_planes(form_class, shape, used, levels):
     """An expert from another tier's blocks equals one from disk; only missing planes are read."""
+    resident, level = levels
     geometry, _, record = a_store(shape, used)
     form, reader = form_class(geometry, used, used), MemoryReader(record, geometry)
     other, whole, into = blocks_for(form, resident), blocks_for(form, level), blocks_for(form, level)
@@ -133,9 +148,10 @@ def test_a_store_of_four_bits_has_no_p0(shape, used):
     assert [kind.name for kind in MergedForm(geometry, used, used).kinds] == [P4]
 
 
-@pytest.mark.parametrize(("before", "level"), [(2, 4), (4, 8), (2, 8)])
-def test_a_whole_promotion_reads_everything_again(shape, used, form_class, before, level):
+@pairwise(form_class=FORMS, shape=SHAPES, used=USED, levels=[(2, 4), (4, 8), (2, 8)], indirect=["used"])
+def test_a_whole_promotion_reads_everything_again(shape, used, form_class, levels):
     """All blocks are new and equal those of an expert that was absent; as many bytes are read; no level is a part."""
+    before, level = levels
     geometry, _, record = a_store(shape, used)
     form = WholeForm(form_class(geometry, used, used))
     low, high, fresh = (blocks_for(form, at) for at in (before, level, level))
@@ -150,6 +166,7 @@ def test_a_whole_promotion_reads_everything_again(shape, used, form_class, befor
     assert [form.demoted(level, low) for low in (0, 2, level)] == [0, level, level]
 
 
+@pairwise(form_class=FORMS, shape=SHAPES, used=USED, indirect=["used"])
 def test_a_whole_expert_moves_without_a_read(shape, used, form_class):
     """A source at the level is copied, as in the wrapped form."""
     geometry, _, record = a_store(shape, used)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from attention_equations import by_the_equations
 from availability import needs_native
-from native_paths import forced
+from native_paths import forced, running
+from pairwise import pairwise
 
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, Received
@@ -21,13 +22,6 @@ CONTEXT = 210
 PATHS = ["neon"] if platform.machine() == "aarch64" else ["avx2", "avx512-vnni", "avx512-bf16", "amx"]
 PATHS = [*PATHS, paths.EMULATED]
 """Those that have code for a prompt's attention; AMX leaves a token alone to another one."""
-
-
-@pytest.fixture(params=PATHS)
-def instructions(request):
-    """Runs the test by each path."""
-    with forced(request.param):
-        yield
 
 
 class Prompt:
@@ -61,14 +55,18 @@ class Prompt:
 SHAPES = [(4, 4, 16), (6, 2, 48), (14, 2, 80), (32, 4, 128), (40, 1, 16)]
 
 
-@pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-@pytest.mark.parametrize(("past", "end"), [(0, 2), (0, 70), (5, 8), (61, 200), (128, 193)])
-@pytest.mark.parametrize("window", [None, 1, 40, 128])
-def test_results_match_the_equations(heads, kv_heads, dim, past, end, window):
+@pairwise(
+    path=running(PATHS),
+    shape=SHAPES,
+    span=[(0, 2), (0, 70), (5, 8), (61, 200), (128, 193)],
+    window=[None, 1, 40, 128],
+)
+def test_results_match_the_equations(path, shape, span, window):
     """Results match to bf16's rounding; only the KV entries of these tokens change."""
-    prompt = Prompt(heads, kv_heads, dim, normed=dim != 80)
-    out, keys, values = prompt.attended(past, (end,), window)
+    (heads, _, dim), (past, end) = shape, span
+    prompt = Prompt(*shape, normed=dim != 80)
+    with forced(path):
+        out, keys, values = prompt.attended(past, (end,), window)
     for row in {past, (past + end) // 2, end - 2, end - 1}:
         rotation = prompt.rotation[0][row], prompt.rotation[1][row]
         first = max(row + 1 - window, 0) if window else 0
@@ -83,12 +81,10 @@ def test_results_match_the_equations(heads, kv_heads, dim, past, end, window):
     assert torch.equal(values[:, others], prompt.values[:, others])
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-@pytest.mark.parametrize("window", [None, 40])
-def test_bits_do_not_depend_on_the_split(path, heads, kv_heads, dim, window):
+@pairwise(path=running(PATHS), shape=SHAPES, window=[None, 40])
+def test_bits_do_not_depend_on_the_split(path, shape, window):
     """A token's bits depend neither on the prompt's split into calls, of one token too, nor on the instruction set."""
-    prompt = Prompt(heads, kv_heads, dim)
+    prompt = Prompt(*shape)
     with forced(paths.available()[0]):
         whole = prompt.attended(3, (200,), window)
     with forced(path):
@@ -129,13 +125,16 @@ def received_by_the_equations(queries, keys, scaling, past, first, window):
     return received
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 48), (32, 4, 128), (40, 1, 16)])
-@pytest.mark.parametrize(("past", "end", "first"), [(0, 70, 0), (61, 200, 0), (61, 200, 100), (128, 129, 0)])
-@pytest.mark.parametrize("window", [None, 40])
-def test_attention_that_tokens_receive(heads, kv_heads, dim, past, end, first, window):
+@pairwise(
+    shape=[(6, 2, 48), (32, 4, 128), (40, 1, 16)],
+    span=[(0, 70, 0), (61, 200, 0), (61, 200, 100), (128, 129, 0)],
+    window=[None, 40],
+)
+def test_attention_that_tokens_receive(shape, span, window):
     """Sums match the equations as closely as bf16 weights do; they are the same bits by every path, and counting them
     changes no result."""
-    prompt = Prompt(heads, kv_heads, dim)
+    (heads, _, dim), (past, end, first) = shape, span
+    prompt = Prompt(*shape)
     rotation = prompt.rotation[0][past:end], prompt.rotation[1][past:end]
     found = []
     for path in (*paths.available(), paths.EMULATED):

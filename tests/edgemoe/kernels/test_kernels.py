@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
 import torch
-from native_paths import PATHS, forced
+from native_paths import PATHS, forced, running
+from pairwise import pairwise
 from record_codec import encode
 from records import KEY, MemoryReader, a_store, blocks_for
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
@@ -84,15 +86,21 @@ def kernel(request) -> Compute:
     return KERNELS[request.param]
 
 
-@pytest.fixture(params=SHAPES, ids=["small", "odd", "wide"])
-def expert(request, kernel):
-    geometry, weights, record = a_store(request.param, kernel.layout)
+@cache
+def expert_of(kernel: Compute, shape):
+    """An expert's geometry, record, blocks by level, and weights. Read-only."""
+    geometry, weights, record = a_store(shape, kernel.layout)
     form = kernel.form(geometry, kernel.layout, kernel.layout)
     blocks = {}
     for level in (8, 4, 2):
         blocks[level] = blocks_for(form, level)
         form.fill(MemoryReader(record, geometry), KEY, level, blocks[level], None)
     return geometry, record, blocks, weights
+
+
+@pytest.fixture(params=SHAPES, ids=["small", "odd", "wide"])
+def expert(request, kernel):
+    return expert_of(kernel, request.param)
 
 
 def computed(
@@ -122,8 +130,13 @@ def reference(kernel: Compute, geometry, record, x: torch.Tensor, level: int) ->
     return as_read(inner, kernel, level, groups[1]) @ down.T
 
 
-@pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7, 39, 40, 64, 65, 79, 80, 130])
+@pairwise(
+    kernel=["native", "torch"],
+    expert=SHAPES,
+    level=[8, 4, 2],
+    tokens=[1, 2, 3, 4, 7, 39, 40, 64, 65, 79, 80, 130],
+    indirect=["kernel", "expert"],
+)
 def test_every_level_and_token_count_matches_the_reference(kernel, expert, level, tokens):
     """The output is the decoded weights' product in float32, to bf16's rounding."""
     geometry, record, blocks, _ = expert
@@ -136,11 +149,16 @@ def test_every_level_and_token_count_matches_the_reference(kernel, expert, level
         assert (got - want).norm() / want.norm() < 0.01
 
 
-@pytest.mark.parametrize(("resident", "level"), [(8, 4), (8, 2), (4, 2)])
-@pytest.mark.parametrize("tokens", [1, 100])
-def test_a_lower_level_from_higher_planes_is_bit_identical(kernel, expert, resident, level, tokens):
+@pairwise(
+    kernel=["native", "torch"],
+    expert=SHAPES,
+    levels=[(8, 4), (8, 2), (4, 2)],
+    tokens=[1, 100],
+    indirect=["kernel", "expert"],
+)
+def test_a_lower_level_from_higher_planes_is_bit_identical(kernel, expert, levels, tokens):
     """Computing at a level gives the same bits whether or not higher planes happen to be resident."""
-    geometry, _, blocks, _ = expert
+    (geometry, _, blocks, _), (resident, level) = expert, levels
     x = torch.randn(tokens, geometry.matrices[0].cols).bfloat16()
     assert torch.equal(
         run(kernel, geometry, x, blocks[resident], resident, level),
@@ -221,25 +239,22 @@ def test_a_weighted_sum_is_one(slots, columns, indexed):
 
 
 @needs_native
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("level", [8, 4, 2])
-def test_a_token_is_the_same_alone_and_among_others(level):
+@pairwise(path=running(PATHS), shape=SHAPES, group=[32, 64, 128], level=[8, 4, 2], indirect=["path"])
+def test_a_token_is_the_same_alone_and_among_others(path, shape, group, level):
     """One token takes another kernel than many; no bit of its result depends on that, for any shape."""
     generator = torch.Generator().manual_seed(level)
-    for (up, down), group in product(SHAPES, (32, 64, 128)):
-        geometry = RecordGeometry(
-            (MatrixSpec.of("gate_up", *up, group), MatrixSpec.of("down", *down, group)), 8
-        )
-        weights = [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
-        form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
-        blocks = blocks_for(form, level)
-        record = encode(geometry, native.LAYOUT, weights)
-        form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
-        x = (torch.randn(70, geometry.matrices[0].cols, generator=generator) * 10).bfloat16()
-        alone = torch.cat([run(KERNELS["native"], geometry, row[None], blocks, level, level) for row in x])
-        for tokens in (2, 3, 4, 5, 6, 15, 64, 65, 70):
-            got = run(KERNELS["native"], geometry, x[:tokens], blocks, level, level)
-            assert torch.equal(got, alone[:tokens]), (up, group, tokens)
+    up, down = shape
+    geometry = RecordGeometry((MatrixSpec.of("gate_up", *up, group), MatrixSpec.of("down", *down, group)), 8)
+    weights = [torch.randn(m.rows, m.cols, generator=generator) for m in geometry.matrices]
+    form = PlaneForm(geometry, native.LAYOUT, native.LAYOUT)
+    blocks = blocks_for(form, level)
+    record = encode(geometry, native.LAYOUT, weights)
+    form.fill(MemoryReader(record, geometry), KEY, level, blocks, None)
+    x = (torch.randn(70, geometry.matrices[0].cols, generator=generator) * 10).bfloat16()
+    alone = torch.cat([run(KERNELS["native"], geometry, row[None], blocks, level, level) for row in x])
+    for tokens in (2, 3, 4, 5, 6, 15, 64, 65, 70):
+        got = run(KERNELS["native"], geometry, x[:tokens], blocks, level, level)
+        assert torch.equal(got, alone[:tokens]), tokens
 
 
 def test_bf16_products_agree_with_float32_ones(monkeypatch):
@@ -258,10 +273,8 @@ def test_bf16_products_agree_with_float32_ones(monkeypatch):
 
 
 @needs_native
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("group", [32, 64, 128, 256])
-@pytest.mark.parametrize("rows", [8, 16, 40, 160])
-def test_groups_and_a_last_block_of_16_rows(group, rows):
+@pairwise(path=running(PATHS), group=[32, 64, 128, 256], rows=[8, 16, 40, 160], indirect=["path"])
+def test_groups_and_a_last_block_of_16_rows(path, group, rows):
     """Results are right for every group, and for a last block of 32 rows or of 16, which has a layout of its own."""
     geometry = RecordGeometry(
         (MatrixSpec.of("gate_up", 2 * rows, 512, group), MatrixSpec.of("down", 512, rows, 32)), 8
@@ -295,8 +308,13 @@ def test_activations_of_very_different_sizes():
     assert (run(KERNELS["native"], geometry, x, blocks, 8, 8) - want).norm() / want.norm() < 0.01
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("tokens", [3, 100])
+@pairwise(
+    kernel=["native", "torch"],
+    expert=SHAPES,
+    bad=[float("nan"), float("inf"), float("-inf")],
+    tokens=[3, 100],
+    indirect=["kernel", "expert"],
+)
 def test_numbers_that_are_not_finite_stay_so(kernel, expert, bad, tokens):
     """A NaN among activations stays in the result of every kernel: the engine must see it."""
     geometry, _, blocks, _ = expert
@@ -320,10 +338,13 @@ def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
 
 
 @needs_native
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("shape", [(4096, 2048), (33, 100), (5, 256), (64, 17)])
-@pytest.mark.parametrize("tokens", [1, 5, 12, 71])
-def test_dense_products(shape, tokens):
+@pairwise(
+    path=running(PATHS),
+    shape=[(4096, 2048), (33, 100), (5, 256), (64, 17)],
+    tokens=[1, 5, 12, 71],
+    indirect=["path"],
+)
+def test_dense_products(path, shape, tokens):
     """Products with both kinds of dense weight equal those in double precision, to the rounding of activations."""
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator)
@@ -337,10 +358,13 @@ def test_dense_products(shape, tokens):
 
 
 @needs_native
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("shape", [(64, 2048), (33, 304), (5, 100), (64, 17)])
-@pytest.mark.parametrize("bits", [8, 16])
-def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(shape, bits):
+@pairwise(
+    path=running(PATHS),
+    shape=[(64, 2048), (33, 304), (5, 100), (64, 17)],
+    bits=[8, 16],
+    indirect=["path"],
+)
+def test_a_dense_product_of_a_token_is_the_same_alone_and_among_others(path, shape, bits):
     """Tokens and rows are multiplied several at a time; no bit of a result depends on their number."""
     generator = torch.Generator().manual_seed(shape[1])
     codes, scales = quantize_rows(torch.randn(shape, generator=generator))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from availability import needs_native
 from damages import a_damage, random_gates
+from pairwise import pairwise
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import structures
@@ -20,14 +21,8 @@ from edgemoe.policy.tier_prices import PLACES, TierPrices
 pytestmark = needs_native
 
 LAYERS = 5
-SETTINGS = [
-    RunSettings(levels=levels, retention=retention, depth=depth, critical=rounding)
-    for levels in ((8,), (4,), (4, 2), (4, 0), (8, 4), (8, 4, 2), (8, 4, 2, 0))
-    for retention in ((0.75,) if len(levels) == 1 else (0.2, 0.5, 0.6, 0.75, 0.9, 0.99, 1.0))
-    for depth in ("cosine", "equal")
-    for rounding in (CRITICAL if len(levels) == 2 else CRITICAL[:1])
-]
-SETTINGS += [RunSettings(levels=levels, bits=3.3) for levels in ((4, 2), (8, 4, 2, 0), (4, 0))]
+LEVELS = ((8,), (4,), (4, 2), (4, 0), (8, 4), (8, 4, 2), (8, 4, 2, 0))
+RETENTIONS = (0.2, 0.5, 0.6, 0.75, 0.9, 0.99, 1.0)
 
 
 def c_levels(policy: LevelPolicy, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> list[int]:
@@ -41,9 +36,8 @@ def c_levels(policy: LevelPolicy, layer: int, chosen: torch.Tensor, gates: torch
     return found.tolist()
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.name} {s.depth} {s.critical}")
-def test_levels_are_those_of_the_policy(settings):
-    """For random gate weights of 1 to 8 experts every layer's compiled levels equal LevelPolicy.levels in decode."""
+def check_levels(settings: RunSettings) -> None:
+    """Checks that the compiled levels of every layer equal LevelPolicy.levels, for random weights of 1 to 8 experts."""
     policy = LevelPolicy(settings, range(LAYERS), experts=16, damage=a_damage(LAYERS, 16))
     for slots in range(1, 9):
         chosen, gates = random_gates(slots, seed=slots)
@@ -51,6 +45,19 @@ def test_levels_are_those_of_the_policy(settings):
             want = policy.levels(layer, chosen, gates, None, decode=True).tolist()
             rows = zip(chosen, gates.contiguous(), strict=True)
             assert [c_levels(policy, layer, *row) for row in rows] == want
+
+
+@pairwise(levels=LEVELS, retention=RETENTIONS, depth=["cosine", "equal"], critical=CRITICAL)
+def test_levels_are_those_of_the_policy(levels, retention, depth, critical):
+    """Both sides choose alike by retention; only two levels have more than one rounding."""
+    critical = critical if len(levels) == 2 else CRITICAL[0]
+    check_levels(RunSettings(levels=levels, retention=retention, depth=depth, critical=critical))
+
+
+@pytest.mark.parametrize("levels", [(4, 2), (8, 4, 2, 0), (4, 0)])
+def test_levels_by_bits_are_those_of_the_policy(levels):
+    """Both sides choose alike by mean bits."""
+    check_levels(RunSettings(levels=levels, bits=3.3))
 
 
 @pytest.mark.parametrize("bits", [2.6, 3.3, 4.0])

@@ -11,7 +11,8 @@ import plain_c
 import pytest
 import torch
 from availability import needs_native
-from native_paths import PATHS, forced
+from native_paths import PATHS, forced, running
+from pairwise import pairwise
 from record_codec import encode
 from records import KEY, MemoryReader, blocks_for
 
@@ -84,8 +85,7 @@ class Experts:
         return seen[0]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("level", [8, 4, 2])
+@pairwise(path=running(PATHS), shape=SHAPES, level=[8, 4, 2], indirect=["path"])
 def test_products_of_experts_are_the_reference_bit_for_bit(path, shape, level):
     """For every shape, group, level and number of rows."""
     experts = Experts(*shape)

@@ -1,0 +1,25 @@
+"""The pairwise helper in tests/support."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from pairwise import all_pairs, pairwise
+
+
+@pytest.mark.parametrize(("sizes", "most"), [((2, 3), 6), ((2, 2, 2, 2), 6), ((5, 5, 4, 3), 27), ((3, 1), 3)])
+def test_every_pair_is_in_a_row(sizes: tuple[int, ...], most: int) -> None:
+    """Every two values of two columns meet, in few rows, the same ones on every call."""
+    rows = all_pairs(sizes)
+    for a, b in combinations(range(len(sizes)), 2):
+        assert {(row[a], row[b]) for row in rows} == set(product(range(sizes[a]), range(sizes[b])))
+    assert len(set(rows)) == len(rows) <= most
+    assert all_pairs(sizes) == rows
+
+
+def test_cases_have_the_values() -> None:
+    """A case has one value per argument, and its id shows them."""
+    mark = pairwise(level=[8, 4], shape=[(1, 2)]).mark
+    assert mark.args == (["level", "shape"], [(8, (1, 2)), (4, (1, 2))])
+    assert mark.kwargs == {"ids": ["8-(1,2)", "4-(1,2)"], "indirect": []}
