@@ -40,7 +40,7 @@ test: $(VENV)/.installed-dev
 	$(TESTS) $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
-	$(TESTS) -m "not e2e and not gpu" $(ARGS)
+	$(TESTS) -m "not e2e and not gpu and not triton" $(ARGS)
 
 test-lowest .venv-lowest/.installed: VENV := .venv-lowest
 test-lowest: .venv-lowest/.installed

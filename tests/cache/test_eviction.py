@@ -168,6 +168,7 @@ def test_an_unknown_policy_is_refused() -> None:
         make_policy("fifo")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", POLICIES)
 @given(history=HISTORIES, keys=st.lists(st.sampled_from(KEYS)))
 def test_several_uses_at_once_are_uses_in_a_row(

@@ -27,6 +27,7 @@ def tier_of(blocks: int) -> tuple[PlaneTier, FixedPlaces]:
     return PlaneTier(FORM, {}, LRU, device="cpu", name="factors", places=places), places
 
 
+@pytest.mark.e2e
 @given(
     st.integers(5, 18),
     st.lists(st.tuples(st.sampled_from(["put", "use", "lease", "release", "drop"]), st.sampled_from(KEYS))),

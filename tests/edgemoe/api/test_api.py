@@ -54,6 +54,7 @@ def test_the_page_names_all_that_is_exported():
         _ = edgemoe.engine_of
 
 
+@pytest.mark.e2e
 def test_a_stream_a_future_and_a_call_agree(model):
     """The same prompt gives the same text by every road, and the stream's pieces are its text."""
     want = model.generate(PROMPT)
@@ -70,6 +71,7 @@ def test_a_stream_a_future_and_a_call_agree(model):
     assert asyncio.run(both()) == (want.text, want.text)
 
 
+@pytest.mark.e2e
 def test_many_threads_have_the_answers_of_one(model):
     """Eight threads with all kinds of calls at once: the answers that one thread has, and no thread is left."""
     prompts = [PROMPT + " jumps" * i for i in range(8)]
@@ -211,6 +213,7 @@ def test_variables_reach_the_chat_template(model):
     assert model.encode(messages, loud=True, messages=[]) == model.encode("fox over")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("choices", "words"),
     [

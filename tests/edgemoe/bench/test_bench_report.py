@@ -46,6 +46,7 @@ def test_copies_are_measured_side_by_side(monkeypatch):
     assert len(copied) % tier_speed.PROBE_THREADS == 0
 
 
+@pytest.mark.e2e
 def test_reused_planes_are_read_from_vram(tiny_store):
     """An expert scheduled at 4 and computed at 8, because its planes are resident, counts as read from VRAM at 8."""
     report = bench(tiny_store, RunSettings(levels=(8, 4), retention=0.5, depth="equal"))
@@ -58,6 +59,7 @@ def test_reused_planes_are_read_from_vram(tiny_store):
     assert warm["bytes_per_token"]["vram"] - store.dense_bytes_per_token == pytest.approx(read / 3)
 
 
+@pytest.mark.e2e
 def test_random_tokens_instead_of_text_are_noted(damageable):
     """For text and both, the report on a store without a tokenizer notes that there was no text."""
     without_tokenizer(damageable)

@@ -48,6 +48,7 @@ def report(tiny_store, tmp_path_factory):
         return run_bench(store, request, quality)
 
 
+@pytest.mark.e2e
 def test_json_is_the_report_on_one_line(report):
     """Reading it gives the report again, with strings for the keys of counts."""
     text = FORMATS["json"](report)

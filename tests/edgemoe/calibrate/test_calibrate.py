@@ -129,6 +129,7 @@ def independent_errors(model, windows) -> tuple[np.ndarray, np.ndarray]:
     return squared, counts
 
 
+@pytest.mark.e2e
 def test_errors_equal_an_independent_computation(store, tiny_model, text):
     """Of every expert with enough tokens, within what 8-bit activations and a router's rare other choice explain."""
     made = measure(store, text)
@@ -146,6 +147,7 @@ def test_errors_equal_an_independent_computation(store, tiny_model, text):
     assert (made.sensitivity > 0).all()
 
 
+@pytest.mark.e2e
 def test_a_result_does_not_depend_on_limits(store):
     """With blocks for few experts the file has the same bytes as with all of them resident."""
     measure(store)
@@ -157,6 +159,7 @@ def test_a_result_does_not_depend_on_limits(store):
     assert (store / CALIBRATION_NAME).read_bytes() == want
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("saves", range(1, 6))
 def test_a_resumed_run_equals_an_uninterrupted_one(store, monkeypatch, saves):
     """Stopped behind any of its parts, and run again: the same bytes, no part done twice, and no file left."""
@@ -182,6 +185,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(store, monkeypatch, saves):
     assert len(done) == 6
 
 
+@pytest.mark.e2e
 def test_a_written_text_follows_the_models_distribution(store, open_engine):
     """Every token is drawn from what the model predicts: their mean surprise is the predictions' entropy."""
     engine = open_engine(store, levels=(8,), exact=True)
@@ -201,6 +205,7 @@ def test_a_written_text_follows_the_models_distribution(store, open_engine):
     assert abs(np.mean(surprise) - np.mean(entropy)) < 4 * deviation
 
 
+@pytest.mark.e2e
 def test_another_texts_state_is_not_used(store, tmp_path, monkeypatch):
     """Nor a damaged one: the run starts again and ends with the bytes of its own text."""
     measure(store)
@@ -280,6 +285,7 @@ def test_windows_span_the_text(tmp_path):
 # The command, and stores without a calibration or with an unusable one.
 
 
+@pytest.mark.e2e
 def test_command_writes_a_calibration(run, store):
     code, out, err = run("calibrate", store, "--tokens", TOKENS, "--json")
     assert code == 0
@@ -292,6 +298,7 @@ def test_command_writes_a_calibration(run, store):
     assert json.loads(out)["calibration"] == "1,024 tokens that the model wrote"
 
 
+@pytest.mark.e2e
 def test_random_tokens_are_one_step(store, open_engine):
     """Where a step has fewer rows than are measured otherwise, they are as few, and the next engine measures anew."""
     engine = open_engine(store, levels=(8, 4, 2, 0), bits=3.0, exact=True, prefill_rows=32)
@@ -300,6 +307,7 @@ def test_random_tokens_are_one_step(store, open_engine):
     assert not (store / CALIBRATION_NAME).exists()
 
 
+@pytest.mark.e2e
 def test_a_store_without_one_is_measured_on_random_tokens(store, open_engine, caplog):
     """The first engine whose levels go by damage says so and writes the file; the next one reads it."""
     first = open_engine(store, levels=(8, 4, 2, 0), bits=3.0, exact=True)
@@ -325,6 +333,7 @@ def test_a_lower_reference_is_not_kept(store, open_engine):
     assert not (store / CALIBRATION_NAME).exists()
 
 
+@pytest.mark.e2e
 def test_a_later_change_needs_a_calibration(store, open_engine):
     """Where a sequence has the memory, a change to damage is refused with what to do; with a calibration it works."""
     engine = open_engine(store, levels=(8,), exact=False)
@@ -339,6 +348,7 @@ def test_a_later_change_needs_a_calibration(store, open_engine):
     assert set(engine.take_use().scheduled) - {8}
 
 
+@pytest.mark.e2e
 def test_a_damaged_one_is_a_warning(store, run, caplog):
     """The warning names the file, which is neither used nor changed; the answer is that of a store without one."""
     arguments = ("--vram-limit", "30MB", "--bits", "3", "--max-new-tokens", "4", "--prompt", "the fox")
@@ -358,6 +368,7 @@ def test_a_damaged_one_is_a_warning(store, run, caplog):
     assert f"{store / CALIBRATION_NAME} is not used: " in caplog.text
 
 
+@pytest.mark.e2e
 def test_a_checkpoints_calibration_goes_with_it(store, checkpoint, tmp_path):
     """A conversion copies it into the store, where it is used as it is; another model's is left."""
     measure(store)
@@ -371,6 +382,7 @@ def test_a_checkpoints_calibration_goes_with_it(store, checkpoint, tmp_path):
     assert not (tmp_path / "other" / CALIBRATION_NAME).exists()
 
 
+@pytest.mark.e2e
 def test_removal_takes_it_along(store, monkeypatch, tmp_path):
     """`edgemoe rm` removes a store with its calibration."""
     monkeypatch.setattr(cache, "_cache_directory", lambda: tmp_path / "cache")
@@ -391,6 +403,7 @@ def test_the_demo_ships_calibrated():
     assert (DEMO / CALIBRATION_NAME).stat().st_size < 300_000
 
 
+@pytest.mark.e2e
 def test_eval_measures_bits(run, store, checkpoint, text):
     """`--bits` replaces the retention of four levels alone; the report names what damage was measured on."""
     measure(store)

@@ -222,6 +222,7 @@ def test_a_template_may_open_the_reasoning(converse, monkeypatch, opened, reason
     assert conversation.reasons == reasons
 
 
+@pytest.mark.e2e
 def test_sampling_can_change_between_turns(converse):
     """A new seed restarts the random state; any other change continues it."""
 

@@ -28,6 +28,7 @@ def limit(model, *, high: float, sequences: int) -> int:
     return least.vram_limit_bytes - least.plane_bytes + int(experts * (low + high * (four - low))) + 1
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("high", "sequences", "hot"),
     [

@@ -19,6 +19,7 @@ def store(small_source, tmp_path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.e2e
 def test_compensate_prints_what_it_made(run, small_source, store):
     """One object with --json, one line without; progress with the time left on stderr; at once the second time."""
     code, out, err = run("compensate", store, "--reference", small_source, "--rank", 4, "--json")
@@ -47,6 +48,7 @@ def test_compensate_takes_its_options(run, store):
     assert made["reference"] == "level 8"
 
 
+@pytest.mark.e2e
 def test_convert_compensates(run, small_source, tmp_path):
     """The store of `convert` and `compensate`, one after the other, byte by byte; `inspect` and `verify` show it."""
     code, out, _ = run(
@@ -96,6 +98,7 @@ def test_a_damaged_factor_fails_verification(run, small_source, store):
     assert (code, "the compensator of layer 0, expert 1" in out.replace("\n", " ")) == (4, True)
 
 
+@pytest.mark.e2e
 def test_compensated_models_are_listed(run, tmp_path, monkeypatch):
     """The mean rank stands beside the levels."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -100,6 +100,7 @@ def test_the_printed_configuration_is_a_file(run, file):
     assert origins["system"].startswith("file, ")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -153,6 +154,7 @@ def test_every_command_can_be_configured():
     assert options_of(commands["chat"])["vram-limit"].envvar == "EDGEMOE_VRAM_LIMIT"
 
 
+@pytest.mark.e2e
 def test_shell_completion(tmp_path):
     """bash completes commands, options, names and values after it reads the script of --show-completion."""
     (tmp_path / ".cache/edgemoe/stores/qwen3-0123456789abcdef-cuda").mkdir(parents=True)

@@ -43,6 +43,7 @@ def family_store(tmp_path_factory):
     return make
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("model_type", SMALL)
 def test_every_family_loads_in_transformers(run, family_store, tmp_path, model_type, fused):
@@ -57,6 +58,7 @@ def test_every_family_loads_in_transformers(run, family_store, tmp_path, model_t
         assert error <= (0.012 if ".experts." in name else 0), name
 
 
+@pytest.mark.e2e
 def test_a_tied_head_is_written(run, family_store, tmp_path):
     """vLLM's olmoe and others never tie the head: a tied model's head is a copy of its embedding, and not tied."""
     model, store = family_store("olmoe", tie_word_embeddings=True)
@@ -66,6 +68,7 @@ def test_a_tied_head_is_written(run, family_store, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", SMALL)
 def test_quantized_names_are_those_of_the_hub(run, family_store, tmp_path, model_type):
     """Each expert has its packed gate, up and down, or the family is refused by name; nothing else is quantized."""
@@ -94,6 +97,7 @@ def test_quantized_names_are_those_of_the_hub(run, family_store, tmp_path, model
     assert opened.config["model_type"] == family.model_type
 
 
+@pytest.mark.e2e
 def test_compressed_tensors_loads_in_transformers(run, family_store, tmp_path):
     """transformers with compressed-tensors computes with the weights that the export says."""
     pytest.importorskip("compressed_tensors")
@@ -106,6 +110,7 @@ def test_compressed_tensors_loads_in_transformers(run, family_store, tmp_path):
         assert 0.05 < error < 0.14 if ".experts." in name else error == 0, name
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("level", ["4", "8"])
 def test_a_model_with_multipliers_loads_in_transformers_without_them(run, family_store, tmp_path, level):
     """granitemoe's quantized export is a Mixtral model: with the same experts both compute the same, but for rounding.
@@ -131,6 +136,7 @@ def test_a_model_with_multipliers_loads_in_transformers_without_them(run, family
     assert float(wanted.std()) > 0.5
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("model_type", "level"), [("qwen3_moe", 4), ("qwen3_moe", 8), ("olmoe", 4), ("granitemoe", 8)]
 )
@@ -177,6 +183,7 @@ def test_gguf_pairs_the_rows_of_mixtral(run, family_store, tmp_path):
         assert torch.equal(back[name].read(), state[name].half().float())
 
 
+@pytest.mark.e2e
 def test_gguf_repeats_olmoes_heads_of_keys(run, family_store, tmp_path):
     """llama.cpp's OLMoE has as many heads of keys as of queries, and a head of its own: an equal model has both."""
     model, store = family_store("olmoe", clip_qkv=None, tie_word_embeddings=True)
@@ -199,6 +206,7 @@ def test_gguf_repeats_olmoes_heads_of_keys(run, family_store, tmp_path):
     torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("model_type", "changes", "format", "found"),
     [
@@ -221,6 +229,7 @@ def test_what_an_engine_does_not_compute_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.e2e
 def test_a_map_gives_each_layer_its_bits(run, family_store, tmp_path):
     """compressed-tensors mixes layers, safetensors experts too; both have the weights of the levels named."""
     model, store = family_store("qwen3_moe")
@@ -267,6 +276,7 @@ def test_a_level_above_the_store_is_refused(run, checkpoint, tmp_path):
     assert "at most 4" in err
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", ["phimoe", "qwen2_moe", "gpt_oss"])
 def test_gguf_refuses_other_architectures_by_name(run, family_store, tmp_path, model_type):
     """Only what the reader of GGUF files knows is written."""
@@ -333,6 +343,7 @@ def layers_of_8_bits(out: Path) -> list[str]:
     return {group["weights"]["num_bits"]: group["targets"] for group in groups.values()}[8]
 
 
+@pytest.mark.e2e
 def test_a_mean_of_bits_gives_levels_by_calibration(run, calibrated, tmp_path):
     """Half the bits above 4: layer 1 has 8-bit integers where a format mixes layers; heat.json changes the choice."""
     store = shutil.copytree(calibrated, tmp_path / "store")
@@ -365,6 +376,7 @@ def test_a_mean_without_calibration_is_refused(run, family_store, tmp_path):
     assert "edgemoe calibrate" in err
 
 
+@pytest.mark.e2e
 def test_a_mean_needs_level_8(run, family_store, tmp_path):
     """A store of 4 bits has nothing to add where bits are worth most."""
     _, store = family_store("qwen3_moe")

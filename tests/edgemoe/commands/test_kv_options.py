@@ -20,6 +20,7 @@ def kv_bytes(run, store, *options) -> int:
     return json.loads(out)["kv_bytes"]
 
 
+@pytest.mark.e2e
 def test_a_plan_has_their_bytes(run, tiny_store):
     """Heads of 16: 32 bytes in bf16; a scale of 2 bytes, and 16 or 8 of codes."""
     whole = kv_bytes(run, tiny_store)
@@ -35,6 +36,7 @@ def test_a_plan_has_their_bytes(run, tiny_store):
     assert " in bf16" not in run("plan", "--model", tiny_store)[1]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("command", ["plan", "chat", "bench", "eval", "serve"])
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -61,6 +63,7 @@ def test_a_device_and_a_latent_refuse_what_they_cannot_read(tiny_store):
         latent.with_kv(KVFormat("q8_0", "q4_0"))
 
 
+@pytest.mark.e2e
 def test_answers_bench_and_the_api_use_them(run, tiny_store, monkeypatch):
     """Answers differ from those of bf16 keys and values, and the API's are those of the command."""
     chosen = {"temperature": 0, "max_new_tokens": 24}

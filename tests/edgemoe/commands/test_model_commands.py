@@ -50,6 +50,7 @@ def store(run, tmp_path) -> Path:
     return resolve_store(small_checkpoint.save(tmp_path / "small"))
 
 
+@pytest.mark.e2e
 def test_models_lists_the_cache(run, store, tmp_path):
     """Name, family, parameters, bytes on disk, levels, layout, last use; of unfinished and damaged stores too."""
     for state, name in (("unfinished", MARKER_NAME), ("damaged", MANIFEST_NAME)):
@@ -81,6 +82,7 @@ def test_an_empty_cache_prints_a_hint(run):
     assert (code, out, "no models yet" in err) == (0, "", True)
 
 
+@pytest.mark.e2e
 def test_the_demo_is_described_before_its_first_use(run):
     """`inspect demo` and `verify demo` convert it where the cache is empty; then the conversion is used."""
     code, out, err = run("inspect", "demo", "--json")
@@ -89,6 +91,7 @@ def test_the_demo_is_described_before_its_first_use(run):
     assert (code, "converting" in err) == (0, False)
 
 
+@pytest.mark.e2e
 def test_the_demo_beside_an_earlier_versions(run):
     """With two stores that begin with demo- in the cache, `demo` is the one of this version."""
     first = json.loads(run("inspect", "demo", "--json")[1])
@@ -105,6 +108,7 @@ def test_using_a_store_moves_it_to_the_front(run, store):
     assert cached_models()[0].last_used > 5000
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("what\nYES\n", 0), ("n\n", 1), ("\n", 1), ("", 2)])
 def test_rm_needs_confirmation(run, store, answer, code):
     """Only yes removes, no exits 1, and the end of the input is a mistake of the command line."""
@@ -135,6 +139,7 @@ def test_short_names(layout):
     assert aliases("by-hand") == ("by-hand",)
 
 
+@pytest.mark.e2e
 def test_every_command_takes_the_printed_name(run, store, tmp_path, monkeypatch):
     """Each name that `models` prints, and its beginning, is a model for every command that takes one."""
     monkeypatch.chdir(tmp_path / "cache")
@@ -180,6 +185,7 @@ def test_names_that_two_models_have(run, store):
     assert [find_cached(name.short) for name in names] == names
 
 
+@pytest.mark.e2e
 def test_pull_prints_the_line_of_a_chat(run, tmp_path, monkeypatch):
     """A checkpoint is converted, and the printed line, without its first word, runs."""
     source = small_checkpoint.save(tmp_path / "my model")
@@ -226,6 +232,7 @@ def test_a_destination_that_is_no_directory_exits_2(run, tmp_path, place):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_rm_refuses_what_is_in_use(run, store, exclusive):
     """The lock of a chat or of a conversion keeps the store complete."""
@@ -252,6 +259,7 @@ def test_a_removal_that_was_killed_is_finished_later(run, store, monkeypatch):
     assert list(store.parent.iterdir()) == []
 
 
+@pytest.mark.e2e
 def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     """JSON and text contain every finding, and the suggested limit leaves memory free."""
     monkeypatch.setattr(doctor, "PROBE", 4 * PIECE)
@@ -314,6 +322,7 @@ def test_a_missing_directory_exits_2(run, tmp_path):
     assert (code, "no such directory" in err) == (2, True)
 
 
+@pytest.mark.e2e
 def test_a_lora_adapter_is_refused_by_name(run, tmp_path):
     """A folder that peft has written holds no model."""
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")

@@ -36,6 +36,7 @@ def blocks_in(directory) -> int:
     return len(list(directory.glob("*.kv")))
 
 
+@pytest.mark.e2e
 def test_a_saved_conversation_goes_on_with_its_kv(chat, tmp_path):
     """/save writes blocks, also without an option; /load in another process continues them with the same words."""
     file, cache = tmp_path / "talk.json", tmp_path / "cache" / "edgemoe" / "kv"
@@ -50,6 +51,7 @@ def test_a_saved_conversation_goes_on_with_its_kv(chat, tmp_path):
     assert (computed["cached_tokens"], computed["text"]) == (0, second["text"])
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -68,6 +70,7 @@ def test_kv_that_cannot_be_used_is_computed_again_with_a_word(chat, tmp_path, mo
     assert answer["cached_tokens"] == 0
 
 
+@pytest.mark.e2e
 def test_a_chat_keeps_no_kv_that_is_not_saved(chat, tmp_path):
     """A pipe without /save leaves no block, and reads none; with the option all of it stays."""
     directory = tmp_path / "kv"
@@ -80,6 +83,7 @@ def test_a_chat_keeps_no_kv_that_is_not_saved(chat, tmp_path):
     assert blocks_in(directory) == 1
 
 
+@pytest.mark.e2e
 def test_continue_goes_on_with_its_kv(chat, tmp_path):
     """A conversation with --continue is kept for it, text and KV."""
     state = tmp_path / "state" / "edgemoe"

@@ -61,6 +61,7 @@ def test_prompts_go_to_their_stream():
     assert prompts.getvalue() == "> > ... "
 
 
+@pytest.mark.e2e
 @given(st.text())
 def test_any_text_is_open_or_a_turn(text):
     """A quoted text is unchanged, and every printable character reaches the terminal."""

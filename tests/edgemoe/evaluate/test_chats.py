@@ -162,6 +162,7 @@ def test_one_word_gets_no_polite_words() -> None:
     assert {normalised(rephrase("Hi!", random)) for _ in range(2_000)} == {"hi"}
 
 
+@pytest.mark.e2e
 def test_chat_kinds_have_their_own_answers(trained: list[Turn]) -> None:
     """Questions of each chat kind are drawn in many forms, and tasks are the larger part of all turns."""
     answers = {intent.answer for intent in small_talk.INTENTS} | set(outside.REFUSALS)

@@ -42,6 +42,7 @@ def test_the_study_varies_everything_that_it_says():
     assert len({arm.name for arm in arms}) == len(arms)
 
 
+@pytest.mark.e2e
 def test_compensators_bring_the_model_nearer(tiny_store, checkpoint, text):
     """Of full rank for all experts they take back most of what 2 bits cost, and less for one expert of a token."""
     two, full = RunSettings.uniform(2), Made(32)
@@ -76,6 +77,7 @@ def test_the_reference_must_be_there(run, tiny_store, text):
     assert (code, "--reference" in error) == (2, True)
 
 
+@pytest.mark.e2e
 def test_the_stores_own_compensators(run, tiny_store, checkpoint, text, tmp_path):
     """`eval --compensate` adds a row for each setting that has their level; without them the command says how."""
     store = shutil.copytree(tiny_store, tmp_path / "store")

@@ -253,6 +253,7 @@ def test_a_plot_needs_figures(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.e2e
 def test_a_plot_that_cannot_be_written(tmp_path):
     """A missing folder is a user error that names the file."""
     pytest.importorskip("matplotlib")

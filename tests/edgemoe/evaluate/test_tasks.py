@@ -104,6 +104,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", SINGLE)
 def test_answers_are_right(kind: str, training: list[Task]) -> None:
     """Every answer is right by a check that is independent of the generator."""
@@ -210,6 +211,7 @@ def test_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.e2e
 def test_tasks_that_do_not_exist_are_refused() -> None:
     """An unknown kind and a number of tasks above the distinct ones are user errors."""
     with pytest.raises(UserError, match="poetry"):

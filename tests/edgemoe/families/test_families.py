@@ -187,6 +187,7 @@ def test_dots_of_a_template_match_only_dots():
     assert not QWEN3.is_expert("model.layers.x.mlp.experts.down_proj")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", SMALL)
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 def test_names_of_every_family_are_those_that_transformers_saves(tmp_path, model_type, fused):
@@ -224,6 +225,7 @@ AHEAD = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", AHEAD)
 def test_tensors_outside_the_model_are_left_out_of_its_store(tmp_path, model_type):
     """A checkpoint with a tensor of multi-token prediction or of old rotary code is converted without it."""

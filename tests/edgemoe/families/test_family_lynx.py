@@ -30,6 +30,7 @@ def rows(count: int) -> torch.Tensor:
     return torch.randn(count, 64, generator=torch.Generator().manual_seed(4)).bfloat16()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", AGREEING)
 def test_tokens_that_are_alike_change_nothing(model_type):
     """Equal tokens keep their own experts with transformers' own weights: the two are the same function."""
@@ -43,6 +44,7 @@ def test_tokens_that_are_alike_change_nothing(model_type):
             torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.02, atol=1e-6)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", AGREEING)
 def test_weights_of_new_experts_keep_the_routers_rule(model_type):
     """Different tokens agree on fewer experts; the likeliest stays, and a normalised token's weights keep their sum."""

@@ -25,6 +25,7 @@ def hidden(rows: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("model_type", FUSED)
@@ -70,6 +71,7 @@ def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
     assert differing.float().mean() < 0.02  # a probability beside a rounding boundary
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", SMALL)
 def test_look_ahead_predicts_the_routers_own_choice(model_type):
     """On the same state the predicted experts are those that transformers' router chooses, the likeliest first.
@@ -148,6 +150,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("model_type", "changes"), WINDOWS, ids=str)
 def test_windows_are_those_of_transformers_masks(model_type, changes):
     """Each layer's window is the number of keys that transformers' mask leaves visible; 0 where it leaves all."""
@@ -161,6 +164,7 @@ def test_windows_of_every_fused_family_are_compared():
     assert {model_type for model_type, _ in WINDOWS} == set(FUSED)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", FUSED)
 def test_block_is_experts_where_the_block_adds_nothing(model_type):
     """transformers' MoE block returns its experts' result alone exactly where block_is_experts says so."""
@@ -233,6 +237,7 @@ ODD = [
 """Beside those of SMALL: no clipping, a head of no multiple of 16, too large a one, too many that share a key."""
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize(("model_type", "changes"), [(name, {}) for name in SMALL] + ODD)
 def test_a_plan_knows_whose_attention_is_compiled(open_engine, tmp_path, model_type, changes):

@@ -161,6 +161,7 @@ def test_every_keyword_has_a_case():
     assert [word for word in KEYWORDS if f"`{word}`" not in page] == []
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS, ids=lambda value: json.dumps(value)[:60])
 def test_random_answers_are_valid(words, tokenizer, schema, good, bad):
     """Whatever tokens are chosen among the allowed ones, an answer that ends parses and is valid."""
@@ -261,6 +262,7 @@ def test_depth_is_bounded(words):
         require_enforceable({"type": "array", "items": schema})
 
 
+@pytest.mark.e2e
 def test_a_grammar_that_becomes_too_complex_ends_in_an_error(words, tokenizer):
     """Any of 4,000 properties may come next: more than a row of the parser may have."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}

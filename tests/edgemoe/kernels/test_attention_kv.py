@@ -74,6 +74,7 @@ def attended_to(queries, rotation, keys, values, first, end, scaling):
     return (weights @ values[:, first:end]).flatten()
 
 
+@pytest.mark.e2e
 @pairwise(
     form=FORMATS,
     shape=SHAPES,
@@ -97,6 +98,7 @@ def test_results_match_the_equations(form, shape, span, window):
         assert torch.equal(now[:, others], before[:, others])
 
 
+@pytest.mark.e2e
 @pairwise(form=FORMATS, shape=SHAPES, rows=[1, 20])
 def test_rows_are_stored_with_the_references_bits(form, shape, rows):
     """Keys and values lie as kv.rows.encode and rotate have them, zeros and numbers that are not finite too."""
@@ -114,6 +116,7 @@ def test_rows_are_stored_with_the_references_bits(form, shape, rows):
         assert torch.equal(stored[:, :rows].view(torch.uint8), wanted.view(torch.uint8))
 
 
+@pytest.mark.e2e
 @pairwise(path=running([*paths.PATHS]), form=FORMATS, shape=SHAPES)
 def test_bits_depend_neither_on_the_split_nor_on_the_instructions(path, form, shape):
     """A prompt in several calls, parts of one token among them, by every path."""

@@ -55,6 +55,7 @@ class Prompt:
 SHAPES = [(4, 4, 16), (6, 2, 48), (14, 2, 80), (32, 4, 128), (40, 1, 16)]
 
 
+@pytest.mark.e2e
 @pairwise(
     path=running(PATHS),
     shape=SHAPES,
@@ -81,6 +82,7 @@ def test_results_match_the_equations(path, shape, span, window):
     assert torch.equal(values[:, others], prompt.values[:, others])
 
 
+@pytest.mark.e2e
 @pairwise(path=running(PATHS), shape=SHAPES, window=[None, 40])
 def test_bits_do_not_depend_on_the_split(path, shape, window):
     """A token's bits depend neither on the prompt's split into calls, of one token too, nor on the instruction set."""
@@ -92,6 +94,7 @@ def test_bits_do_not_depend_on_the_split(path, shape, window):
             assert all(map(torch.equal, prompt.attended(3, cuts, window), whole))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("path", PATHS)
 def test_small_numbers_have_the_same_bits(path):
     """Instructions on bf16 take operands and results below 2^-126 for zero, and so does every path: values of 2^-130 to
@@ -125,6 +128,7 @@ def received_by_the_equations(queries, keys, scaling, past, first, window):
     return received
 
 
+@pytest.mark.e2e
 @pairwise(
     shape=[(6, 2, 48), (32, 4, 128), (40, 1, 16)],
     span=[(0, 70, 0), (61, 200, 0), (61, 200, 100), (128, 129, 0)],

@@ -118,6 +118,7 @@ def eighths(x: torch.Tensor, native: bool, group: int) -> torch.Tensor:
     return ((chunks / step.clamp_min(1e-30)).round() * step).view(len(x), -1)[:, : x.shape[1]].double()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))
 def test_products_are_those_of_both_parts(kernel, shape):
     """Rows of every count, fused and not, are W x + U V x to bf16's rounding; without U V they are far from it."""
@@ -134,6 +135,7 @@ def test_products_are_those_of_both_parts(kernel, shape):
         assert (plain - want).norm() / want.norm() > 0.05
 
 
+@pytest.mark.e2e
 @pairwise(
     kernel=["native", "torch"],
     ranks=[(0, 0, 0), (0, 5, 0), (1, 0, 0), (0, 0, 3), (16, 32, 8), (64, 64, 64)],
@@ -151,6 +153,7 @@ def test_every_projection_may_have_its_own_rank(kernel, ranks, level):
         assert torch.equal(got, rig.run(x, [rig.part(3, None)]))
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("hidden", "inner"), [(256, 96), (100, 36), (512, 800)])
 def test_a_token_is_the_same_alone_and_among_others(hidden, inner):
@@ -181,6 +184,7 @@ def test_a_token_is_the_same_alone_and_among_others(hidden, inner):
         assert torch.equal(shared, torch.cat([plain[:1], alone[:1]]))
 
 
+@pytest.mark.e2e
 @pairwise(
     kernel=["native", "torch"],
     level=[2, 4],
@@ -212,6 +216,7 @@ def test_compensated_rows_that_the_part_does_not_have_are_refused(first):
         rig.run(rig.x(3), [rig.part(3, rig.compensator, first)])
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif("native" not in KERNELS, reason="the compiled kernel was not built")
 @pytest.mark.parametrize("threads", [1, 3, 20])
 def test_no_bit_depends_on_the_number_of_threads(monkeypatch, threads):

@@ -130,6 +130,7 @@ def reference(kernel: Compute, geometry, record, x: torch.Tensor, level: int) ->
     return as_read(inner, kernel, level, groups[1]) @ down.T
 
 
+@pytest.mark.e2e
 @pairwise(
     kernel=["native", "torch"],
     expert=SHAPES,
@@ -166,6 +167,7 @@ def test_a_lower_level_from_higher_planes_is_bit_identical(kernel, expert, level
     )
 
 
+@pytest.mark.e2e
 def test_errors_of_the_levels_are_those_of_the_format(kernel, expert):
     """The output's error against unquantized weights grows by level as the format promises."""
     geometry, _, blocks, (up, down) = expert
@@ -180,6 +182,7 @@ def test_errors_of_the_levels_are_those_of_the_format(kernel, expert):
     assert 0.3 < errors[2] < 0.9
 
 
+@pytest.mark.e2e
 def test_experts_computed_together_are_those_computed_alone(kernel, expert):
     """A row's bits do not depend on the other rows of its call: which experts are ready together is chance."""
     geometry, _, blocks, _ = expert
@@ -198,6 +201,7 @@ def test_experts_computed_together_are_those_computed_alone(kernel, expert):
         assert torch.equal(together, torch.cat(alone))
 
 
+@pytest.mark.e2e
 def test_rows_taken_by_index_are_those_gathered(kernel, expert):
     """Calls that share a layer's input compute the same bits, with experts at level 8 alone and among others."""
     geometry, _, blocks, _ = expert
@@ -238,6 +242,7 @@ def test_a_weighted_sum_is_one(slots, columns, indexed):
     assert torch.equal(sums, added)
 
 
+@pytest.mark.e2e
 @needs_native
 @pairwise(path=running(PATHS), shape=SHAPES, group=[32, 64, 128], level=[8, 4, 2], indirect=["path"])
 def test_a_token_is_the_same_alone_and_among_others(path, shape, group, level):
@@ -272,6 +277,7 @@ def test_bf16_products_agree_with_float32_ones(monkeypatch):
     assert (outputs[0] - outputs[1]).norm() / outputs[0].norm() < 0.02
 
 
+@pytest.mark.e2e
 @needs_native
 @pairwise(path=running(PATHS), group=[32, 64, 128, 256], rows=[8, 16, 40, 160], indirect=["path"])
 def test_groups_and_a_last_block_of_16_rows(path, group, rows):
@@ -337,6 +343,7 @@ def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
         assert not y[1].isfinite().any()
 
 
+@pytest.mark.e2e
 @needs_native
 @pairwise(
     path=running(PATHS),
@@ -400,6 +407,7 @@ def all_products(seed: int, *, bf16: bool = True) -> list[torch.Tensor]:
     return out
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("threads", [1, 3, 20])
 def test_no_bit_depends_on_the_number_of_threads(monkeypatch, threads):

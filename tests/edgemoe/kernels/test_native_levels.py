@@ -47,6 +47,7 @@ def check_levels(settings: RunSettings) -> None:
             assert [c_levels(policy, layer, *row) for row in rows] == want
 
 
+@pytest.mark.e2e
 @pairwise(levels=LEVELS, retention=RETENTIONS, depth=["cosine", "equal"], critical=CRITICAL)
 def test_levels_are_those_of_the_policy(levels, retention, depth, critical):
     """Both sides choose alike by retention; only two levels have more than one rounding."""
@@ -54,12 +55,14 @@ def test_levels_are_those_of_the_policy(levels, retention, depth, critical):
     check_levels(RunSettings(levels=levels, retention=retention, depth=depth, critical=critical))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("levels", [(4, 2), (8, 4, 2, 0), (4, 0)])
 def test_levels_by_bits_are_those_of_the_policy(levels):
     """Both sides choose alike by mean bits."""
     check_levels(RunSettings(levels=levels, bits=3.3))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("bits", [2.6, 3.3, 4.0])
 @pytest.mark.parametrize("levels", [(8, 4, 2, 0), (4, 2)])
 def test_levels_by_place_are_those_of_the_policy(levels, bits):

@@ -85,6 +85,7 @@ class Experts:
         return seen[0]
 
 
+@pytest.mark.e2e
 @pairwise(path=running(PATHS), shape=SHAPES, level=[8, 4, 2], indirect=["path"])
 def test_products_of_experts_are_the_reference_bit_for_bit(path, shape, level):
     """For every shape, group, level and number of rows."""
@@ -97,6 +98,7 @@ def test_products_of_experts_are_the_reference_bit_for_bit(path, shape, level):
         assert torch.equal(experts.product(x[:rows], level), want[:rows]), rows
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("shape", [(64, 256), (33, 304), (100, 64), (5, 100), (64, 17), (70, 1024)])
 def test_dense_products_are_the_reference_bit_for_bit(path, shape):
     """For columns that tiles and vectors divide and for others, with rows beside the last tile."""

@@ -98,6 +98,7 @@ def test_a_narrower_path_wins_if_it_wins_twice(sample, always):
     assert preferred(measure())[key] == (narrow if always else widest)
 
 
+@pytest.mark.e2e
 def test_a_measurement_has_every_candidate_and_changes_no_choice():
     """Every kind of work, number of rows and path, with a time above 0, in a second at most of times in all."""
     with forced("avx2"):

@@ -186,6 +186,7 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
     return engine, sequence
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("structure", "field", "value"),
     [

@@ -18,6 +18,7 @@ def as_tensors(blocks):
     return {name: torch.frombuffer(bytearray(block), dtype=torch.uint8) for name, block in blocks.items()}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("level", [8, 4, 2])

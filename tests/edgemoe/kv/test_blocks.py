@@ -98,6 +98,7 @@ def test_equal_hashes_of_other_tokens_are_not_reused(engine, monkeypatch):
     assert_right(engine, half)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("changes", "reused"),
     [

@@ -41,6 +41,7 @@ def started() -> Iterator[Callable[..., Scheduler]]:
         yield start
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
 def test_a_restart_reads_whole_blocks_and_has_the_bits_of_computing_them(
     open_engine, started, tiny_store, tmp_path, kv
@@ -91,6 +92,7 @@ def test_every_kind_of_attention_reads_what_it_wrote(open_engine, started, tmp_p
     assert torch.equal(torch.stack(got.rows), torch.stack(want.rows))
 
 
+@pytest.mark.e2e
 def test_states_of_linear_attention_are_refused_by_name(open_engine, tmp_path):
     """Such a model has one state, behind its last token, and no KV to cut at a block."""
     source = save(random_model("qwen3_next"), tmp_path / "model", fused=False)
@@ -101,6 +103,7 @@ def test_states_of_linear_attention_are_refused_by_name(open_engine, tmp_path):
     assert not (tmp_path / "kv").exists()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("changes", "read"),
     [
@@ -121,6 +124,7 @@ def test_blocks_of_other_settings_are_not_found(open_engine, started, tiny_store
     assert run(started(engine, tmp_path), SYSTEM).cached == read
 
 
+@pytest.mark.e2e
 def test_blocks_of_another_store_are_not_found(open_engine, started, tiny_store, checkpoint, tmp_path):
     """The same checkpoint at fewer levels is another store, whose fingerprint differs."""
     first = started(open_engine(tiny_store, level=4, context=4 * BLOCK), tmp_path / "kv")

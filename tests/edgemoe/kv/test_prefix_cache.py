@@ -167,6 +167,7 @@ def test_a_sequence_beyond_the_limit_has_its_beginning_on_disk(tmp_path):
     assert blocks_read(tmp_path) == 2
 
 
+@pytest.mark.e2e
 def test_two_processes_write_within_one_limit(tmp_path):
     """Writers take turns; at no moment do the files, incomplete ones included, exceed the limit; each is sound."""
     limit, most, ended = 5 * SIZE, [0], threading.Event()
@@ -199,6 +200,7 @@ def test_two_processes_write_within_one_limit(tmp_path):
     assert [each.failures for each in counts] == [0, 0]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_disk_that_refuses_a_call_costs_a_warning(tmp_path, caplog, number):
     """Each call of a write fails in turn, and all later ones of its kind: no error, sound files, then all of them."""
@@ -293,6 +295,7 @@ def kill_at_every_step(work: Path) -> tuple[int, set[tuple[int, int]]]:
         assert len(files(directory)) == 5
 
 
+@pytest.mark.e2e
 def test_a_kill_at_any_step_of_a_write_loses_nothing_that_was_complete(fast):
     """After each: files of before are whole, new ones are whole or absent, and the next writer clears what is left.
 

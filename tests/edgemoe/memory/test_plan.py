@@ -265,6 +265,7 @@ def test_measured_damage_splits_by_its_own_sample():
     assert got != pytest.approx(typical, abs=0.03)
 
 
+@pytest.mark.e2e
 def test_a_calibrated_store_is_split_by_it(damageable):
     """A calibration beside the store changes the split of levels by damage; a damaged one, or two levels, does not."""
     store, by_damage = StoreModel.open(damageable), RunSettings(levels=(8, 4, 2, 0), bits=3.0)
@@ -283,6 +284,7 @@ def test_a_calibrated_store_is_split_by_it(damageable):
     assert blocks(by_damage) == plain
 
 
+@pytest.mark.e2e
 @given(
     levels=st.sampled_from([(8, 4), (4, 2, 0), (8, 4, 2), (8, 4, 2, 0)]),
     retention=st.floats(0.05, 1),

@@ -30,6 +30,7 @@ def small_is_big(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.e2e
 def test_the_first_use_is_announced_and_the_second_is_not(
     small_is_big, monkeypatch, capsys, checkpoint, tmp_path
 ):
@@ -62,6 +63,7 @@ def test_a_plan_of_a_checkpoint_converts_nothing(small_is_big, run, checkpoint, 
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
 
 
+@pytest.mark.e2e
 def test_a_limit_too_small_is_refused_before_a_conversion(small_is_big, run, checkpoint, tmp_path):
     """chat reads headers, names the smallest limit, and converts nothing."""
     code, _, err = run("chat", "-m", checkpoint, "-p", "x", "--vram-limit", "1KB")
@@ -69,6 +71,7 @@ def test_a_limit_too_small_is_refused_before_a_conversion(small_is_big, run, che
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "command",
     [
@@ -84,6 +87,7 @@ def test_a_measurement_is_refused_before_a_conversion(small_is_big, run, checkpo
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("command", [("chat", "-p", "x", "-m"), ("pull",)])
 def test_a_wrong_template_is_refused_before_a_conversion(run, checkpoint, tmp_path, command):
     """A template that cannot be rendered is found by a small conversation, and nothing is converted."""
@@ -94,6 +98,7 @@ def test_a_wrong_template_is_refused_before_a_conversion(run, checkpoint, tmp_pa
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
 
 
+@pytest.mark.e2e
 def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
     """A store in one layout does not serve another; the second conversion is announced too."""
     made = []
@@ -105,6 +110,7 @@ def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
     assert made[0] != made[1]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("command", [["eval", "--tasks", "--task-count", "1"], ["bench"]])
 def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, capsys, checkpoint, command):
     """eval and bench print the announcement before the first weight is read."""

@@ -46,6 +46,7 @@ def refused(run, store: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("key", "value"), CONFIGS.items(), ids=CONFIGS)
 def test_a_config_that_transformers_refuses(run, damageable, key, value):
     """The model is refused, or runs where transformers ignores the value; no error is untyped."""
@@ -55,6 +56,7 @@ def test_a_config_that_transformers_refuses(run, damageable, key, value):
     assert "Traceback" not in err
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("key", "value"), [(key, value) for key in GENERATIONS for value in GENERATIONS[key]], ids=str
 )
@@ -64,6 +66,7 @@ def test_generation_settings_that_no_sampler_can_use(run, damageable, key, value
     refused(run, damageable)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("content", TOKENIZERS, ids=lambda content: repr(content[:40]))
 def test_tokenizers_that_do_not_load(run, damageable, content):
     """The model is refused, whatever the library raises."""
@@ -85,6 +88,7 @@ def test_a_panic_is_a_refusal_and_an_interrupt_is_not():
             raise error
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("value", ["x", [1], {"a": 1}], ids=repr)
 def test_a_tokenizer_config_that_cannot_encode(run, damageable, value):
     """A value that transformers reads while it encodes a prompt is refused."""

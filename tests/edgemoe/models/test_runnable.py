@@ -95,6 +95,7 @@ def test_a_good_checkpoint_is_not_refused(run, checkpoint, tmp_path):
     assert run("convert", checkpoint, tmp_path / "store")[0] == 0
 
 
+@pytest.mark.e2e
 def test_a_first_use_is_checked_too(run, checkpoint, tmp_path, monkeypatch):
     """chat with a checkpoint whose generation settings no sampler can use ends before a store is made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

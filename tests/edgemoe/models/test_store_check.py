@@ -72,6 +72,7 @@ MANIFESTS = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("change", "field"), MANIFESTS.values(), ids=MANIFESTS)
 def test_a_manifest_that_contradicts_the_config_is_refused(run, damageable, change, field):
     """Opening names the field, chat and plan exit with 4, and so does verify although some checksums may fit."""
@@ -107,6 +108,7 @@ DENSE = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("change", DENSE.values(), ids=DENSE)
 def test_dense_weights_that_contradict_the_config_are_refused(run, open_engine, damageable, change):
     """No engine opens, and chat and verify exit with 4, although every checksum fits."""
@@ -118,6 +120,7 @@ def test_dense_weights_that_contradict_the_config_are_refused(run, open_engine, 
     assert (code, "config.json" in out or "another shape or type" in out) == (4, True)
 
 
+@pytest.mark.e2e
 def test_every_flipped_bit_of_the_dense_weights_is_noticed(open_engine, damageable):
     """60 single bits, all over the file behind its header: each is an error with the file's name."""
     path = damageable / "dense.safetensors"
@@ -132,6 +135,7 @@ def test_every_flipped_bit_of_the_dense_weights_is_noticed(open_engine, damageab
     open_engine(damageable)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"]
 )

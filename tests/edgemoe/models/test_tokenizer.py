@@ -78,6 +78,7 @@ def test_too_many_added_tokens_are_refused(edited, monkeypatch):
         load_tokenizer(directory)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "change",
     [
@@ -95,6 +96,7 @@ def test_whatever_the_library_raises_is_a_refusal(edited, change):
         load_tokenizer(edited(change))
 
 
+@pytest.mark.e2e
 def test_the_demo_passes():
     """The sample, every string of its rules and every id."""
     assert try_tokenizer(DEMO, 4096) is None

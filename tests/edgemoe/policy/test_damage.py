@@ -59,6 +59,7 @@ def mean_bits(levels: torch.Tensor) -> float:
     return float(torch.tensor([BITS_PER_WEIGHT[level] for level in levels.flatten().tolist()]).mean())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("levels", LISTS)
 @pytest.mark.parametrize("fraction", [0.3, 0.6, 0.9])
 def test_price_gives_the_wanted_bits_on_other_tokens(levels, fraction):

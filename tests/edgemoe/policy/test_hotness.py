@@ -61,6 +61,7 @@ def test_the_tokens_of_a_step_count_alike(
     assert scores.values[0].tolist() == pytest.approx(want, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.e2e
 @given(intervals=st.lists(st.lists(TOKEN, min_size=1, max_size=6), max_size=5), half_life=HALF_LIVES)
 def test_token_counts_change_at_the_end_of_an_interval_alone(
     intervals: list[list[dict[int, float]]], half_life: float

@@ -79,6 +79,7 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
     return scores
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
 @pytest.mark.parametrize("steps", [(21,), (20, 1), (3, 40, 17)])

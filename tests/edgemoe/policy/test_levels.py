@@ -159,6 +159,7 @@ def test_skipped_experts_are_neither_read_nor_computed(open_engine, tiny_store):
     assert len(engine.vram.resident()) == use.experts[4]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("levels", [(4, 2), (4, 0), (8, 4), (8, 4, 2, 0)])
 @pytest.mark.parametrize("speculate", ["off", "full"])
 def test_scheduled_levels_give_the_same_bits_under_every_limit(open_engine, tiny_store, levels, speculate):
@@ -256,6 +257,7 @@ def test_a_prompts_last_token_alone_is_judged_as_a_prompt(open_engine, tiny_stor
     assert all(decode and levels[0].tolist() == [4, 2] for *_, decode, levels in judged[before:])
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean"])
 def test_a_long_prompt_is_ranked_over_all_its_steps(open_engine, tiny_store, judged, signal):
     """The last step's ranks are those of the same tokens where the whole prompt is one step, after earlier turns too.

@@ -51,6 +51,7 @@ def test_tokens_agree_as_the_paper_says(step):
     assert remapping.choose(logits, top_k).tolist() == want
 
 
+@pytest.mark.e2e
 @given(steps(), st.data())
 def test_only_some_bins_or_ranks_change(step, data):
     """Votes count within the bins alone, and the token's own experts of other ranks stay, by a plain loop."""
@@ -72,6 +73,7 @@ def test_only_some_bins_or_ranks_change(step, data):
         assert found == sorted(want, key=lambda e: (-row[e], e))
 
 
+@pytest.mark.e2e
 @given(steps(), st.data())
 def test_resident_experts_come_first_within_a_bin(step, data):
     """By a plain loop, with as many bins as the logits need."""
@@ -95,6 +97,7 @@ def test_a_token_keeps_its_likeliest_expert_and_their_number(step):
     assert torch.equal(chosen[:, 0], logits.float().argsort(dim=1, descending=True, stable=True)[:, 0])
 
 
+@pytest.mark.e2e
 @given(steps(), st.randoms())
 def test_the_order_of_tokens_changes_nothing(step, random):
     logits, top_k, remapping = step
@@ -160,6 +163,7 @@ def test_the_most_tokens_and_bins_count_without_overflow():
     assert in_c(logits, 3, remapping, normalise=True)[1].tolist() == want
 
 
+@pytest.mark.e2e
 @needs_native
 @given(steps(), st.booleans())
 def test_the_kernel_chooses_the_same(step, normalise):

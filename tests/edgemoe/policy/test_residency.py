@@ -54,6 +54,7 @@ def changed(scores: list[float], hot: list[bool], enter: list[bool], most: int, 
     return moves(np.array(scores), np.array(hot), np.array(enter), most, margin)
 
 
+@pytest.mark.e2e
 @given(layer=layers(), margin=st.sampled_from([0.0, 0.1, 0.5, 2.0]))
 def test_moves_are_those_of_a_search(
     layer: tuple[list[float], list[bool], list[bool], int], margin: float

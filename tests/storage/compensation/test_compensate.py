@@ -69,6 +69,7 @@ def squared(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return sum(float((a.float() - b).square().sum()) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("rule", ["error", "kurtosis", "uniform"])
 @pytest.mark.parametrize("base_level", [2, 4])
 def test_a_compensated_level_is_nearer_to_the_weights(small_source, store, rule, base_level):
@@ -130,6 +131,7 @@ def test_a_store_with_compensators_is_the_same_to_a_reader_without_them(small_so
     assert Manifest.load(store).fingerprint == fingerprint
 
 
+@pytest.mark.e2e
 def test_a_finished_run_is_not_repeated_and_another_replaces_it(small_source, store, monkeypatch):
     """The same options change no byte and compute nothing; others leave no file of the first."""
     add(small_source, store)
@@ -146,6 +148,7 @@ def test_a_finished_run_is_not_repeated_and_another_replaces_it(small_source, st
     assert tree(store) == first
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "damage", [lambda path: flip(path, 9000), lambda path: os.truncate(path, 5000), os.unlink]
 )
@@ -317,6 +320,7 @@ def test_a_source_that_changes_meanwhile_is_refused(small_source, store, tmp_pat
     assert Manifest.load(store).compensators is None
 
 
+@pytest.mark.e2e
 def test_a_store_of_another_layout_of_tensors_has_the_same_factors(checkpoint, fused_checkpoint, tmp_path):
     """Experts as separate tensors, or as one tensor for all of a layer."""
     found = []

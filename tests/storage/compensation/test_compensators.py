@@ -214,6 +214,7 @@ INVALID: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("change", "wanted"), INVALID.values(), ids=INVALID)
 def test_an_index_that_contradicts_itself_or_the_store_is_refused(store, change, wanted):
     """With the wrong value."""

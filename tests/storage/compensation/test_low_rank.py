@@ -198,6 +198,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("hidden", "inner"), FAMILIES.values(), ids=FAMILIES)
 def test_products_are_within_the_error_of_three_bits(hidden, inner):
     """x (U V)^T of factors in a compensator's bytes, on the shapes of the families, against float64 of the factors

@@ -58,6 +58,7 @@ def good(tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("damage", "code"), broken_files.CHECKPOINTS.values(), ids=broken_files.CHECKPOINTS)
 def test_a_broken_checkpoint_is_not_converted(run, good, tmp_path, damage, code):
     """convert exits with 2 or 4, prints one line on stderr, and leaves no store."""
@@ -70,12 +71,14 @@ def test_a_broken_checkpoint_is_not_converted(run, good, tmp_path, damage, code)
     assert not (tmp_path / "store" / MANIFEST_NAME).exists()
 
 
+@pytest.mark.e2e
 def test_the_checkpoint_of_the_corpus_converts_unbroken(run, good, tmp_path):
     """The checkpoint converts without its fault, so every entry is refused for its own fault."""
     assert run("convert", good / "model", tmp_path / "store")[0] == 0
     assert run("verify", good / "store")[0] == 0
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("damage", "code"), broken_files.STORES.values(), ids=broken_files.STORES)
 def test_a_broken_store_is_found(run, good, tmp_path, damage, code):
     """verify exits with 4, or 2 without a store, and no command ends with a traceback."""

@@ -285,6 +285,7 @@ class Killed(BaseException):
     """Not an Exception, so that no handler catches it."""
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("step", [1, 8, 9, 16, 17, 30, 41])
 def test_an_interrupted_conversion_resumes_to_the_same_bytes(checkpoint, store, tmp_path, step):
     """A conversion stopped after any expert or tensor leaves no store, and the next run completes the same bytes."""

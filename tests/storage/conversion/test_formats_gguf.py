@@ -307,6 +307,7 @@ def test_impossible_values_are_refused(qwen3, tmp_path, change, match):
         Checkpoint.open(tmp_path / "bad.gguf")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("field", ["embedding_scale", "attention.scale", "residual_scale", "logit_scale"])
 @pytest.mark.parametrize("value", [None, 0.0, float("inf"), 3])
 def test_multipliers_are_numbers_above_0(granitemoe, tmp_path, field, value):

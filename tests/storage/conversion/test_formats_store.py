@@ -112,6 +112,7 @@ def divergence(engine, model) -> float:
     return worst
 
 
+@pytest.mark.e2e
 @pytest.mark.covers("GPTQ")
 def test_a_gptq_model_answers_at_level_4_as_transformers_does(gptq, model, open_engine, tmp_path):
     """By default the store has level 4, the source's groups, no error (bf16 scales), and the same answers."""
@@ -122,6 +123,7 @@ def test_a_gptq_model_answers_at_level_4_as_transformers_does(gptq, model, open_
     assert divergence(open_engine(tmp_path / "store", level=4), model) < 0.001
 
 
+@pytest.mark.e2e
 @pytest.mark.covers("GGUF")
 def test_a_gguf_model_answers_as_its_checkpoint_does(tiny_model, open_engine, tmp_path):
     """The same weights as GGUF and as safetensors give the same logits."""
@@ -221,6 +223,7 @@ def test_convert_prints_the_error(gptq, tmp_path, capsys):
     assert "source error" in capsys.readouterr().out
 
 
+@pytest.mark.e2e
 @pytest.mark.covers("MXFP4", "gpt_oss")
 def test_a_gpt_oss_in_mxfp4_answers_as_its_dequantized_self(open_engine, tmp_path):
     """The published form of the checkpoint, with packed experts and plain biases, gives transformers' logits."""

@@ -76,6 +76,7 @@ def straight(store, tmp_path_factory):
     return out
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("threads", [2, 7])
 def test_the_number_of_threads_leaves_no_trace(store, straight, tmp_path, format, threads):
@@ -85,6 +86,7 @@ def test_the_number_of_threads_leaves_no_trace(store, straight, tmp_path, format
     assert sum(name.startswith("model") and "index" not in name for name in straight[format]) == 3
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("at", [(0, 0), (0, 2), (1, 1)])
 def test_a_stopped_export_says_so_and_resumes(store, straight, tmp_path, monkeypatch, format, at):
@@ -111,6 +113,7 @@ def test_a_stopped_export_says_so_and_resumes(store, straight, tmp_path, monkeyp
     assert before == {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in complete}
 
 
+@pytest.mark.e2e
 def test_a_killed_process_leaves_a_marker_and_resumes(store, straight, tmp_path):
     """SIGKILL in the second layer: nothing of it looks finished, and the next run ends with the same bytes."""
     out = tmp_path / "out"
@@ -207,6 +210,7 @@ def test_a_finished_export_is_not_changed(store, straight, tmp_path):
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["*.safetensors", "config.json", "tokenizer.json"])
 def test_a_finished_export_gets_a_lost_file_again(store, tmp_path, name):
     """A file that was removed from a finished export is written again by the same command."""
@@ -270,6 +274,7 @@ def test_other_files_are_not_touched(store, tmp_path):
     assert not (store / UNFINISHED_NAME).exists()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("format", FORMATS)
 def test_verify_names_the_damaged_file(store, tmp_path, format):
     """One changed bit in any file is found, with its offset's region; a shorter file is found too."""
@@ -286,6 +291,7 @@ def test_verify_names_the_damaged_file(store, tmp_path, format):
     assert name in str(verify_export(out, lambda done, total: None)[1][0])
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     "name", ["experts-00001.safetensors", "dense.safetensors", "tokenizer.json", "config.json"]

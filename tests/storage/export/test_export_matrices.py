@@ -154,6 +154,7 @@ def test_packed_codes_come_back(bits):
     assert torch.equal(fields(pack(codes, bits).view(torch.int32), bits), codes)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("bits", [4, 8])
 def test_compressed_tensors_reads_the_same_weights(bits):
     """The package that engines read such checkpoints with decompresses to the same weights."""

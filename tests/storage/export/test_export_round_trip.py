@@ -124,6 +124,7 @@ def wide(values: torch.Tensor, group: int, cols: int) -> torch.Tensor:
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.e2e
 @given(stores())
 @QUICK
 def test_gguf_gives_the_same_codes_back(drawn):
