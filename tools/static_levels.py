@@ -153,7 +153,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         UserError: a store without a calibration.
     """
     store = open_model(Opening(options.model, device="cpu"))
-    calibration = calibration_of(store, store.manifest.max_level)
+    calibration = calibration_of(store.directory, store.manifest, store.manifest.max_level)
     if calibration is None:
         raise UserError("a store with a calibration", str(store.directory), "run `edgemoe calibrate` first")
     windows = text_windows(load_tokenizer(store.directory), options.text, options.tokens, WINDOW)

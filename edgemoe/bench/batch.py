@@ -32,7 +32,7 @@ from edgemoe.engine.scheduler import Pace, Request, Scheduler, Trace
 from edgemoe.errors import UserError
 from edgemoe.kv.step import Step
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.models.store_model import MOST_PARALLEL
+from edgemoe.models.plans.requirements import MOST_PARALLEL
 from edgemoe.policy.settings import RunSettings
 
 PAPER_BATCHES = (1, 2, 4, 8, 16, 32)

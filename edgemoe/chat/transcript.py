@@ -11,6 +11,7 @@ from typing import Any
 
 import platformdirs
 
+from edgemoe.api.model import Model
 from edgemoe.api.template import Message
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.saved_kv import SavedKV
@@ -34,6 +35,28 @@ def keep_last(conversation: Conversation, then: Callable[[], None]) -> None:
     except (OSError, UserError) as error:
         logging.getLogger("edgemoe").warning("the conversation is not kept for --continue: %s", error)
     then()
+
+
+def continued(
+    model: Model, system: str | None, messages: list[Message], saved: SavedKV | None
+) -> tuple[Conversation, str]:
+    """Begins a conversation with the messages of an earlier one.
+
+    Args:
+        model: computes the answers.
+        system: a system message; None: the earlier one's.
+        messages, saved: from load_last; no messages: a new conversation.
+
+    Returns:
+        the conversation, and a line about what it continues; "" for a new one.
+    """
+    conversation = Conversation(model, system)
+    if not messages:
+        return conversation, ""
+    conversation.restore(messages)
+    conversation.set_system(system or conversation.system)
+    note = conversation.kv_note(saved)
+    return conversation, f"(continues {len(messages)} messages: {note})" if note else ""
 
 
 def load_last() -> tuple[list[Message], SavedKV | None]:

@@ -8,19 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgemoe.commands.options.bench import (
+    BatchOptions,
+    BenchOptions,
+    PromptOptions,
+    ReportOptions,
+    format_of,
+    require_batch,
+)
 from edgemoe.commands.options.groups import grouped
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.errors import UserError
 from edgemoe.models.options import effects
-from edgemoe.models.options.declared import flag, one_of, option
-from edgemoe.models.options.groups import (
-    ComputeOptions,
-    KVOptions,
-    LimitOptions,
-    ModelOptions,
-    Opening,
-    SizeOptions,
-)
+from edgemoe.models.options.declared import flag
+from edgemoe.models.options.groups import Opening
 from edgemoe.models.options.papers import take_remapping
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import POLICIES, HotnessOptions, SettingOptions
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from edgemoe.bench.batch import BatchRequest
     from edgemoe.bench.rows import BenchRow
     from edgemoe.bench.run import BenchRequest
-    from edgemoe.models.open import ChooseSettings
+    from edgemoe.models.plans.division import ChooseSettings
     from edgemoe.models.store_model import StoreModel
 
 EXAMPLES = (
@@ -40,72 +41,6 @@ EXAMPLES = (
     "edgemoe bench --model DIR --exact 4 --batch 1,2,4,8,16,32 --arrival closed --plot batch.png"
 )
 """For app.command(epilog=...)."""
-
-_FORMATS = ("md", "csv", "json", "jsonl")
-
-
-@dataclass(frozen=True)
-class PromptOptions:
-    """Options that are fields of a BenchRequest."""
-
-    prompt_file: Path | None = option(
-        "Text to take prompts from. Default: conversations of the demo's tasks."
-    )
-    prompts: str = option(
-        "text, random (tokens; their routing is not a text's), or both as arms.",
-        "text",
-        autocompletion=one_of("text", "random", "both"),
-    )
-    prompt_tokens: int = option("Tokens of each prompt.", 64, min=1)
-    new_tokens: int = option("Tokens decoded after it.", 64, min=2)
-    runs: int = option("Runs of each row, cold and warm, rows in turn.", 3, min=1)
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """Options of several requests at once."""
-
-    batch: str | None = option(
-        "Numbers of sequences at once, such as 1,2,4,8,16,32: a row each, with times from arrival, tokens/s beside the "
-        "bound, and experts active in a step. --runs is the number of requests for each place."
-    )
-    arrival: str | None = option(
-        "With --batch: closed (the next request comes when an answer ends) or poisson:RATE, in requests a second. "
-        "Default: closed."
-    )
-    chunk: int | None = option(
-        "With --batch: tokens of a prompt in one step. Default: 512 alone, 128 beside others.", min=1
-    )
-    every: int | None = option(
-        "With --batch: decode steps between two chunks while answers run; 0: prompts first. Default: 4.",
-        min=0,
-    )
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Options of the rows, of the report and of what is measured beside it."""
-
-    ablation: str | None = option(
-        "Load on demand, cache, prefetch and levels, each added in its row: paper, by DyMoE's rules, or ours. Other "
-        "options hold for every row that they have an effect on."
-    )
-    quality: Path | None = option("Report of `edgemoe eval --json` on the same store, merged by settings.")
-    plot: Path | None = option("Image file to draw the rows into.")
-    trace: Path | None = option(
-        "JSON file for a timeline of one more run of each row, for chrome://tracing or Perfetto: "
-        "computing, waiting, copies, and reads by each reader, a lane each. Prints what new tokens wait for."
-    )
-    seed: int = option("Seed of everything random.", 0)
-    output: str | None = option(
-        "md, csv, json or jsonl. Default: md.", name="--format", autocompletion=one_of(*_FORMATS)
-    )
-    as_json: bool = option("The same as --format json.", False, name="--json")
-
-
-@dataclass(frozen=True)
-class BenchOptions(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
-    """Options of the model and of its limits."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +72,7 @@ class Bench:
     def rows(self, store: StoreModel) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
         """The rows that are measured, and a sentence for each one that the store cannot run."""
         from edgemoe.bench.rows import single_row
-        from edgemoe.models.open import Division, plan_levels
+        from edgemoe.models.plans.division import Division, plan_levels
 
         if self.wanted.ablation is not None:
             return _ablation(self.wanted.ablation, store.manifest.max_level, self.chosen)
@@ -148,7 +83,7 @@ class Bench:
     def request(self, store: StoreModel) -> BenchRequest:
         """What is measured on a store with the format of its keys and values."""
         from edgemoe.bench.run import BenchRequest
-        from edgemoe.models.open import parse_limits
+        from edgemoe.models.plans.division import parse_limits
 
         rows, notes = self.rows(store)
         return BenchRequest(
@@ -184,8 +119,8 @@ def bench_command(
 
     A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
     """
-    form = _format(wanted.output, wanted.as_json)
-    _require_batch(batches, wanted)
+    form = format_of(wanted.output, wanted.as_json)
+    require_batch(batches, wanted)
     if chosen.policy == "auto":
         raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
     require_folders(wanted.trace)
@@ -203,7 +138,8 @@ def _run(bench: Bench, form: str) -> None:
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.run import make_plans, require_valid, run_bench
     from edgemoe.bench.tables import FORMATS
-    from edgemoe.models.open import open_model, parse_limits
+    from edgemoe.models.open import open_model
+    from edgemoe.models.plans.division import parse_limits
 
     parse_limits(bench.opening)
     stored, together, wanted = bench.opening.kv_format(), bench.together(), bench.wanted
@@ -240,29 +176,6 @@ def _trace(store: StoreModel, request: BenchRequest, path: Path) -> None:
 
 def _notify(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
-
-
-def _format(output: str | None, as_json: bool) -> str:
-    """Returns the format of --format or --json."""
-    if as_json and output not in (None, "json"):
-        raise UserError("one output format", f"--json and --format {output}", "leave one of them out")
-    chosen = "json" if as_json else output or "md"
-    if chosen not in _FORMATS:
-        raise UserError(f"one of {', '.join(_FORMATS)} for --format", repr(chosen), "choose one of them")
-    return chosen
-
-
-def _require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
-    """Refuses options of batches without --batch, and those of other rows beside it."""
-    if batches.batch is None:
-        given = [name for name, value in vars(batches).items() if value is not None]
-        action = "give --batch 1,2,4,8 with it"
-    else:
-        given = [name for name in ("ablation", "quality", "trace") if getattr(wanted, name)]
-        action = "leave one of the two out"
-    if given:
-        needed = "--batch" if batches.batch is None else "--batch alone"
-        raise UserError(f"{needed} for --{given[0]}", "none" if batches.batch is None else "both", action)
 
 
 def _ablation(

@@ -41,7 +41,8 @@ def calibrate_command(
     one, the sensitivity of each layer, and a sample of routing from which prices are solved. Interrupted, it resumes.
     """
     from edgemoe.console.loading import starting
-    from edgemoe.models.open import open_model, parse_limits
+    from edgemoe.models.open import open_model
+    from edgemoe.models.plans.division import parse_limits
 
     sizes = parse_limits(limits)
     with starting("loading torch"):

@@ -45,7 +45,8 @@ def chat_command(
     none there.
     """
     from edgemoe.console.loading import starting
-    from edgemoe.models.open import ChooseSettings, open_store
+    from edgemoe.models.open import open_store
+    from edgemoe.models.plans.division import ChooseSettings
 
     request = ChatRequest(opening, disk, with_studies(chosen, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgemoe.api.model import Model
-from edgemoe.api.template import Message, renderer
-from edgemoe.chat.conversation import Conversation
+from edgemoe.api.template import renderer
 from edgemoe.chat.loop import run_chat
-from edgemoe.chat.saved_kv import SavedKV
 from edgemoe.chat.session import Chat, Printing
 from edgemoe.chat.slash_commands import COMPLETIONS, refuse_command
-from edgemoe.chat.transcript import keep_last, load_last
-from edgemoe.commands.options.chat import ChatRequest, TurnOptions
+from edgemoe.chat.transcript import continued, keep_last, load_last
 from edgemoe.commands.options.sampling import chosen_sampling
 from edgemoe.console.answer_text import Look, import_renderers
 from edgemoe.console.input import open_turns
@@ -22,9 +20,12 @@ from edgemoe.console.width import say
 from edgemoe.engine.engine import Engine
 from edgemoe.models.heat import keeping_heat
 from edgemoe.models.introduction import introduction
-from edgemoe.models.open import Opened
 from edgemoe.models.options.prefix_cache import conversation_cache
 from edgemoe.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from edgemoe.commands.options.chat import ChatRequest
+    from edgemoe.models.open import Opened
 
 
 def answer_turns(request: ChatRequest, opened: Opened) -> None:
@@ -57,18 +58,9 @@ def answer_turns(request: ChatRequest, opened: Opened) -> None:
             say(f"levels by damage, measured on {engine.damage.origin}")
         heat, answered = stack.enter_context(keeping_heat(store.directory, store.manifest, engine.heat))
         engine.fill_first(heat)
-        conversation = _begin(model, turns, *before)
+        conversation, note = continued(model, turns.system, *before)
+        if note and not turns.as_json:
+            say(note)
         keep = partial(keep_last, conversation, answered) if request.kept else answered
         printing = Printing(turns.as_json, turns.stream, turns.stats, look)
         run_chat(Chat(engine, conversation, printing, answered=keep), source, about)
-
-
-def _begin(model: Model, turns: TurnOptions, messages: list[Message], saved: SavedKV | None) -> Conversation:
-    """The conversation of a chat, with the messages of an earlier one, and with a note on its KV on stderr."""
-    conversation = Conversation(model, turns.system)
-    if messages:
-        conversation.restore(messages)
-        conversation.set_system(turns.system or conversation.system)
-        if (note := conversation.kv_note(saved)) and not turns.as_json:
-            say(f"(continues {len(messages)} messages: {note})")
-    return conversation

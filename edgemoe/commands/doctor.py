@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from edgemoe.console.width import fitted
 
 if TYPE_CHECKING:
     from edgemoe.kernels.probe import Timing
+    from edgemoe.machine.device import Device
     from edgemoe.speed.device import DeviceSpeed
     from edgemoe.speed.disk import DiskSpeed
 
@@ -170,30 +171,16 @@ def examine(directory: Path) -> Findings:
 
     import torch
 
-    from edgemoe.errors import UserError
-    from edgemoe.kernels.registry import compute
     from edgemoe.machine.devices import open_device
     from edgemoe.machine.process import available_memory
     from edgemoe.models.cache import disk_bytes, kv_directory
-    from edgemoe.speed.device import measure_device
-    from edgemoe.speed.disk import measure_disk
-    from edgemoe.storage.threads import cores
 
-    existing = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
-    try:
-        disk = measure_disk(existing, PROBE)
-    except OSError as error:
-        raise UserError(
-            f"a writable disk at {existing}, to measure it", str(error), "name another directory"
-        ) from error
-    ram, gpu, vram, link = available_memory(), None, None, None
+    existing, disk = _disk(directory)
+    ram = available_memory()
     # By name, since `auto` skips a GPU without Triton and the report shall say that Triton is missing.
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
-    if device:
-        gpu, vram = torch.cuda.get_device_name(device.place), device.available_bytes()
-        link = measure_device(device, min(ram // 2, PIN_MOST))
-    vram_limit, dram_limit = suggested(ram, vram)
-    kernel = compute(device.place if device else "cpu")
+    gpu = _gpu(device, ram)
+    vram_limit, dram_limit = suggested(ram, gpu["vram_free"])
     return Findings(
         directory=str(existing),
         disk=disk,
@@ -201,19 +188,59 @@ def examine(directory: Path) -> Findings:
         kv_directory=str(kv_directory()),
         kv_bytes=disk_bytes(kv_directory()),
         ram_free=ram,
-        vram_free=vram,
-        gpu=gpu,
-        vram_counted=device.counts_own if device else None,
-        gpu_link=link,
+        **gpu,
         lockable=_lockable(),
-        vector_width=torch.backends.cpu.get_cpu_capability(),
-        kernel=kernel.name,
-        layout=kernel.layout.name,
-        kernel_times=_kernel_times(),
-        cores=cores(),
+        **_cpu(device),
         vram_limit=vram_limit,
         dram_limit=dram_limit,
     )
+
+
+def _disk(directory: Path) -> tuple[Path, DiskSpeed]:
+    """The nearest directory that exists, and the speed of its disk; raises as examine."""
+    from edgemoe.errors import UserError
+    from edgemoe.speed.disk import measure_disk
+
+    existing = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
+    try:
+        return existing, measure_disk(existing, PROBE)
+    except OSError as error:
+        raise UserError(
+            f"a writable disk at {existing}, to measure it", str(error), "name another directory"
+        ) from error
+
+
+def _cpu(device: Device | None) -> dict[str, Any]:
+    """The fields of Findings that describe the CPU, and the kernel that computes experts here."""
+    import torch
+
+    from edgemoe.kernels.registry import compute
+    from edgemoe.storage.threads import cores
+
+    kernel = compute(device.place if device else "cpu")
+    return {
+        "vector_width": torch.backends.cpu.get_cpu_capability(),
+        "kernel": kernel.name,
+        "layout": kernel.layout.name,
+        "kernel_times": _kernel_times(),
+        "cores": cores(),
+    }
+
+
+def _gpu(device: Device | None, ram: int) -> dict[str, Any]:
+    """The fields of Findings that describe a GPU; all None without one. `ram`: free bytes."""
+    import torch
+
+    from edgemoe.speed.device import measure_device
+
+    if device is None:
+        return dict.fromkeys(("gpu", "vram_free", "vram_counted", "gpu_link"))
+    return {
+        "gpu": torch.cuda.get_device_name(device.place),
+        "vram_free": device.available_bytes(),
+        "vram_counted": device.counts_own,
+        "gpu_link": measure_device(device, min(ram // 2, PIN_MOST)),
+    }
 
 
 def _kernel_times() -> list[Timing]:

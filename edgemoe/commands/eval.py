@@ -131,7 +131,8 @@ def eval_command(
         raise UserError("something to measure", "neither --text nor --tasks", "give one or both")
     per_kind = _tasks_per_kind(measure.task_count, tasks=measure.tasks, demo=demo)
     _require_parts(measure, reference)
-    from edgemoe.models.open import open_model, parse_limits
+    from edgemoe.models.open import open_model
+    from edgemoe.models.plans.division import parse_limits
 
     sizes, form = parse_limits(opening), opening.kv_format()
     arms = _table(measure, ranking, hot)

@@ -105,7 +105,7 @@ def _levels(store: Path, manifest: Manifest, options: ExportOptions) -> Levels:
 def _levels_of_mean(store: Path, manifest: Manifest, level: str, *, by_layer: bool) -> Levels:
     """Levels 8 and 4 by the calibration beside a store, and by its heat where there is one."""
     from edgemoe.calibrate.static_levels import HIGH, LOW, static_levels
-    from edgemoe.models.calibration import calibration_beside
+    from edgemoe.models.calibration import calibration_of
     from edgemoe.models.heat import load_heat
     from edgemoe.policy.damage import Damage
 
@@ -123,7 +123,7 @@ def _levels_of_mean(store: Path, manifest: Manifest, level: str, *, by_layer: bo
             f"level {manifest.max_level} at most",
             "choose --level 4, or convert the model with --max-level 8",
         )
-    found = calibration_beside(store, manifest, HIGH)
+    found = calibration_of(store, manifest, HIGH)
     if found is None:
         raise UserError(
             f"calibration.safetensors in {store} for --level {level}",

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.api.load import Loading, load_model
 from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.serve import AddressOptions, RequestOptions, url_of
 from edgemoe.commands.options.shared import StudyOption
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.printable import printable
 from edgemoe.errors import UserError
 from edgemoe.models.demo import DEMO
-from edgemoe.models.options.declared import option
 from edgemoe.models.options.effects import require_several
 from edgemoe.models.options.groups import PrefixCacheOptions, SharedOpening
 from edgemoe.models.options.prefix_cache import require_directory
@@ -28,6 +25,7 @@ from edgemoe.models.options.study import with_studies
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
+    from pathlib import Path
 
     from edgemoe.api.model import Model
     from edgemoe.serve.serving import Serving
@@ -40,33 +38,6 @@ EXAMPLES = (
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
 """What edgemoe[serve] installs."""
-
-
-@dataclass(frozen=True)
-class AddressOptions:
-    """Options of where the server listens, and who may send requests."""
-
-    host: str = option("Address to listen at; another than 127.0.0.1 lets other machines in.", "127.0.0.1")
-    port: int = option("Port to listen at; 0 for any free one.", 8080, min=0, max=65535)
-    api_key: str | None = option("Key that requests must have: Authorization: Bearer KEY, or x-api-key: KEY.")
-    api_key_file: Path | None = option("File with that key, which then stands in no list of processes.")
-    cors: list[str] | None = option(
-        "Origin of web pages on other sites that may send requests; several times."
-    )
-    allowed_host: list[str] | None = option(
-        "Name under which the server is reached, beside localhost and addresses; several times."
-    )
-
-
-@dataclass(frozen=True)
-class RequestOptions:
-    """Options of the requests that the server takes."""
-
-    queue: int = option(
-        "Requests that may wait while others run; further ones of a client get 429 and Retry-After.", 8, min=0
-    )
-    request_timeout: str | None = option("Most time of one request, such as 600s. Default: no limit.")
-    name: str | None = option("Name of the model for clients. Default: the last part of --model.")
 
 
 @grouped
@@ -85,7 +56,7 @@ def serve_command(
     that run; a second one ends at once.
     """
     require_extra()
-    key = _key(address)
+    key = address.key()
     limit = None if requests.request_timeout is None else parse_duration(requests.request_timeout)
     loading = Loading(opening, with_studies(chosen, study), disk)
     _check(loading)  # rejects a wrong option before the port is opened
@@ -98,13 +69,14 @@ def serve_command(
         from edgemoe.serve.serving import Serving
 
     listening = Address(address.host, address.port).listen()
-    _warn_of_openness(address, key)
+    if warning := address.warning(key):
+        _say(warning)
     serving = Serving(
         requests.name or _name(opening.model),
         most=opening.parallel + requests.queue,
         limits=Limits(answer_seconds=limit),
     )
-    _say(f"serving {serving.name} at {_url(listening.getsockname())}/v1 (loading)")
+    _say(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))
     access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key)
     logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # one line per request
@@ -145,43 +117,9 @@ def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
     return one
 
 
-def _key(address: AddressOptions) -> str | None:
-    if address.api_key_file is None:
-        return address.api_key
-    if address.api_key is not None:
-        raise UserError("either --api-key or --api-key-file", "both", "leave one of the two out")
-    try:
-        key = address.api_key_file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise UserError(f"a key in {address.api_key_file}", str(error), "write one line of text") from error
-    if not key:
-        raise UserError(f"a key in {address.api_key_file}", "an empty file", "write one line of text")
-    return key
-
-
 def _name(model: Path) -> str:
     """What clients call a model: a Hub name as it is, else a path's last part."""
     return "demo" if model == DEMO else str(model) if not model.exists() else model.resolve().name
-
-
-def _url(name: tuple[str, int]) -> str:
-    host, port = name[:2]
-    return "http://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-
-
-def _warn_of_openness(address: AddressOptions, key: str | None) -> None:
-    if key is None and not _is_loopback(address.host):
-        _say(
-            f"WARNING: --host {address.host} lets every machine that reaches this one use the model. "
-            "Give --api-key-file FILE, or leave --host out."
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _say(line: str) -> None:

@@ -55,7 +55,8 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
         try:
             opened = StoreModel.open(store)
             check_dense(store, opened.config, dense_specs(store / DENSE_NAME))
-            calibration_of(opened, opened.manifest.max_level)  # logs a warning about one that cannot be used
+            # Logs a warning about one that cannot be used.
+            calibration_of(opened.directory, opened.manifest, opened.manifest.max_level)
         except EdgemoeError as error:
             damage.append(error)
     _report(report.bytes_read, damage, "whole; every shape is that of config.json", as_json)

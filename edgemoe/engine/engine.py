@@ -45,7 +45,8 @@ from edgemoe.memory.split import BlockSplit, require_sizes
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.memory.workspace import long_step_bytes
 from edgemoe.models.calibration import calibration_of
-from edgemoe.models.store_model import StoreModel, require_base_level
+from edgemoe.models.plans.requirements import require_base_level
+from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.importance import PromptAttention
@@ -300,7 +301,9 @@ class Engine:
         """
         if self.damage is None:
             level = self.plan.levels[0]
-            self.damage = Damage.of(calibration_of(self.store, level) or self._measured())
+            self.damage = Damage.of(
+                calibration_of(self.store.directory, self.store.manifest, level) or self._measured()
+            )
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
         if settings.hotness and self.device:

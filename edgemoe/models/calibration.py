@@ -1,33 +1,49 @@
-"""The calibration of an open store, and that of a checkpoint which ships with one."""
+"""Reads the calibration of a store, and copies the one that a checkpoint ships with."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
 
-from edgemoe.errors import EdgemoeError
-from edgemoe.models.store_model import StoreModel
-from edgemoe.storage.store.calibration import CALIBRATION_NAME, Calibration, load_calibration
+from edgemoe.errors import DamagedData, EdgemoeError
+from edgemoe.policy.damage import Damage
+from edgemoe.policy.settings import RunSettings
+from edgemoe.storage.store.calibration import (
+    CALIBRATION_NAME,
+    Calibration,
+    fitting_calibration,
+    load_calibration,
+)
 from edgemoe.storage.store.manifest import Manifest
 
 
-def calibration_of(store: StoreModel, level: int) -> Calibration | None:
-    """The calibration beside a store's files; one that cannot be used is logged as a warning, with its path.
+def calibration_of(store: Path, manifest: Manifest, level: int) -> Calibration | None:
+    """The calibration of a store; one that cannot be used is logged as a warning, with its path.
 
     Args:
-        store: an open store.
+        store: its directory.
+        manifest: its store.json.
         level: highest level that is used.
 
     Returns:
         None where there is none that fits the store.
     """
-    return calibration_beside(store.directory, store.manifest, level)
+    return load_calibration(store, manifest.source, level, *_sizes(manifest))
 
 
-def calibration_beside(store: Path, manifest: Manifest, level: int) -> Calibration | None:
-    """As calibration_of, for a store's directory."""
-    layers, experts = sorted(manifest.layers), max(len(layer.records) for layer in manifest.layers.values())
-    return load_calibration(store, manifest.source, level, layers, experts)
+def damage_of(store: Path, manifest: Manifest, settings: RunSettings) -> Damage | None:
+    """What fewer bits of each expert cost, where settings go by it and the store has a calibration that fits."""
+    if not (settings.priced and manifest.layers):
+        return None
+    with suppress(DamagedData):  # the engine names the file
+        found = fitting_calibration(store, manifest.source, settings.levels[0], *_sizes(manifest))
+        return Damage.of(found) if found else None
+    return None
+
+
+def _sizes(manifest: Manifest) -> tuple[list[int], int]:
+    """The layers with experts, and how many each has."""
+    return sorted(manifest.layers), max(len(layer.records) for layer in manifest.layers.values())
 
 
 def adopt_calibration(checkpoint: Path, store: Path) -> None:
@@ -35,6 +51,6 @@ def adopt_calibration(checkpoint: Path, store: Path) -> None:
     if (store / CALIBRATION_NAME).exists() or not (checkpoint / CALIBRATION_NAME).exists():
         return
     manifest = Manifest.load(store)
-    if found := calibration_beside(checkpoint, manifest, manifest.max_level):
+    if found := calibration_of(checkpoint, manifest, manifest.max_level):
         with suppress(EdgemoeError):  # a store that only others may write to
             found.save(store)

@@ -13,16 +13,10 @@ from edgemoe.families.table import require_known
 from edgemoe.hub.name import HubModel
 from edgemoe.models.cache import aliases, file_name, find_cached, is_name, stores_directory, touch
 from edgemoe.models.calibration import adopt_calibration
+from edgemoe.models.conversion.download import choose_layout, download_path
 from edgemoe.models.conversion.first_use import DENSE_BITS, announce
 from edgemoe.models.conversion.named import hub_model
-from edgemoe.models.conversion.run import (
-    Check,
-    Options,
-    choose_layout,
-    convert_checkpoint,
-    convert_from_hub,
-    download_path,
-)
+from edgemoe.models.conversion.run import Check, Options, convert_checkpoint, convert_from_hub
 from edgemoe.models.conversion.waiting import convert_once
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.store.manifest import MANIFEST_NAME

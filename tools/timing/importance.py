@@ -25,8 +25,9 @@ from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import DoesNotFit, EdgemoeError
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.models.open import open_store, within_memory
+from edgemoe.models.open import open_store
 from edgemoe.models.options.groups import Opening
+from edgemoe.models.plans.division import within_memory
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import failed, make_parser, positive
 

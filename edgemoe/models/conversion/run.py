@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.console.width import say
 from edgemoe.errors import UserError
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
-from edgemoe.hub.progress import ConversionProgress
-from edgemoe.kernels.registry import compute
-from edgemoe.models.cache import downloads_directory
 from edgemoe.models.calibration import adopt_calibration
+from edgemoe.models.conversion.download import choose_layout, download, download_path
 from edgemoe.models.conversion.first_use import announce
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
-from edgemoe.storage.files.lock import StoreLock
-from edgemoe.storage.record.layout import LAYOUTS, Layout
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
-
-if TYPE_CHECKING:
-    from edgemoe.hub.shards import StreamedShards
-
-KEPT = ".keep-source"
-"""Marker file in a download's directory: the checkpoint stays after conversion."""
-
-
-def choose_layout(name: str) -> Layout:
-    """Looks up a layout by name; `auto` is the layout of this machine's fastest CPU kernel."""
-    if name == "auto":
-        return compute().layout
-    if name not in LAYOUTS:
-        raise UserError("the name of a layout", repr(name), f"choose auto or one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
-
 
 Check = Callable[[Checkpoint], object]
 """Raises an EdgemoeError for a checkpoint that is not to be converted; reads no weights."""
@@ -118,64 +95,20 @@ def convert_from_hub(
     from edgemoe.models.runnable import check_runnable
 
     checked = _checked(options)
-    with _download(model, download_path(model, options["layout"]), keep=keep_source) as download:
-        checkpoint = Checkpoint.open(download.source)
+    with download(model, download_path(model, options["layout"]), keep=keep_source) as arriving:
+        checkpoint = Checkpoint.open(arriving.source)
         check_runnable(checkpoint, options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
             check(checkpoint)
             announce(checkpoint, model.name, destination.parent, download=True)
         manifest = convert(
-            *(download.source, destination, family_of(checkpoint.config)),
+            *(arriving.source, destination, family_of(checkpoint.config)),
             **checked,
-            progress=download.progress.converted,
-            arrivals=download.shards,
+            progress=arriving.progress.converted,
+            arrivals=arriving.shards,
         )
     _print_error(manifest)
     return manifest
-
-
-@dataclass(frozen=True)
-class _Download:
-    """A checkpoint that is downloaded shard by shard.
-
-    Args:
-        source: its directory.
-        shards: files as they arrive.
-        progress: counts bytes that are downloaded and converted.
-    """
-
-    source: Path
-    shards: StreamedShards
-    progress: ConversionProgress
-
-
-@contextmanager
-def _download(model: HubModel, source: Path, *, keep: bool) -> Iterator[_Download]:
-    """Downloads a checkpoint into `source`, with a bar on stderr; removes or completes it after the block.
-
-    Raises:
-        UserError: the Hub cannot be reached, or has no such model.
-    """
-    from edgemoe.hub.checkpoint import open_streamed
-
-    source.mkdir(parents=True, exist_ok=True)
-    kept = source / KEPT
-    if keep:
-        kept.touch()
-    with StoreLock(source, exclusive=True), ByteProgress(f"downloading and converting {model.name}") as bar:
-        progress = ConversionProgress(bar)
-        shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
-        progress.expect(total)
-        yield _Download(source, shards, progress)
-        if kept.exists():
-            shards.complete()
-        else:
-            shutil.rmtree(source)
-
-
-def download_path(model: HubModel, layout: str) -> Path:
-    """The path of a model's checkpoint in the cache, while it is converted to a layout or kept."""
-    return downloads_directory() / f"{model.slug}-{choose_layout(layout).name}"
 
 
 def _print_error(manifest: Manifest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import fields
 
 import pytest
 import typer
@@ -12,7 +13,9 @@ import typer
 from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
+from edgemoe.commands.options.bench import BatchOptions
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN
 from edgemoe.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e
@@ -153,3 +156,9 @@ def test_a_row_over_its_limit_is_not_valid(bench, monkeypatch, capsys):
         bench(*SHORT)
     assert "INVALID: over its limit" in capsys.readouterr().out
     assert caught.value.exit_code == 3
+
+
+def test_the_help_of_chunks_says_what_the_scheduler_does():
+    """The default chunk of several sequences on a CPU, and on a device."""
+    (chunk,) = (each for each in fields(BatchOptions) if each.name == "chunk")
+    assert f"at most {CHUNK_BESIDE_OTHERS}, and {WORK_BETWEEN} on a GPU" in chunk.metadata["help"]

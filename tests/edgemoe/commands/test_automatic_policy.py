@@ -8,8 +8,8 @@ import pytest
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
-from edgemoe.models.open import HOT_SEQUENCES, Division, plan_levels
 from edgemoe.models.options.run_settings import run_settings
+from edgemoe.models.plans.division import HOT_SEQUENCES, Division, plan_levels
 
 CONTEXT = 64
 

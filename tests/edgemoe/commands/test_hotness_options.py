@@ -12,8 +12,8 @@ from edgemoe.chat.set_command import Tuning, changed
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import UserError
-from edgemoe.models.open import HOT_SEQUENCES, Division, plan_levels
 from edgemoe.models.options.run_settings import run_settings
+from edgemoe.models.plans.division import HOT_SEQUENCES, Division, plan_levels
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings
 

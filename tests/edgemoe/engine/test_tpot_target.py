@@ -11,8 +11,8 @@ from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.kv.step import Segment, Step
-from edgemoe.models.open import Division, plan_levels
 from edgemoe.models.options.run_settings import run_settings
+from edgemoe.models.plans.division import Division, plan_levels
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.store.calibration import CALIBRATION_NAME

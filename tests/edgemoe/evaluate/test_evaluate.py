@@ -16,7 +16,7 @@ from conftest import a_tokenizer
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from edgemoe.commands import options
+from edgemoe.commands import eval as evaluation
 from edgemoe.commands.eval import EXAMPLES, eval_command
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import DoesNotFit, UserError
@@ -402,7 +402,7 @@ def test_tasks_of_another_model_need_the_flag(
 ):
     """The demo's chat tasks run by default for the demo; for any other model only with --tasks."""
     assert command("--model", tiny_store, "--text", text, *words)[0] is None
-    monkeypatch.setattr(options, "DEMO", tiny_store)
+    monkeypatch.setattr(evaluation, "DEMO", tiny_store)
     assert command("--model", tiny_store, "--text", text, *words)[0] is None
     assert task_counts == [elsewhere, on_the_demo]
 

@@ -25,7 +25,7 @@ from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import workspace_bytes
-from edgemoe.models.open import Division, plan_levels, within_memory
+from edgemoe.models.plans.division import Division, plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import BLOCK, BlockKind

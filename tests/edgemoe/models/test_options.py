@@ -7,9 +7,9 @@ from device_double import DoubleDevice
 from engine_rig import in_planes, limited
 
 from edgemoe.errors import UserError
-from edgemoe.models.open import Division, plan_levels
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.study import parse_studies
+from edgemoe.models.plans.division import Division, plan_levels
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
 

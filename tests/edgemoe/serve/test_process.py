@@ -14,11 +14,14 @@ import httpx
 import pytest
 from programs import Program, programs
 
+from edgemoe.api.load import Loading
 from edgemoe.commands import serve
+from edgemoe.commands.options.serve import AddressOptions
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.models.heat import NAME as HEAT
 from edgemoe.models.heat import load_heat, save_heat
+from edgemoe.models.options.groups import Opening
 from edgemoe.serve.serving import Serving
 from edgemoe.storage.base import ExpertKey
 
@@ -114,7 +117,8 @@ def test_a_server_keeps_how_hot_experts_were(damageable):
         save_heat(damageable, store.manifest, {hottest: 1.0})
         serving = Serving("tiny", most=1)
         with ExitStack() as opened:
-            model = serve._load(serving, damageable, opened, context=64, exact=8)
+            loading = Loading(Opening(damageable, context=64), {"exact": 8})
+            model = serve._load(serving, loading, opened)
             assert model.engine._keys[0] == hottest
             serving.answered()
         kept = load_heat(damageable, store.manifest)
@@ -163,15 +167,15 @@ def test_keys_from_a_file(tmp_path):
     """The first line of text, without its end; an empty or missing file, and two keys, are refused."""
     file = tmp_path / "key"
     file.write_text("secret\n")
-    assert serve._key(serve.AddressOptions(api_key_file=file)) == "secret"
-    assert serve._key(serve.AddressOptions(api_key="x")) == "x"
-    assert serve._key(serve.AddressOptions()) is None
+    assert AddressOptions(api_key_file=file).key() == "secret"
+    assert AddressOptions(api_key="x").key() == "x"
+    assert AddressOptions().key() is None
     with pytest.raises(UserError, match="either --api-key or"):
-        serve._key(serve.AddressOptions(api_key="x", api_key_file=file))
+        AddressOptions(api_key="x", api_key_file=file).key()
     file.write_text("\n")
     for wrong in (file, tmp_path / "none"):
         with pytest.raises(UserError, match="a key in"):
-            serve._key(serve.AddressOptions(api_key_file=wrong))
+            AddressOptions(api_key_file=wrong).key()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,6 @@ def test_keys_from_a_file(tmp_path):
         ("0.0.0.0", "x", False),
     ],
 )
-def test_an_open_server_warns(host, key, warns, capsys):
+def test_an_open_server_warns(host, key, warns):
     """Another address than this machine's own without a key."""
-    serve._warn_of_openness(serve.AddressOptions(host=host), key)
-    assert ("WARNING" in capsys.readouterr().err) == warns
+    assert ("WARNING" in (AddressOptions(host=host).warning(key) or "")) == warns

@@ -20,7 +20,7 @@ from edgemoe.errors import DoesNotFit, NotFinite
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.memory.overhead import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
-from edgemoe.models.open import within_memory
+from edgemoe.models.plans.division import within_memory
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.storage.sizes import format_size

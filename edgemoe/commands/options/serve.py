@@ -1,0 +1,77 @@
+"""The options of `edgemoe serve` alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from edgemoe.errors import UserError
+from edgemoe.models.options.declared import option
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Options of where the server listens, and who may send requests."""
+
+    host: str = option("Address to listen at; another than 127.0.0.1 lets other machines in.", "127.0.0.1")
+    port: int = option("Port to listen at; 0 for any free one.", 8080, min=0, max=65535)
+    api_key: str | None = option("Key that requests must have: Authorization: Bearer KEY, or x-api-key: KEY.")
+    api_key_file: Path | None = option("File with that key, which then stands in no list of processes.")
+    cors: list[str] | None = option(
+        "Origin of web pages on other sites that may send requests; several times."
+    )
+    allowed_host: list[str] | None = option(
+        "Name under which the server is reached, beside localhost and addresses; several times."
+    )
+
+    def key(self) -> str | None:
+        """The key that requests must have; None: no key.
+
+        Raises:
+            UserError: two keys are given, or the file has none.
+        """
+        if self.api_key_file is None:
+            return self.api_key
+        if self.api_key is not None:
+            raise UserError("either --api-key or --api-key-file", "both", "leave one of the two out")
+        try:
+            key = self.api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"a key in {self.api_key_file}", str(error), "write one line of text") from error
+        if not key:
+            raise UserError(f"a key in {self.api_key_file}", "an empty file", "write one line of text")
+        return key
+
+    def warning(self, key: str | None) -> str | None:
+        """A warning where other machines may use the model without a key; None elsewhere."""
+        if key is not None or _is_loopback(self.host):
+            return None
+        return (
+            f"WARNING: --host {self.host} lets every machine that reaches this one use the model. "
+            "Give --api-key-file FILE, or leave --host out."
+        )
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """Options of the requests that the server takes."""
+
+    queue: int = option(
+        "Requests that may wait while others run; further ones of a client get 429 and Retry-After.", 8, min=0
+    )
+    request_timeout: str | None = option("Most time of one request, such as 600s. Default: no limit.")
+    name: str | None = option("Name of the model for clients. Default: the last part of --model.")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def url_of(name: tuple[str, int]) -> str:
+    """The address of a socket as a URL."""
+    host, port = name[:2]
+    return "http://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -1,0 +1,94 @@
+"""What a store consists of, before any weight is loaded: read from its files, or foreseen from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgemoe.families.base import Family
+from edgemoe.families.table import family_of
+from edgemoe.kernels.native.attention import kernel_fits
+from edgemoe.machine.device import Device
+from edgemoe.memory.model_shape import ModelShape
+from edgemoe.models.conversion.first_use import DENSE_BITS
+from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
+from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
+from edgemoe.storage.files.untrusted import read_json, refuse_special_files
+from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+
+
+@dataclass(frozen=True)
+class StoreParts:
+    """The parts of a store.
+
+    Args:
+        manifest: its store.json.
+        config: its config.json, bounded.
+        family: of the config.
+        experts: in all layers.
+        dense: dtype and shape of each dense tensor.
+    """
+
+    manifest: Manifest
+    config: dict[str, Any]
+    family: Family
+    experts: int
+    dense: list[Spec]
+
+    @classmethod
+    def read(cls, directory: Path) -> StoreParts:
+        """Reads store.json, the small files and the dense header, and compares them with each other.
+
+        Raises:
+            UserError, DamagedData: with the wrong file or field.
+        """
+        manifest = Manifest.load(directory)
+        refuse_special_files(directory)
+        check_small_files(directory, manifest)
+        config = bounded_config(read_json(directory, "config.json"))
+        family = family_of(config)
+        check_store(directory, manifest, config, family)
+        tensors = read_header(directory / DENSE_NAME).tensors
+        check_vocabulary(directory, config, family, tensors)
+        experts = sum(len(layer.records) for layer in manifest.layers.values())
+        return cls(manifest, config, family, experts, [tensor.spec for tensor in tensors.values()])
+
+    @classmethod
+    def planned(cls, checkpoint: Checkpoint, layout: str) -> StoreParts:
+        """The parts of the store that a first use would make in a layout: no layers and files yet.
+
+        Raises:
+            ModelRefused, MissingTensor: the checkpoint cannot be converted.
+        """
+        config = checkpoint.config
+        family = family_of(config)
+        experts = ExpertWeights(checkpoint, family)
+        specs = DenseWeights(checkpoint, experts.names, family, DENSE_BITS).specs()
+        geometry, source = experts.geometry(None), checkpoint.fingerprint()
+        manifest = Manifest(source, layout, "", geometry, DENSE_BITS, layers={}, files={})
+        return cls(manifest, config, family, len(experts.layers) * experts.count, list(specs.values()))
+
+    def shape(self, device: Device | None) -> ModelShape:
+        """The sizes for a memory plan on a device; None: on the CPU."""
+        config, family = self.config, self.family
+        vocab, matrices = config["vocab_size"], [shape for _, shape in self.dense if len(shape) == 2]
+        heads, kv = config["num_attention_heads"], family.kv(config)
+        plain = device is None and family.fused_gqa is not None
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            experts=self.experts,
+            experts_per_layer=family.experts(config),
+            top_k=config[family.top_k_key],
+            hidden=config["hidden_size"],
+            intermediate=config[family.intermediate_key],
+            heads=heads,
+            kv=kv,
+            widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
+            vocab=vocab,
+            dense_bytes=sum(tensor_bytes(*spec) for spec in self.dense),
+            compiled_attention=plain and kernel_fits(heads, kv.heads, kv.key_dim, config.get("clip_qkv")),
+        )

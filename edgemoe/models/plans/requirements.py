@@ -1,0 +1,106 @@
+"""What settings and sequences need of a store and a device; a refusal names the option to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgemoe.errors import ModelRefused, UserError
+from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
+from edgemoe.policy.settings import RunSettings, format_levels
+
+if TYPE_CHECKING:
+    from edgemoe.machine.device import Device
+    from edgemoe.storage.store.manifest import Manifest
+
+MOST_PARALLEL = 64
+"""Most sequences that run at once; the compiled kernel has as many rows (MOST_ROWS in decode_layers.c)."""
+
+_DEPENDS_ON_LENGTH = ("longrope", "dynamic")
+"""Rotary positions that transformers chooses by the largest position of a whole step."""
+
+
+def require_settings(
+    settings: RunSettings, directory: Path, manifest: Manifest, device: Device | None
+) -> None:
+    """Refuses a level that a store does not have, and copies into a device where there is none.
+
+    Raises:
+        UserError: with the option that is to be changed.
+    """
+    if settings.levels[0] > manifest.max_level:
+        raise UserError(
+            f"a store with level {settings.levels[0]}",
+            f"{directory}, converted with --max-level {manifest.max_level}",
+            "choose a lower level, or convert the model again with a higher one",
+        )
+    if settings.in_place == "off" and not device:
+        raise UserError("a GPU, for --in-place off", "--device cpu", "leave it out")
+
+
+def require_parallel(config: Mapping[str, Any], parallel: int) -> None:
+    """Refuses a number of sequences that cannot run at once.
+
+    Raises:
+        UserError: it is not 1 to MOST_PARALLEL.
+        ModelRefused: several sequences of a model whose positions depend on the longest of them.
+    """
+    if not 1 <= parallel <= MOST_PARALLEL:
+        raise UserError(f"1 to {MOST_PARALLEL} sequences at once", f"{parallel}", "choose a number of them")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None
+    if parallel > 1 and kind in _DEPENDS_ON_LENGTH:
+        raise ModelRefused(
+            "positions that no other sequence of a step changes",
+            f"{kind} rotary positions in config.json, and {parallel} sequences at once",
+            "run one sequence at a time",
+        )
+
+
+def compensators_for(
+    settings: RunSettings, directory: Path, manifest: Manifest, top_k: int, device: Device | None
+) -> CompensatorBytes:
+    """Bytes of the compensators that settings use.
+
+    Args:
+        settings: of the run.
+        directory, manifest: the store.
+        top_k: experts of a token.
+        device: None: the CPU.
+
+    Raises:
+        UserError: settings that use them where the store, the device or a level has none.
+        DoesNotFit: a limit of theirs that is too small.
+    """
+    if settings.compensation is None:
+        return NO_COMPENSATORS
+    wanted, found = f"for {settings.compensation.option}", manifest.compensators
+    if device:
+        name = f"--device {device.name}"
+        raise UserError(f"a model on the CPU, {wanted}", name, "give --device cpu")
+    if found is None:
+        raise UserError(
+            f"a store with low-rank compensators, {wanted}",
+            f"{directory} without them",
+            "add them with `edgemoe compensate STORE --reference CHECKPOINT`",
+        )
+    require_base_level(settings, found.base_level)
+    if settings.compensation.end > top_k:
+        raise UserError(
+            f"at most {top_k} experts, as many as a token of this model has, {wanted}",
+            f"{settings.compensation.end}",
+            "give fewer",
+        )
+    used = settings.compensation.count / top_k
+    return CompensatorBytes.of(found, used, settings.compensators_limit)
+
+
+def require_base_level(settings: RunSettings, base_level: int) -> None:
+    """Raises UserError for settings that compensate a level which they do not have."""
+    if settings.compensation and base_level not in settings.levels:
+        raise UserError(
+            f"levels with {base_level}, whose errors the compensators are of, for {settings.compensation.option}",
+            f"levels {format_levels(settings.levels)}",
+            "give --levels 4/2" if base_level == 2 else "give --levels 8/4",
+        )
