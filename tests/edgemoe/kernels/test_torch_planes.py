@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pairwise import pairwise
 from plane_experts import ACTIVATION, SHAPES, an_expert, applied
 from records import a_store
 
@@ -19,9 +20,7 @@ def as_tensors(blocks):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("level", [8, 4, 2])
+@pairwise(shape=SHAPES, layout=LAYOUTS, level=[8, 4, 2])
 def test_every_layout_and_level_matches_the_reference(shape, layout, level):
     """Every layout gives the decoded weights' product to bf16's rounding."""
     geometry, record, blocks = an_expert(shape, layout)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgemoe.policy.importance import (
@@ -80,11 +81,13 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
-@pytest.mark.parametrize("steps", [(21,), (20, 1), (3, 40, 17)])
-@pytest.mark.parametrize("past", [0, 6])
-@pytest.mark.parametrize("block", [16, 64])
+@pairwise(
+    window=[None, 9],
+    signal=["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"],
+    steps=[(21,), (20, 1), (3, 40, 17)],
+    past=[0, 6],
+    block=[16, 64],
+)
 def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window, block):
     """After every step its rows' ranks among all tokens are those of all the prompt's queries so far, however cut.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import small_checkpoint
+from pairwise import pairwise
 from small_conversion import contents, run
 
 import edgemoe.storage.convert.run
@@ -155,9 +156,7 @@ def test_a_filesystem_that_refuses_at_once_gives_the_same_store(
     assert contents(tmp_path / "store") == straight_files
 
 
-@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000])
-@pytest.mark.parametrize("size", [0, 1, 4096, 9999])
-@pytest.mark.parametrize("pieces", [1 << 30, 4096, 1000])
+@pairwise(offset=[0, 1, 4095, 4096, 5000], size=[0, 1, 4096, 9999], pieces=[1 << 30, 4096, 1000])
 def test_any_range_is_read_past_the_cache(tmp_path, monkeypatch, offset, size, pieces):
     """Any range up to the end of the file is read exactly, with any number of bytes per call."""
     raw = bytes(range(256)) * 64

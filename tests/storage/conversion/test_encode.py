@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from pairwise import pairwise
 from record_codec import encode
 
 from edgemoe.storage.base import ByteRange, Plane
@@ -41,12 +42,10 @@ def expected(weight: torch.Tensor, spec: MatrixSpec, level: int) -> torch.Tensor
     return dequantize(*quantize(padded, spec.group), level)[: spec.rows, : spec.cols]
 
 
-@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("level", [8, 4, 2])
-def test_a_records_prefix_holds_its_level(shapes, name, level):
+@pairwise(shape=SHAPES, name=LAYOUTS, level=[8, 4, 2])
+def test_a_records_prefix_holds_its_level(shape, name, level):
     """The bytes of a level's prefix decode to every quantized matrix, without padding."""
-    geometry = geometry_of(shapes)
+    geometry = geometry_of(SHAPES[shape])
     weights = weights_of(geometry)
     record = encode(geometry, LAYOUTS[name], weights)
     assert record.size == geometry.record_bytes
@@ -88,12 +87,10 @@ def test_arrays_are_used_again(layout):
             assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("tokens", [1, 5, 17])
-def test_torchs_kernel_computes_from_a_records_bytes(shapes, level, tokens):
+@pairwise(shape=SHAPES, level=[8, 4, 2], tokens=[1, 5, 17])
+def test_torchs_kernel_computes_from_a_records_bytes(shape, level, tokens):
     """torch's 4-bit kernel on a record's planes computes products with the matrices of that level."""
-    geometry = geometry_of(shapes)
+    geometry = geometry_of(SHAPES[shape])
     record = encode(geometry, detect(), weights_of(geometry))
     base, d4 = np.split(record[geometry.parameter_bytes : geometry.prefix_bytes(4)], 2)
     p4 = np.concatenate((d4, base))

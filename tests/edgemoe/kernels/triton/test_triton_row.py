@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
+from pairwise import pairwise
 
 from edgemoe.kernels.triton.attention import SPLITS, STATE, RowAttention, scratch_size
 from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, multiply
@@ -42,10 +43,9 @@ def close(got: torch.Tensor, want: torch.Tensor, error: float = 0.006) -> bool:
     return bool((got - want).norm() <= error * want.norm())
 
 
-@pytest.mark.parametrize("sizes", [(5,), (3, 7), (8, 1, 6), (130, 4, 4)])
-@pytest.mark.parametrize("cols", [24, 2048])
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
+@pairwise(
+    sizes=[(5,), (3, 7), (8, 1, 6), (130, 4, 4)], cols=[24, 2048], int8=[False, True], biased=[False, True]
+)
 def test_products_match_float32(sizes, cols, int8, biased):
     """Up to three matrices, rows and columns that fill no tile, 8-bit weights and biases."""
     x, matrices, want = numbers(cols), [], []
@@ -129,9 +129,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("norm", ["none", "head", "whole"])
-@pytest.mark.parametrize("past", [0, 5, 300, SPLITS * 64 + 70])
+@pairwise(name=CASES, norm=["none", "head", "whole"], past=[0, 5, 300, SPLITS * 64 + 70])
 def test_attention_matches_torch(name, norm, past):
     """A token behind `past` others: its key and value are written, and it attends to all within the window."""
     shape = CASES[name]
