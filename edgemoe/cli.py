@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ from edgemoe.commands import (
     verify,
 )
 from edgemoe.commands import eval as evaluation
-from edgemoe.commands.options.config_file import ConfiguredCommand
+from edgemoe.commands.options.config_file import USAGE_ERROR, ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord
 from edgemoe.console.streams import standard_streams
 from edgemoe.console.width import say
@@ -31,9 +31,6 @@ from edgemoe.errors import EdgemoeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, by the convention of shells."""
-
-_USAGE_ERROR: Any = typer.BadParameter.__base__
-"""click's UsageError, reached through typer because newer versions bundle a click of their own."""
 
 
 class _Warnings(logging.Handler):
@@ -99,7 +96,7 @@ def main() -> int:
     except EdgemoeError as error:
         say(f"edgemoe: {error}")
         return error.exit_code
-    except _USAGE_ERROR as error:
+    except USAGE_ERROR as error:
         error.show()
         return int(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

@@ -53,6 +53,8 @@ class EdgemoeLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         **settings: Any,
     ) -> None:
         super().__init__()
+        if isinstance(settings.get("levels"), int):  # lm-eval reads levels=4 as a number
+            settings["levels"] = str(settings["levels"])
         self._model = model or edgemoe.load(pretrained, **settings)
         self.tokenizer = self._model.tokenizer
 

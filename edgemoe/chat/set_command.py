@@ -11,6 +11,7 @@ from typing import Any
 from edgemoe.console.durations import parse_duration
 from edgemoe.engine.sampling import UNLIMITED, Sampling
 from edgemoe.errors import UserError
+from edgemoe.models.options.effects import unused_rules
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings, format_levels, parse_levels
 from edgemoe.prefetch.base import MODES
@@ -98,7 +99,10 @@ def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callabl
     """A setting that ranks experts, which has no effect with one level for all; `others` change with it."""
 
     def change(now: Tuning, value: str) -> Tuning:
-        if len(now.run.scheduled) == 1:
+        if now.run.hotness:
+            found = "levels that follow hotness, which ranks by use alone"
+            raise UserError(f"levels by rank for /set {name} {value}", found, "leave it out")
+        if len(now.run.levels) == 1:
             raise UserError(
                 f"two or more levels for /set {name} {value}",
                 f"one level for all, {now.run.levels[0]}",
@@ -118,8 +122,9 @@ def _levels(now: Tuning, value: str) -> Tuning:
 
 
 def _require_effect(run: RunSettings, name: str, value: str) -> None:
-    """Refuses signals where levels go by damage, heavy hitters that are not counted, and scaling without skipping."""
-    if run.priced and name in ("importance", "heavy-hitters"):
+    """Refuses rules for two levels where levels go by damage, heavy hitters that are not counted, and scaling without
+    skipping."""
+    if run.priced and name.replace("-", "_") in unused_rules(run):
         raise UserError(
             f"two levels that go by retention, for /set {name} {value}",
             f"{run.name}, which goes by damage",

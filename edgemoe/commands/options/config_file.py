@@ -24,8 +24,12 @@ from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.help_sections import SECTIONS, sections_of
 from edgemoe.errors import UserError
 from edgemoe.models.options.declared import option
+from edgemoe.models.options.study import study_keys
 
 PREFIX = "EDGEMOE_"
+
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""click's UsageError, reached through typer because newer versions bundle a click of their own."""
 
 _FILE = "edgemoe.config-file"
 """Key of the file's name in the `meta` of a command's context."""
@@ -49,6 +53,19 @@ class ConfiguredCommand(TyperCommand):
             if name not in _NOT_SET:
                 each.envvar = variable(name)
                 each.show_envvar = False  # the epilog of `edgemoe --help` covers all options
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the arguments; raises UserError for an option of studies that is a key of --study here."""
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            name = getattr(error, "option_name", "").removeprefix("--")
+            if name in study_keys() and "study" in options_of(self):
+                found = f"--{name}, an option of bench and eval alone"
+                raise UserError(
+                    f"an option of {ctx.info_name}", found, f"write --study {name}=VALUE"
+                ) from None
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the options in the sections of this command, where it has sections."""
@@ -134,6 +151,11 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
         if isinstance(value, dict):
             _check_key(path, key, known, "a command")
             for inner, one in value.items():
+                if inner in study_keys() and inner not in known[key] and "study" in known[key]:
+                    action = f'write study = ["{inner}={one}"]'
+                    raise UserError(
+                        f"an option of {key} in {path}", f"{inner!r}, a setting of studies", action
+                    )
                 _check_key(path, inner, known[key], f"an option of {key}")
                 fitting = _fitting(path, inner, one, known[key][inner])
                 if key == command:

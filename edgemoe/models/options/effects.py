@@ -56,20 +56,25 @@ def require_no_ranking_beside_hotness(given: Mapping[str, Any]) -> None:
 
 
 def require_paper_rules(settings: RunSettings, given: Mapping[str, Any]) -> None:
-    """Refuses options of DyMoE's rules for two levels where levels go by damage.
-
-    Look-ahead at critical experts alone counts them by these rules also where levels do not.
-    """
-    names = ["importance", "heavy_hitters"]
-    if settings.speculate != "critical":
-        names += ["depth", "critical"]
-    for name in names:
-        if name in given and settings.priced:
+    """Refuses options of DyMoE's rules for two levels where levels go by damage."""
+    for name in unused_rules(settings):
+        if name in given:
             raise UserError(
                 f"two levels that go by retention, for {_written(name, given[name])}",
                 f"{settings.name}, which goes by damage",
                 LEAVE_OUT,
             )
+
+
+def unused_rules(settings: RunSettings) -> tuple[str, ...]:
+    """DyMoE's rules for two levels that have no effect on these settings.
+
+    Look-ahead at critical experts alone counts them by depth and rounding also where levels go by damage.
+    """
+    if not settings.priced:
+        return ()
+    counted = ("depth", "critical") if settings.speculate != "critical" else ()
+    return ("importance", "heavy_hitters", *counted)
 
 
 def require_effect(settings: RunSettings, given: Mapping[str, Any]) -> None:

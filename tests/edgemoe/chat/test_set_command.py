@@ -89,6 +89,8 @@ def test_heavy_hitters_need_an_importance_that_counts_them():
         (MIXED, "depth", "linear", "'linear'"),
         (MIXED, "critical", "floor", "'floor'"),
         (GREEDY, "critical", "ceil", "one level for all, 8"),
+        (PRICED, "depth", "equal", "goes by damage"),
+        (PRICED, "critical", "ceil", "goes by damage"),
         (MIXED, "renormalise", "on", "levels that skip experts"),
         (SKIPPING, "renormalise", "yes", "on or off for renormalise"),
         (MIXED, "retention", "much", "'much'"),

@@ -72,6 +72,20 @@ def test_a_wrong_study_exits_2(run, command, options, message):
     assert message in " ".join(err.split())
 
 
+def test_an_option_of_studies_elsewhere_says_how_to_write_it(run, tmp_path):
+    """On the command line and in a file, where it was an option of other commands too."""
+    code, _, err = run("chat", "--depth", "equal")
+    assert (code, "got --depth, an option of bench and eval alone: write --study depth=VALUE" in err) == (
+        2,
+        True,
+    )
+    file = tmp_path / "edgemoe.toml"
+    file.write_text("[serve]\nhot-margin = 0.2\n")
+    code, _, err = run("serve", "--config", file)
+    assert (code, 'write study = ["hot-margin=0.2"]' in " ".join(err.split())) == (2, True)
+    assert run("chat", "--dept", "equal")[0] == 2
+
+
 def test_studies_come_from_the_file_and_the_environment(run, tmp_path, monkeypatch):
     """As a list under the command's name, and as words of a variable."""
     file = tmp_path / "edgemoe.toml"
