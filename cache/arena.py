@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Mapping
 from contextlib import suppress
 
-from edgemoe.cache.free_list import FreeList
+from edgemoe.cache.blocks import FreeList
 from edgemoe.cache.page_lock import lock_pages
 from edgemoe.storage.base import BlockKind
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 
 from edgemoe.cache.arena import Arena
-from edgemoe.cache.free_list import FreeList
+from edgemoe.cache.blocks import FreeList
 from edgemoe.machine.device import Device
 from edgemoe.storage.base import BlockKind
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
-from edgemoe.cache.block_refs import Indices
+from edgemoe.cache.blocks import Indices
 from edgemoe.storage.base import Blocks, ExpertKey
 
 _MAP_NORESERVE = 0x4000

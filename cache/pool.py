@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgemoe.cache.block_refs import Indices
-from edgemoe.cache.free_list import Arenas
+from edgemoe.cache.blocks import Arenas, Indices
 from edgemoe.storage.base import BLOCK, BlockKind, Blocks, ExpertKey
 
 _POOL = "pool"

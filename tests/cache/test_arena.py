@@ -13,7 +13,7 @@ from edgemoe.cache.arena import Arena
 def test_blocks_are_aligned_and_separate(size: int) -> None:
     """Every block starts on a 4096-byte boundary, is zero at first, has its size, and overlaps no other."""
     arena = Arena(5, size)
-    indices = [arena.allocate() for _ in range(5)]
+    indices = [arena.unused.pop() for _ in range(5)]
     assert sorted(indices) == [0, 1, 2, 3, 4]
     arrays = [np.frombuffer(arena.views[i], np.uint8) for i in range(5)]
     for i, array in enumerate(arrays):
@@ -25,15 +25,15 @@ def test_blocks_are_aligned_and_separate(size: int) -> None:
 
 
 def test_blocks_run_out_and_come_back() -> None:
-    """allocate never returns a taken block, and the block freed last comes back first."""
+    """A taken block is not free, and the block freed last is taken first."""
     arena = Arena(2, 4096)
-    first, second = arena.allocate(), arena.allocate()
+    first, second = arena.unused.pop(), arena.unused.pop()
     assert {first, second} == {0, 1}
     assert arena.available == 0
     arena.free(second)
     arena.free(first)
     assert arena.available == 2
-    assert (arena.allocate(), arena.allocate()) == (first, second)
+    assert (arena.unused.pop(), arena.unused.pop()) == (first, second)
 
 
 def test_close_ends_the_views() -> None:
@@ -75,7 +75,7 @@ def test_blocks_that_leave_take_no_memory(locked: bool) -> None:
             assert found == [index % 251 for index in range(blocks)]
         else:
             assert not any(map(any, arena.views[before:blocks:50]))
-        assert sorted(arena.allocate() for _ in range(blocks)) == list(range(blocks))
+        assert sorted(arena.unused.pop() for _ in range(blocks)) == list(range(blocks))
         for index in range(blocks):
             arena.free(index)
 
@@ -83,8 +83,8 @@ def test_blocks_that_leave_take_no_memory(locked: bool) -> None:
 def test_a_taken_block_behind_the_capacity_is_not_to_be_had_again() -> None:
     """A block that is freed after it left stays out; one in front of it comes back."""
     arena = Arena(3, 4096)
-    taken = [arena.allocate() for _ in range(3)]
+    taken = [arena.unused.pop() for _ in range(3)]
     arena.set_capacity(1)
     for index in taken:
         arena.free(index)
-    assert (arena.available, arena.allocate()) == (1, 0)
+    assert (arena.available, arena.unused.pop()) == (1, 0)

@@ -352,6 +352,6 @@ def test_victims_that_are_not_kept_are_free_at_once() -> None:
     assert reservation is not None
     assert reservation.victims == ()
     assert contents(reservation.into).keys() == {"base"}
-    assert [tier._blocks.room((kind,)) for kind in ("base", "d4", "d8")] == [0, 1, 1]
+    assert [tier.blocks.room((kind,)) for kind in ("base", "d4", "d8")] == [0, 1, 1]
     tier.abandon(reservation)
     check(tier, SLICED, {})

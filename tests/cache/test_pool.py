@@ -78,7 +78,7 @@ def test_a_smaller_pool_keeps_whole_experts(levels: list[int], sizes: list[int])
         put(tier, SLICED, ExpertKey(1, number), level)
     resident = tier.resident()
     for experts in sizes:
-        order = [key for key in tier._policies["base"].candidates() if key in resident]
+        order = [key for key in tier.eviction.policies["base"].candidates() if key in resident]
         tier.resize(dict.fromkeys(("base", "d4", "d8"), experts), leaves.append)
         left = [victim.key for victim in leaves]
         leaves.clear()

@@ -13,8 +13,8 @@ from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, check, contents, expected, put, write
 
 from edgemoe.cache.arena import in_ram
+from edgemoe.cache.blocks import Arenas
 from edgemoe.cache.device_arena import on_device, pinned
-from edgemoe.cache.free_list import Arenas
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.cache.policies import make_policy
 from edgemoe.storage.base import Blocks, ExpertKey

@@ -87,7 +87,7 @@ def lost_event_of_a_promotion(patch: pytest.MonkeyPatch) -> None:
 
     def without_events(tier, reservation, arriving=None):
         if reservation.held:
-            tier._leases[reservation.held].arriving = ()
+            tier.residents.leases[reservation.held].arriving = ()
         return publish(tier, reservation, arriving)
 
     patch.setattr(PlaneTier, "publish", without_events)
@@ -306,7 +306,7 @@ def test_memory_that_cannot_be_pinned_makes_a_smaller_tier(caplog):
     assert f"{whole} bytes" in caplog.text
     assert f"allows {kept}" in caplog.text
     for arena in arenas.values():
-        assert len({arena.allocate() for _ in range(arena.capacity)}) == arena.capacity
+        assert len({arena.unused.pop() for _ in range(arena.capacity)}) == arena.capacity
         assert arena.available == 0
         arena.close()
     assert device.pinned == {}

@@ -153,10 +153,10 @@ def count(r: Rig, layers: Sequence[Layer], *, requests: bool) -> None:
 
 def state(r: Rig) -> tuple[object, ...]:
     """All that decides the next evictions and predictions, and the counters."""
-    policies = {kind: list(policy.candidates()) for kind, policy in r.vram._policies.items()}
+    policies = {kind: list(policy.candidates()) for kind, policy in r.vram.eviction.policies.items()}
     gate = dict(vars(r.fetcher._speculation._gate))
     look_ahead = r.fetcher.looks_ahead, r.fetcher.predicting, gate | {"_recent": list(gate["_recent"])}
-    return r.vram.resident(), policies, list(r.vram._first), look_ahead, r.fetcher.take_counts()
+    return r.vram.resident(), policies, list(r.vram.eviction.first), look_ahead, r.fetcher.take_counts()
 
 
 @st.composite

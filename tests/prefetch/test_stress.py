@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, contents, expected
 
+from edgemoe.cache.blocks import FreeList
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import ChecksumMismatch
 from edgemoe.prefetch.lookahead_gate import LookaheadGate
@@ -170,24 +171,30 @@ class HastyReader(CountingReader):
         return super().read(key, first, last, into)
 
 
+class WatchedBlocks(list[int]):
+    """Indices of an arena's free blocks; asserts that each block taken is one of the tier's and not in use."""
+
+    def __init__(self, arena: FreeList) -> None:
+        super().__init__(arena.unused)
+        self._taken, self._capacity = set[int](), arena.capacity
+        assert len(self) == arena.capacity
+
+    def pop(self) -> int:
+        index = super().pop()
+        assert 0 <= index < self._capacity
+        assert index not in self._taken
+        self._taken.add(index)
+        return index
+
+    def append(self, index: int) -> None:
+        self._taken.remove(index)
+        super().append(index)
+
+
 def watch_blocks(tier: PlaneTier) -> None:
     """Asserts at every allocation that the block is one of the tier's, and that nothing else uses it."""
-    for arena in tier._blocks._arenas.values():
-        taken, capacity, allocate, free = set[int](), arena.capacity, arena.allocate, arena.free
-
-        def allocated(taken=taken, capacity=capacity, allocate=allocate) -> int:
-            index = allocate()
-            assert 0 <= index < capacity
-            assert index not in taken
-            taken.add(index)
-            return index
-
-        def freed(index: int, taken=taken, free=free) -> None:
-            taken.remove(index)
-            free(index)
-
-        assert arena.available == capacity
-        arena.allocate, arena.free = allocated, freed
+    for arena in tier.blocks._arenas.values():
+        arena.unused = WatchedBlocks(arena)
 
 
 class Crowd:

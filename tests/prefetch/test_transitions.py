@@ -187,7 +187,7 @@ def test_a_failed_read_leaves_its_expert_as_it_was(rig: type[Rig]) -> None:
     change(r, {A: 4})
     end_moves(r, A)
     assert r.vram.resident()[A] == 2
-    assert r.vram._blocks.room(("d4",)) == 1
+    assert r.vram.blocks.room(("d4",)) == 1
     assert r.fetcher.take_counts().transitions == dict.fromkeys(
         ("promoted", "demoted", "deferred", "moved_bytes"), 0
     )
@@ -370,7 +370,7 @@ def test_ctrl_c_leaves_the_tiers_whole(rig: type[Rig], monkeypatch: pytest.Monke
     r = cold(rig)
     r.fetcher.change_levels({}, {A: 4}, rate=None)
     with monkeypatch.context() as patch:
-        after(patch, r.vram, "_plan", lambda: signal.raise_signal(signal.SIGINT))
+        after(patch, r.vram.eviction, "victims", lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             r.fetcher.advance_changes(settle=settle)
     assert r.fetcher._transfers.moving.keys() == {A}

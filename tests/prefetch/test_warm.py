@@ -52,8 +52,8 @@ def test_the_first_keys_come_while_blocks_are_free(rig: type[Rig]) -> None:
 def test_the_next_level_uses_blocks_that_the_highest_leaves(rig: type[Rig]) -> None:
     """With blocks of d4 for two experts only, the others come at 2."""
     r = rig(SLICED, 4)
-    r.vram._blocks.take(("d4",), {})  # as if the tier had fewer
-    r.vram._blocks.take(("d4",), {})
+    r.vram.blocks.take(("d4",), {})  # as if the tier had fewer
+    r.vram.blocks.take(("d4",), {})
     fill(r, KEYS, 4, 2)
     assert r.vram.resident() == dict.fromkeys(KEYS[:2], 4) | dict.fromkeys(KEYS[2:4], 2)
 
@@ -165,7 +165,7 @@ def test_experts_beside_a_damaged_one_are_marked_too(rig: type[Rig]) -> None:
     r = rig(SLICED, 6, workers=1)
     r.reader.errors[KEYS[1]] = broken(KEYS[1])
     fill(r, KEYS)
-    assert r.vram.resident().keys() == r.vram._first.keys() != set()
+    assert r.vram.resident().keys() == r.vram.eviction.first.keys() != set()
 
 
 def test_a_damaged_expert_ends_it_without_an_error(rig: type[Rig]) -> None:

@@ -26,8 +26,8 @@ def broken(key: ExpertKey) -> ChecksumMismatch:
     return ChecksumMismatch(f"the bytes of expert {key.expert}", "other bytes", "convert the model again")
 
 
-def after(patch: pytest.MonkeyPatch, tier: PlaneTier, method: str, then: Callable[[], object]) -> None:
-    """Calls `then` at the end of every call of one of the tier's methods."""
+def after(patch: pytest.MonkeyPatch, tier: object, method: str, then: Callable[[], object]) -> None:
+    """Calls `then` at the end of every call of a method of a tier, or of a part of it."""
     original = getattr(tier, method)
 
     def both(*arguments: object) -> object:
@@ -156,13 +156,13 @@ class Rig:
         """Asserts that no block is lost, no lease is left, no expert is in both tiers, and all bytes are right."""
         residents = self.vram.resident()
         check(self.vram, self.form, residents)
-        assert not self.vram._leases
-        assert not self.vram._pending
+        assert not self.vram.residents.leases
+        assert not self.vram.residents.pending
         if self.dram:
             check(self.dram, self.form, self.dram.resident())
             assert not residents.keys() & self.dram.resident().keys()
-            assert not self.dram._leases
-            assert not self.dram._pending
+            assert not self.dram.residents.leases
+            assert not self.dram.residents.pending
 
 
 def rigs() -> Iterator[type[Rig]]:

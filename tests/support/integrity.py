@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from edgemoe.cache.block_refs import SharedBlocks
+from edgemoe.cache.blocks import SharedBlocks
 from edgemoe.cache.fixed_places import FixedPlaces
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.cache.pool import Pool
@@ -14,20 +14,20 @@ from edgemoe.engine.scheduler import Scheduler
 def check_integrity(tier: PlaneTier) -> None:
     """Raises AssertionError unless references, free blocks, policies and residents of a tier agree."""
     with tier._lock:
-        pins = Counter(tier._leases.values())
-        pins.update(version for pending in tier._pending.values() for version in pending.victims)
-        alive = pins.keys() | set(tier._resident.values())
+        pins = Counter(tier.residents.leases.values())
+        pins.update(version for pending in tier.residents.pending.values() for version in pending.victims)
+        alive = pins.keys() | set(tier.residents.versions.values())
         for version in alive:
             assert version.pins == pins[version]
-            assert tuple(version.indices) == tuple(version.blocks) == tier._names[version.level]
-        states = [*alive, *tier._pending.values()]
+            assert tuple(version.indices) == tuple(version.blocks) == tier.kinds.names[version.level]
+        states = [*alive, *tier.residents.pending.values()]
         references = Counter(block for state in states for block in state.indices.items())
-        _check_blocks(tier._blocks, references)
-        for kind, policy in tier._policies.items():
-            holders = [key for key, version in tier._resident.items() if kind in version.indices]
+        _check_blocks(tier.blocks, references)
+        for kind, policy in tier.eviction.policies.items():
+            holders = [key for key, version in tier.residents.versions.items() if kind in version.indices]
             assert sorted(policy.candidates()) == sorted(holders)
-        assert tier._first.keys() <= tier._resident.keys()
-        assert all(key == version.key for key, version in tier._resident.items())
+        assert tier.eviction.first.keys() <= tier.residents.versions.keys()
+        assert all(key == version.key for key, version in tier.residents.versions.items())
 
 
 def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter[tuple[str, int]]) -> None:
@@ -44,7 +44,7 @@ def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter
         return
     for kind, counts in blocks._references.items():
         assert counts == [references[kind, index] for index in range(len(counts))]
-        free, in_use = blocks._arenas[kind]._free, blocks._arenas[kind].capacity
+        free, in_use = blocks._arenas[kind].unused, blocks._arenas[kind].capacity
         assert sorted(free) == [index for index, count in enumerate(counts[:in_use]) if not count]
         assert not any(counts[in_use:])
 

@@ -120,7 +120,7 @@ def test_left_streams_and_cancelled_futures_free_their_kv(model):
     model.close()
     assert model.engine.budget.used == used
     check_integrity(model.engine.vram)
-    assert not model.engine.vram._leases
+    assert not model.engine.vram.residents.leases
 
 
 def test_a_closed_model_ends_what_is_under_way(model):

@@ -54,7 +54,7 @@ def kv_bytes(tokens: int, context: int = CONTEXT) -> int:
 def arena_bytes(engine: Engine) -> int:
     """Bytes of the blocks' mappings that the system has given to this process."""
     pages = 0
-    for arena in engine.vram._blocks._arenas.values():
+    for arena in engine.vram.blocks._arenas.values():
         address = np.frombuffer(arena._memory, np.uint8).ctypes.data
         pages += present_pages(address, len(arena._memory))
     return pages * PAGE
@@ -141,8 +141,8 @@ def test_look_ahead_is_ended_before_blocks_leave(open_engine, tiny_store):
     assert len(request.rows) == 100
     check_integrity(engine.vram)
     engine._source.release_pins()
-    assert not engine.vram._leases
-    assert not engine.vram._pending
+    assert not engine.vram.residents.leases
+    assert not engine.vram.residents.pending
 
 
 def test_hot_sets_follow_the_blocks(open_engine, tiny_store):
@@ -282,7 +282,7 @@ class GrowingMachine(RuleBasedStateMachine):
     @invariant()
     def experts_keep_their_bytes(self) -> None:
         engine = self.engine
-        for key, version in engine.vram._resident.items():
+        for key, version in engine.vram.residents.versions.items():
             found = {kind: bytes(block) for kind, block in version.blocks.items()}
             assert found == self.content(key, version.level)
 

@@ -198,8 +198,8 @@ def test_a_cancel_within_a_layer_leaves_the_sequence_as_it_was(open_engine, tiny
                 )
             )
         assert sequence.length == 9
-        assert not engine.vram._leases
-        assert not engine.vram._pending
+        assert not engine.vram.residents.leases
+        assert not engine.vram.residents.pending
     again = engine.prefill(sequence, PROMPT)
     engine.end_sequence(sequence)
     other = engine.new_sequence()

@@ -87,8 +87,8 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
     for tier in (engine.vram, engine.dram):
         if tier is not None:
             check_integrity(tier)
-            assert not tier._leases
-            assert not tier._pending
+            assert not tier.residents.leases
+            assert not tier.residents.pending
 
 
 @pytest.mark.e2e

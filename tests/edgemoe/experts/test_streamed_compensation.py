@@ -91,7 +91,7 @@ def test_no_bit_depends_on_what_is_in_memory(open_engine, streamed, seed):
     assert engine.take_counts().compensator_bytes > 0
     tier = engine._runtime.compensators.where.tier
     check_integrity(tier)
-    assert not tier._leases
+    assert not tier.residents.leases
     assert sum(index_of(streamed).entry(key).length for key in tier.resident()) <= limit
 
 
@@ -198,8 +198,8 @@ def answer(engine: Engine, prompt: list[int]) -> torch.Tensor:
     finally:
         engine.end_sequence(sequence)
         check_integrity(tier)
-        assert not tier._leases
-        assert not tier._pending
+        assert not tier.residents.leases
+        assert not tier.residents.pending
 
 
 def place(store: Path, key: ExpertKey) -> tuple[Path, int, int]:

@@ -203,7 +203,7 @@ def test_a_storm_of_cancels_leaves_nothing(slow):
         thread.join()
     slow.wait(lambda: slow.serving.model.engine.budget.used == used)
     slow.idle()
-    assert not slow.serving.model.engine.vram._leases
+    assert not slow.serving.model.engine.vram.residents.leases
     slow.pause = 0
     assert slow.client.post(COMPLETE, json=body(False, max_tokens=1)).status_code == 200
 

@@ -69,8 +69,8 @@ class Factors:
         """No lease, reservation or read is left, in any tier."""
         self.rig.whole()
         check_integrity(self.tier)
-        assert not self.tier._leases
-        assert not self.tier._pending
+        assert not self.tier.residents.leases
+        assert not self.tier.residents.pending
         assert not self.rig.fetcher._compensators.under_way
 
 

@@ -13,8 +13,8 @@ from random import Random
 
 import torch
 
+from edgemoe.cache.blocks import FreeList
 from edgemoe.cache.device_arena import on_device
-from edgemoe.cache.free_list import FreeList
 from edgemoe.machine.device import Device, Event
 from edgemoe.storage.base import BlockKind
 

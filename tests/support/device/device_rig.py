@@ -12,8 +12,8 @@ from integrity import check_integrity
 from toys import SLICED, ToyForm, ToyReader, WholeToy, contents, expected
 
 from edgemoe.cache.base import EvictionPolicy
+from edgemoe.cache.blocks import FreeList
 from edgemoe.cache.device_arena import pinned
-from edgemoe.cache.free_list import FreeList
 from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.prefetch.device_path import DevicePath, Staging
@@ -84,8 +84,8 @@ class DeviceRig:
         for tier in (self.vram, self.dram):
             if tier:
                 check_integrity(tier)
-                assert not tier._leases
-                assert not tier._pending
+                assert not tier.residents.leases
+                assert not tier.residents.pending
                 tier.close()
         assert self.device.pinned == {}
 

@@ -1,21 +1,72 @@
-"""Reference counts of blocks: several states of an expert share the blocks that they have in common."""
+"""Blocks of one size per kind: which are free, and how many states of experts refer to each of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from edgemoe.cache.free_list import Arenas
 from edgemoe.storage.base import BlockKind, Blocks
 
 Indices = dict[str, int]
 """Block kind's name -> index in that kind's arena."""
 
 
+class FreeList:
+    """Blocks of one size, each either free or taken. Not thread-safe: the tier that owns it locks.
+
+    Args:
+        views: every block's writable bytes as in storage.base.Blocks.
+
+    Attributes:
+        views: block's index -> its bytes, always the same object, valid until `close`.
+        capacity: blocks in use, free or taken: the first ones of `views`.
+        unused: indices of the free blocks; the last is taken next.
+    """
+
+    def __init__(self, views: Sequence[Any]) -> None:
+        self.views = list(views)
+        self.capacity = len(self.views)
+        # Last in, first out: the block freed last is the likeliest to be in a CPU cache and a TLB.
+        self.unused = list(range(len(views) - 1, -1, -1))
+
+    @property
+    def available(self) -> int:
+        """Free blocks."""
+        return len(self.unused)
+
+    def free(self, index: int) -> None:
+        """Frees a taken block. One behind the capacity is not to be had again."""
+        if index < self.capacity:
+            self.unused.append(index)
+
+    def set_capacity(self, blocks: int) -> None:
+        """Leaves the first `blocks` blocks in use, at most all; taken ones behind them stay taken until they are freed.
+
+        A block that is in use again must not be taken. Its memory is another matter (`back`).
+        """
+        more = range(blocks - 1, self.capacity - 1, -1)
+        self.unused = [*more, *(index for index in self.unused if index < blocks)]
+        self.capacity = blocks
+
+    def back(self, nbytes: int) -> None:
+        """Gives the first `nbytes` bytes memory, and takes it from the others; a device's blocks always have theirs."""
+
+    def close(self) -> None:
+        """Drops the references to the blocks; their memory is freed with the last reference. Idempotent."""
+        self.views.clear()
+
+
+Arenas = Callable[[Mapping[BlockKind, int]], Mapping[str, FreeList]]
+"""Allocates a tier's memory: (kind -> blocks wanted) -> kind's name -> arena, which may have fewer blocks."""
+
+
 class SharedBlocks:
     """One arena per kind; a block is freed with its last reference. Not thread-safe: the tier that owns it locks.
 
+    Several states of an expert share the blocks that they have in common.
+
     Args:
-        kinds: of the tier's form.
+        kinds: the kinds of the tier's form.
         capacity: kind's name -> blocks; a kind that is absent, or has 0, gets no arena.
         arenas: allocates the memory; may return fewer blocks than `capacity`.
 
@@ -39,6 +90,10 @@ class SharedBlocks:
         """How many more experts with a block of each kind fit."""
         return min(self._arenas[kind].available for kind in kinds)
 
+    def has_free(self, kind: str) -> bool:
+        """Whether a block of the kind is free."""
+        return bool(self._arenas[kind].unused)
+
     def sole(self, kind: str, index: int) -> bool:
         """Whether the block has exactly one reference."""
         return self._references[kind][index] == 1
@@ -53,8 +108,8 @@ class SharedBlocks:
         indices = dict(yielded)
         for kind in kinds:
             if kind not in indices:
-                indices[kind] = self._arenas[kind].allocate()
-                self._references[kind][indices[kind]] = 1
+                index = indices[kind] = self._arenas[kind].unused.pop()
+                self._references[kind][index] = 1
         return indices
 
     def refer(self, indices: Indices) -> None:

@@ -1,0 +1,70 @@
+"""Another number of blocks for a tier: which experts leave, and which move to other blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from edgemoe.cache.base import Victim
+from edgemoe.cache.blocks import SharedBlocks
+from edgemoe.cache.eviction import Eviction
+from edgemoe.cache.pool import Pool
+from edgemoe.cache.residents import Residents
+from edgemoe.cache.version import Version
+
+Evicted = Callable[[Victim], None]
+"""Called with every expert that leaves whole, while its blocks are as they were."""
+
+
+def resize(
+    blocks: SharedBlocks | Pool,
+    residents: Residents,
+    eviction: Eviction,
+    capacity: Mapping[str, int],
+    evicted: Evicted,
+) -> None:
+    """Changes the number of blocks, and takes or returns their memory; no version may be pinned.
+
+    Experts without a block leave in the order of eviction, whole or in part; others keep their planes, some of them in
+    other blocks.
+
+    Args:
+        blocks: the blocks of a tier.
+        residents: its experts.
+        eviction: the order in which they leave.
+        capacity: kind's name -> blocks, at most as many as the tier began with.
+        evicted: called with each expert that leaves whole.
+    """
+    for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else eviction.order:
+        while blocks.exceeds(kind, capacity):
+            version = next(eviction.evictable(kind, None))
+            _leave(residents, version, eviction.level_left(version, kind), evicted)
+    blocks.set_capacity(capacity)
+    for version in list(residents.versions.values()):
+        if leaving := blocks.leaving(version.indices):
+            _move(blocks, residents, version, leaving, evicted)
+    blocks.fit_memory()
+
+
+def _leave(residents: Residents, version: Version, level: int, evicted: Evicted) -> None:
+    """Demotes an expert whose blocks serve other purposes."""
+    if level == 0:
+        evicted(Victim(version.key, version.level, version.blocks))
+    residents.demote(version, level)
+
+
+def _move(
+    blocks: SharedBlocks | Pool,
+    residents: Residents,
+    version: Version,
+    leaving: Sequence[str],
+    evicted: Evicted,
+) -> None:
+    """Copies blocks of some kinds to places that stay; where there is none the expert leaves."""
+    indices = blocks.relocate(version.indices, leaving)
+    if indices is None:
+        _leave(residents, version, 0, evicted)
+        return
+    views = blocks.views(indices)
+    for kind in leaving:
+        views[kind][:] = version.blocks[kind]
+    residents.put(version.key, version.level, indices, version.arriving)
