@@ -207,6 +207,64 @@ def test_no_modules_import_each_other() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
+CSRC = ROOT / "edgemoe" / "kernels" / "native" / "csrc"
+
+
+def c_includes(path: Path) -> set[Path]:
+    """The files of csrc that a source or header includes."""
+    names = re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {(path.parent / name).resolve() for name in names}
+
+
+def test_no_units_of_the_kernel_include_each_other() -> None:
+    """A unit of csrc is a source with its header; there is no circle of includes between units."""
+    graph: dict[str, set[str]] = {}
+    for path in CSRC.rglob("*.[ch]"):
+        units = {str(each.relative_to(CSRC).with_suffix("")) for each in (path, *c_includes(path))}
+        own = str(path.relative_to(CSRC).with_suffix(""))
+        graph.setdefault(own, set()).update(units - {own})
+    assert len(graph) > 20
+    assert circles(graph) == []
+
+
+def c_functions(text: str, end: str) -> set[str]:
+    """Functions with external linkage in C whose head is followed by `end`: ";" for declared, "{" for defined ones."""
+    heads = rf"^(?!static|typedef|INLINE)\w[\w ]*[ *](\w+)\([^{{}};]*\)\s*{re.escape(end)}"
+    return set(re.findall(heads, text, re.MULTILINE))
+
+
+def expanded(source: Path) -> str:
+    """A source of csrc with its templates, headers that may be included more than once, and the names that it gives."""
+    text = source.read_text(encoding="utf-8")
+    parts = [text] + [each.read_text(encoding="utf-8") for each in c_includes(source)]
+    whole = "\n".join(part for part in parts if "#pragma once" not in part)
+    suffix = re.search(r"#define NAME\(name\) name##(\w+)", text)
+    whole = re.sub(r"\bNAME\((\w+)\)", rf"\1{suffix[1] if suffix else ''}", whole)
+    for macro, name in re.findall(r"^#define ([A-Z]+) (\w+)$", text, re.MULTILINE):
+        whole = re.sub(rf"\b{macro}\b", name, whole)
+    return whole
+
+
+def test_a_header_of_the_kernel_declares_functions_of_its_own_source() -> None:
+    """So includes are what calls what, and a circle of calls is a circle of includes."""
+    headers = [path for path in CSRC.rglob("*.h") if "#pragma once" in path.read_text(encoding="utf-8")]
+    declared = {path: c_functions(path.read_text(encoding="utf-8"), ";") for path in headers}
+    assert sum(map(len, declared.values())) > 40
+    for header, functions in declared.items():
+        source = header.with_suffix(".c")
+        defined = c_functions(expanded(source), "{") if source.is_file() else set()
+        assert functions - defined == set(), header
+    assert c_functions("static int f(int a);\nint g(int a,\n      int b);\nint *h(void) {}", ";") == {"g"}
+
+
+def test_every_file_of_the_kernel_is_built_from() -> None:
+    """pyproject.toml lists exactly the sources and headers of csrc: a change of one of them builds the library anew."""
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    (built,) = setup["ext-modules"]
+    for listed, ending in ((built["sources"], "c"), (built["depends"], "h")):
+        assert listed == sorted(str(path.relative_to(ROOT)) for path in CSRC.rglob(f"*.{ending}"))
+
+
 def test_no_file_is_named_for_nothing() -> None:
     """A file is named for its one idea; names that could hold anything are not used."""
     names = {path.name for top in (*TOPS, "tests", "tools") for path in (ROOT / top).rglob("*.py")}

@@ -1,5 +1,5 @@
 /* One new token of each of some sequences through decoder layers, for as long as every expert they need is resident. */
-#include "attention/attention.h"
+#include "attention/decode.h"
 #include "dense/dense.h"
 #include "experts/expert_ffn.h"
 #include "levels.h"

@@ -3,10 +3,8 @@
 #include "paths.h"
 
 #if COMPILED
-#include "dense/dense.h"
-
 int chosen_path[WORKS][ROW_BUCKETS];
-int use_bf16 = 0; /* dense.h */
+int use_bf16 = 0;
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -23,7 +23,7 @@ enum path {
     PATH_NEON_I8MM, PATHS
 };
 
-/* Whether a path takes the functions of experts/vnni.h, which other architectures do not have. */
+/* Whether a path takes the functions of experts/vnni.h and dense/dense_vnni.h, which other architectures do not have. */
 #define IS_AVX512(path) (COMPILED_AVX512 && (path) == PATH_AVX512_VNNI)
 
 /* In the order of WORKS in kernels/native/paths.py. Experts at level 8 have activations of their own. */
@@ -41,6 +41,11 @@ static inline enum path path_of(enum work work, int64_t rows) { return (enum pat
 /* Whether a path multiplies tiles, and the path of what it has no tiles for. */
 static inline int has_tiles(enum path path) { return path == PATH_AMX || path == PATH_AMX_EMULATED; }
 enum path without_tiles(enum path path);
+
+/* Whether products with bf16 weights go through dense_bf16. edgemoe_bf16 sets it to `use`, on a processor with AVX512-BF16;
+ * below 0 leaves it; it returns what it is now. */
+extern int use_bf16;
+int edgemoe_bf16(int use);
 
 /* How 256-bit code adds products of 8-bit or 16-bit numbers to 32-bit sums: by two instructions or more, of AVX2 or NEON, or
  * by one: in AVX-VNNI's encoding or in AVX-512's; of 8-bit numbers by NEON's dotprod or i8mm. */

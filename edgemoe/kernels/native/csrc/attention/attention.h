@@ -1,6 +1,6 @@
-/* Attention of one token of each of some sequences (decode.c), or of consecutive tokens of one sequence (prefill.c). */
+/* The sizes, KV and queries of attention, of one token of each of some sequences (decode.h) or of consecutive tokens of one
+ * sequence (prefill.h). */
 #pragma once
-#include "../pool.h"
 #include "kv_rows.h"
 
 #if COMPILED
@@ -26,26 +26,6 @@ static inline int attention_fits(const attention_shape *s, const attention_kv *k
            (!kv->rotation || (!(kv->rotation & (kv->rotation - 1)) && s->dim % kv->rotation == 0));
 }
 
-/* Attention of one token of each of `count` sequences, of kv [count]; a token's result does not depend on the others.
- *
- * qkv [count, (heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. A token's key and value are
- * written to index past of its KV. cosine and sine are [count, dim]; out is [count, heads dim]. Returns 0, OUT_OF_MEMORY, or
- * WRONG_SHAPE.
- */
-int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
-                      const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
-
-/* Attention of `rows` consecutive tokens, the first at index kv->past; kv->first is ignored. Each attends to the latest
- * `window` tokens, itself included; 0: to all. qkv, cosine, sine and out have a row per token. At most 128 heads share a
- * key head. received [past + rows], unless NULL, becomes the attention that each token receives from the rows from `counted`
- * on: the sum over them of the mean over heads. */
-int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
-                           uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
-                           float *received);
-
-/* Bytes of edgemoe_attention_rows' scratch on so many threads. tokens: those that receive attention, if it is counted; else 0. */
-int64_t edgemoe_attention_scratch(int64_t threads, int64_t dim, int64_t tokens);
-
 /* Numbers of a token's row of qkv. */
 static inline int64_t attention_row_size(const attention_shape *s) { return (s->heads + 2 * s->kv_heads) * s->dim; }
 
@@ -59,7 +39,4 @@ INLINE void attention_query(const uint16_t *query, int64_t dim, int64_t rotation
     for (int64_t i = 0; i < dim; i++) to[i] = to_bf16(wide[i]);
 }
 
-/* Norms and rotates a token's heads in place; writes its key and value to the KV cache. */
-void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
-                       const uint16_t *sine);
 #endif

@@ -54,27 +54,12 @@ typedef struct {
                           uint16_t *weights);
 } block_path;
 
-/* The functions of a path. */
-const block_path *block_path_of(enum path path);
-
-#if COMPILED_AVX512
-extern const block_path block_avx512, block_avx512_bf16;
-#endif
-#if COMPILED_AMX
-extern const block_path block_amx;
-#endif
-extern const block_path block_emulated;
-
 static inline int64_t padded(int64_t n) { return ceil_div(n, DEPTH) * DEPTH; }
 
 /* Whether a query of the panel does not see one of `keys` keys from t. */
 static inline int hides_keys(const panel_state *s, int64_t t, int64_t keys) {
     return t + keys - 1 > s->position[0] || (s->window && s->position[LANES - 1] - s->window + 1 > t);
 }
-
-/* block.c: A as float32. */
-operand wide_rows(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to);
-operand wide_columns(int64_t format, const uint8_t *x, int64_t count, int64_t dim, uint16_t *scratch, uint32_t *to);
 
 /* Of four numbers, those in the upper and in the lower halves of two pairs. */
 typedef struct { int upper[2], lower[2]; } pair_order;
@@ -111,17 +96,6 @@ INLINE void pair_rows(const uint16_t *x, int64_t count, int64_t dim, pair_order 
             }
         }
 }
-
-/* block.c and block_avx512.c: softmax. */
-void softmax_256(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor);
-float softmax_head_256(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
-                       uint16_t *weights);
-float softmax_head_512(const float *const scores[2], float scaling, int64_t low, int64_t high, float *largest, float *total,
-                       uint16_t *weights);
-void softmax_512(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor);
-
-/* block.c: to [cols, rows] = from [rows, cols], both multiples of 8. */
-void transpose(const float *from, int64_t rows, int64_t cols, float *to);
 
 /* Lets the calling thread take numbers below 2^-126 for zero; returns the state to restore. */
 static inline uint64_t flush_small(void) {

@@ -1,5 +1,7 @@
 /* The functions of block.h in 512 bits: by float32, and by VDPBF16PS. */
-#include "block.h"
+#include "block_avx512.h"
+
+#include "block_256.h"
 
 #if COMPILED_AVX512
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))

@@ -6,9 +6,11 @@
  */
 #include <stdatomic.h>
 
-#include "attention.h"
-#include "block.h"
+#include "decode.h"
+
 #include "../dense/dense.h"
+#include "block_paths.h"
+#include "transpose.h"
 
 #if COMPILED
 #include <math.h>

@@ -9,8 +9,11 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "attention.h"
-#include "block.h"
+#include "prefill.h"
+
+#include "block_paths.h"
+#include "decode.h"
+#include "transpose.h"
 
 #if COMPILED
 enum {

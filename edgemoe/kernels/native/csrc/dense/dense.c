@@ -1,6 +1,10 @@
 /* Products with dense bf16 weights, and norms. */
 #include "dense.h"
 
+#include "../paths.h"
+#include "dense_bf16.h"
+#include "dense_int8.h"
+
 #if COMPILED
 typedef struct {
     const uint16_t *weight; /* bf16 */

@@ -1,5 +1,5 @@
 /* Products with bf16 weights by vdpbf16ps, which multiplies 32 pairs of bf16 numbers and adds them to 16 float32 sums. */
-#include "dense.h"
+#include "dense_bf16.h"
 
 #if defined(__x86_64__)
 #define BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))

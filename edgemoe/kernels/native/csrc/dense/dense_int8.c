@@ -3,10 +3,12 @@
  *
  * A single token waits for memory: it is multiplied with the weights as they lie, four rows at a time. For more tokens the
  * bytes of 32 rows are laid out once as the planes of experts are, in fours of columns, so that a vector's lane is a row. */
-#include "dense.h"
-#include "../vectors/dot.h"
-#include "../experts/vnni.h"
+#include "dense_int8.h"
+
 #include "../tiles/tiles.h"
+#include "../vectors/dot.h"
+#include "dense_vnni.h"
+#include "strip.h"
 
 #if COMPILED
 typedef struct {

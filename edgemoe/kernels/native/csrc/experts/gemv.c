@@ -1,4 +1,6 @@
 /* One token through a block of quantized rows, straight from the planes. */
+#include "gemv.h"
+
 #include "../vectors/dot.h"
 #include "vnni.h"
 

@@ -10,10 +10,12 @@
  *           8 * 2 * 15 * 127 = 30480;
  *   gemm.c: more tokens, a chunk's codes are joined once into a tile of 32 rows (2 KiB) and multiplied with every token,
  *           A14 as 16-bit and A8 as 8-bit numbers, in the same sums;
+ *   join.c: joins a chunk's codes for gemm.c and tiles/;
  *   vnni.c: both, in 32-bit sums, as gemv.c and gemm.c themselves with AVX-VNNI, SDOT or USDOT;
  *   tiles/: many tokens, the same tile as a matrix of AMX, A14 as h and l.
  */
 #pragma once
+#include "../block_rows.h"
 #include "../paths.h"
 #include "factors.h"
 
@@ -52,9 +54,10 @@ static inline int experts_fit(const expert *e, int64_t count, int64_t x_rows, in
     return 1;
 }
 
-/* CHUNK: maximal columns of a chunk. A8_STEPS: steps of 4 columns that fit into a 16-bit sum of A8. MAX_TOKENS: tokens of
- * a gemm_block call, whose block has BLOCK_ROWS rows. */
-enum { CHUNK = 64, A8_STEPS = 8, MAX_TOKENS = 64, BLOCK_ROWS = 32 };
+/* CHUNK: maximal columns of a chunk. A8_STEPS: steps of 4 columns that fit into a 16-bit sum of A8. */
+enum { CHUNK = 64, A8_STEPS = 8 };
+
+enum { TILE_CALL_TOKENS = 128 }; /* most tokens of a call of a path with tiles */
 
 /* Largest activations. A14 is 128 h + l, with |h| <= 64 and -64 <= l <= 63. */
 enum { A14_MAX = 8191, A8_MAX = 127 };
@@ -75,10 +78,6 @@ INLINE float zero_point(int64_t level) { return level == 8 ? -8.46875f : level =
 
 /* A code's unit, in units of 16 scale. */
 INLINE float code_unit(int64_t level) { return level == 8 ? 1 / 16.0f : 1; }
-
-INLINE __m256i broadcast_four(const int8_t *x) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x)); }
-
-INLINE __m256i load_bytes(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 
 /* Unpacks 4 columns of 32 rows, the nibbles of columns 0 and 1 in a, of 2 and 3 in b, to the operand order of
  * maddubs: rows[0] has rows 0-7, columns 0 and 2 in the lower half and 1 and 3 in the upper one; rows[1] has rows 8-15,
@@ -137,17 +136,4 @@ INLINE affine affine_of(const uint8_t *scales) {
     const __m256i pair = load_bytes(scales), upper = _mm256_set1_epi32((int32_t)0xFFFF0000);
     return (affine){_mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), _mm256_castsi256_ps(_mm256_and_si256(pair, upper))};
 }
-
-/* Joins a chunk of CHUNK columns' codes to `tile` [CHUNK / 4, BLOCK_ROWS, 4], of every 4 columns in the order 0 2 1 3; of a
- * block of 16 rows the first 16. */
-void join_fours(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile);
-
-/* Multiplies one token with the 32 rows of a block; consecutive chunks lie `stride` chunks apart in x, and `stride`
- * numbers in scale and sum. */
-void gemv_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
-                const float *sum, int64_t stride, uint16_t *y);
-
-/* Multiplies up to MAX_TOKENS tokens with the rows of a block: 32, or the matrix's last 16. The path has no tiles. */
-void gemm_block(enum path path, const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
-                const float *sum, int64_t stride, int64_t tokens, uint16_t *y);
 #endif

@@ -3,6 +3,8 @@
 
 #include "../vectors/dot.h"
 #include "../tiles/tiles.h"
+#include "gemm.h"
+#include "gemv.h"
 #include "vnni.h"
 
 #if COMPILED

@@ -1,84 +1,15 @@
 /* The inner loops with vpdpbusd and vpdpwssd: four products of 8-bit numbers, or two of 16-bit ones, added up in 32 bits
  * by one instruction, where AVX2 takes two or three. Integer sums are exact, and the floating-point operations and their
  * order are those of the AVX2 functions. */
-#include "../vectors/dot.h"
 #include "vnni.h"
 
+#include "../vectors/vnni.h"
+#include "join.h"
+
 #if defined(__x86_64__)
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")))
-#define INLINE_VNNI static inline __attribute__((always_inline)) VNNI
-
-/* Assembly: with the intrinsics GCC copies sums between registers where many are live. */
-INLINE_VNNI __m512i add_dot_bytes(__m512i sum, __m512i of_0_to_255, __m512i others) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(of_0_to_255), "v"(others));
-    return sum;
-}
-
-INLINE_VNNI __m512i add_dot_words(__m512i sum, __m512i a, __m512i b) {
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    return sum;
-}
-
 /* Adds the upper half of each to its lower one: a's sum in the lower half, b's in the upper one. */
 INLINE_VNNI __m512i fold_halves(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xEE));
-}
-
-/* The sums of four vectors of 16. */
-INLINE_VNNI __m128i horizontal_sums_512(const __m512i v[4]) {
-    __m256i halves[4];
-    for (int i = 0; i < 4; i++) halves[i] = _mm256_add_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
-    return horizontal_sums_int(halves);
-}
-
-/* Bytes of a chunk's `columns` columns, 128 more each; those behind them are weights of 0. */
-INLINE_VNNI __m512i load_weights_512(const int8_t *w, int64_t columns) {
-    const __m512i wide = columns >= DENSE_CHUNK ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8(((__mmask64)1 << columns) - 1, w);
-    return _mm512_xor_si512(wide, _mm512_set1_epi8(-128));
-}
-
-VNNI void four_rows_vnni(const int8_t *const at[4], const dense_rows *x, int64_t cols, float out[4]) {
-    __m128 total = _mm_setzero_ps();
-    for (int64_t c = 0, k = 0; k < cols; c++, k += DENSE_CHUNK) {
-        const __m512i v = _mm512_loadu_si512(x->q + k);
-        __m512i sum[4];
-        for (int r = 0; r < 4; r++) {
-            prefetch((const uint8_t *)dense_ahead(at[r], k, cols));
-            sum[r] = add_dot_bytes(_mm512_setzero_si512(), load_weights_512(at[r] + k, cols - k), v);
-        }
-        const __m128i all = _mm_sub_epi32(horizontal_sums_512(sum), _mm_set1_epi32(x->offset[c]));
-        total = _mm_fmadd_ps(_mm_cvtepi32_ps(all), _mm_set1_ps(x->scale[c]), total);
-    }
-    _mm_storeu_ps(out, total);
-}
-
-/* Transposes 16 rows of 16 numbers of 32 bits. */
-INLINE_VNNI void transpose_512(__m512i v[16]) {
-    __m512i w[16];
-    for (int i = 0; i < 16; i += 2) w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]), w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 2; j++) {
-            v[i + 2 * j] = _mm512_unpacklo_epi64(w[i + j], w[i + j + 2]);
-            v[i + 2 * j + 1] = _mm512_unpackhi_epi64(w[i + j], w[i + j + 2]);
-        }
-    for (int i = 0; i < 16; i += 8)
-        for (int j = 0; j < 4; j++) {
-            w[i + j] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0x88);
-            w[i + j + 4] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0xdd);
-        }
-    for (int j = 0; j < 8; j++) {
-        v[j] = _mm512_shuffle_i32x4(w[j], w[j + 8], 0x88);
-        v[j + 8] = _mm512_shuffle_i32x4(w[j], w[j + 8], 0xdd);
-    }
-}
-
-VNNI void dense_lay_out_vnni(const int8_t *w, int64_t cols, int64_t rows, int64_t columns, uint8_t *codes) {
-    for (int64_t row = 0; row < BLOCK_ROWS; row += 16) {
-        __m512i v[16];
-        for (int64_t r = 0; r < 16; r++) v[r] = load_weights_512(w + min_of(row + r, rows - 1) * cols, columns);
-        transpose_512(v);
-        for (int i = 0; i < 16; i++) _mm512_store_si512(codes + i * 4 * BLOCK_ROWS + 4 * row, v[i]);
-    }
 }
 
 INLINE_VNNI __m512i load_bytes_512(const uint8_t *from) { return _mm512_loadu_si512(from); }
@@ -117,12 +48,6 @@ INLINE_VNNI void upper_nibbles_512(int with_d4, const expert *e, int64_t at, __m
     __m512i a, b;
     load_upper_512(with_d4, e, at, &a, &b);
     unpack_nibbles_512(a, b, rows);
-}
-
-INLINE_VNNI int32_t four_bytes(const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, sizeof four);
-    return four;
 }
 
 /* The 4 bytes at `first` throughout the lower half, the 4 at `last` throughout the upper one. */
@@ -314,20 +239,6 @@ VNNI void quantize_a8_avx512(const uint16_t *x, int8_t *q, float *scale, float *
     *sum = (float)_mm512_reduce_add_epi32(total) * *scale;
 }
 
-enum { GEMM_TOKENS = 8 }; /* tokens whose sums with 32 rows fit into registers */
-
-/* Adds the sums of a chunk laid out by fours, of `halves` times 16 rows and `tokens` tokens, at most GEMM_TOKENS. */
-INLINE_VNNI void add_fours(const uint8_t *tile, int halves, int64_t chunk, const int8_t *x, int tokens, __m512i sums[2][GEMM_TOKENS]) {
-    for (int64_t i = 0; i < chunk / 4; i++, tile += 4 * BLOCK_ROWS, x += 4) {
-        __m512i rows[2];
-        for (int h = 0; h < halves; h++) rows[h] = _mm512_load_si512((const __m512i *)tile + h);
-        for (int t = 0; t < tokens; t++) {
-            const __m512i v = _mm512_set1_epi32(four_bytes(x + t * chunk));
-            for (int h = 0; h < halves; h++) sums[h][t] = add_dot_bytes(sums[h][t], rows[h], v);
-        }
-    }
-}
-
 /* Adds a chunk's products of `halves` times 16 rows and `tokens` tokens, at most GEMM_TOKENS. */
 INLINE_VNNI void gemm_tokens(const uint8_t *tile, const uint8_t *scales, int halves, int64_t level, int64_t chunk,
                              const int8_t *x, const float *scale, const float *sum, int tokens, float *total) {
@@ -384,29 +295,5 @@ VNNI void gemm_chunk_vnni(const uint8_t *tile, const uint8_t *scales, int64_t ro
                           const float *scale, const float *sum, int64_t tokens, float *total) {
     if (chunk == CHUNK) gemm_columns(tile, scales, rows, level, CHUNK, x, scale, sum, tokens, total);
     else gemm_columns(tile, scales, rows, level, chunk, x, scale, sum, tokens, total);
-}
-
-/* Adds a strip's products with `tokens` tokens from t, a constant up to GEMM_TOKENS. */
-INLINE_VNNI void strip_tokens_512(const dense_strip *s, int64_t t, int tokens, float *total) {
-    for (int64_t c = 0; c < s->chunks; c++) {
-        const int64_t at = c * s->x.tokens + t;
-        __m512i sums[2][GEMM_TOKENS];
-        for (int i = 0; i < tokens; i++) sums[0][i] = sums[1][i] = _mm512_set1_epi32(-s->x.offset[at + i]);
-        add_fours(s->codes + c * DENSE_CHUNK * BLOCK_ROWS, 2, DENSE_CHUNK, s->x.q + at * DENSE_CHUNK, tokens, sums);
-        for (int i = 0; i < tokens; i++)
-            for (int h = 0; h < 2; h++) {
-                float *into = total + (t + i) * BLOCK_ROWS + 16 * h;
-                const __m512 numbers = _mm512_cvtepi32_ps(sums[h][i]);
-                _mm512_store_ps(into, _mm512_fmadd_ps(numbers, _mm512_set1_ps(s->x.scale[at + i]), _mm512_load_ps(into)));
-            }
-    }
-}
-
-VNNI void dense_strip_vnni(const dense_strip *s, int64_t tokens, float *total) {
-    int64_t t = 0;
-    for (; t + 8 <= tokens; t += 8) strip_tokens_512(s, t, 8, total);
-    if (tokens & 4) strip_tokens_512(s, t, 4, total), t += 4;
-    if (tokens & 2) strip_tokens_512(s, t, 2, total), t += 2;
-    if (tokens & 1) strip_tokens_512(s, t, 1, total);
 }
 #endif

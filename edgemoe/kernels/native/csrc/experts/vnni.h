@@ -1,14 +1,8 @@
 /* The inner loops in AVX-512 with VNNI, where the processor has it. Each gives the bits of its AVX2 counterpart. */
 #pragma once
-#include "../dense/dense.h"
 #include "planes.h"
 
 #if COMPILED
-/* dense_int8.c: four_rows, lay_out for unsigned codes, and strip_256. */
-void four_rows_vnni(const int8_t *const at[4], const dense_rows *x, int64_t cols, float out[4]);
-void dense_lay_out_vnni(const int8_t *w, int64_t cols, int64_t rows, int64_t columns, uint8_t *codes);
-void dense_strip_vnni(const dense_strip *s, int64_t tokens, float *total);
-
 /* gemv.c: gemv_block. */
 void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                      const float *sum, int64_t stride, uint16_t *y);
@@ -21,7 +15,7 @@ void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chu
 /* products.c: quantize_chunk in A8, of CHUNK columns. */
 void quantize_a8_avx512(const uint16_t *x, int8_t *q, float *scale, float *sum);
 
-/* gemm.c: join_fours. */
+/* join.c: join_fours. */
 void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile);
 
 /* gemm.c: adds a chunk's products of `rows` rows, 32 or 16, to `total` [tokens, BLOCK_ROWS]. `tile` has the chunk's

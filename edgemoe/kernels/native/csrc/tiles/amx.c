@@ -1,5 +1,8 @@
 /* The kernels of products.h and attention.h by AMX. */
-#include "tiles.h"
+#include "amx.h"
+
+#include "../attention/block_avx512.h"
+#include "../experts/vnni.h"
 
 #if defined(__x86_64__) && COMPILED_AMX
 typedef struct __attribute__((packed)) {

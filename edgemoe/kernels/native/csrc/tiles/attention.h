@@ -1,5 +1,6 @@
 /* The functions of ../attention/block.h over the macros of amx.c and emulated.c. */
 #include "../attention/block.h"
+#include "../attention/transpose.h"
 
 #if COMPILED
 static const pair_order NAME(pairs) = {{1, 3}, {0, 2}};

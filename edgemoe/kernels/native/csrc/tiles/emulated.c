@@ -1,7 +1,10 @@
 /* The kernels of products.h and attention.h over tiles in plain C and vectors of AVX2, for the tests: they run where AMX does not, with its
  * operands, layouts and order. */
+#include "emulated.h"
+
+#include "../attention/block_256.h"
+#include "../experts/join.h"
 #include "emulator.h"
-#include "tiles.h"
 
 #if COMPILED
 typedef emulated_tiles tiles_state;

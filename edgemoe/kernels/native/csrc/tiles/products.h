@@ -1,8 +1,7 @@
 /* The kernels of amx.c and emulated.c over their macros: NAME, TARGET, operations on tiles, and VECTOR, 16 numbers of
  * float32. */
-#include "../experts/vnni.h"
-#include "tiles.h"
-#include "../dense/dense.h"
+#include "../dense/strip.h"
+#include "../experts/planes.h"
 
 #if COMPILED
 

@@ -1,14 +1,10 @@
 /* The choice between AMX and its emulation. */
 #include "tiles.h"
 
-#if COMPILED
-void gemm_block_amx(const matrix *m, const expert *e, int64_t block, const int8_t *x, const float *scale, const float *sum,
-                    int64_t stride, int64_t tokens, uint16_t *y);
-void gemm_block_emulated(const matrix *m, const expert *e, int64_t block, const int8_t *x, const float *scale, const float *sum,
-                         int64_t stride, int64_t tokens, uint16_t *y);
-void dense_strip_amx(const dense_strip *s, int64_t tokens, float *total);
-void dense_strip_emulated(const dense_strip *s, int64_t tokens, float *total);
+#include "amx.h"
+#include "emulated.h"
 
+#if COMPILED
 void gemm_block_tiles(enum path path, const matrix *m, const expert *e, int64_t block, const int8_t *x, const float *scale,
                       const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
 #if COMPILED_AMX

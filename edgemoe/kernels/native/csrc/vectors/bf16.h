@@ -57,6 +57,10 @@ INLINE __m128i eight_to_bf16(__m256 x) {
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0xD8));
 }
 
+INLINE __m256i broadcast_four(const int8_t *x) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x)); }
+
+INLINE __m256i load_bytes(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
+
 INLINE float horizontal_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -1,28 +1,7 @@
 /* The functions of block.h in 256 bits: AVX2, and NEON by vectors/neon.h. */
-#include "block.h"
+#include "block_256.h"
 
 #if COMPILED
-AVX2 void transpose(const float *from, int64_t rows, int64_t cols, float *to) {
-    for (int64_t r = 0; r < rows; r += 8)
-        for (int64_t c = 0; c < cols; c += 8) {
-            __m256 a[8], b[8];
-            for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(from + (r + i) * cols + c);
-            for (int i = 0; i < 8; i += 2) {
-                b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-                b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-            }
-            for (int i = 0; i < 8; i += 4)
-                for (int j = 0; j < 2; j++) {
-                    a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
-                    a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xEE);
-                }
-            for (int i = 0; i < 4; i++) {
-                _mm256_storeu_ps(to + (c + i) * rows + r, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-                _mm256_storeu_ps(to + (c + i + 4) * rows + r, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
-            }
-        }
-}
-
 #define BITS 256
 #define VECTOR __m256
 #define INTEGERS __m256i
@@ -139,17 +118,5 @@ AVX2 static void multiply(operand a, const float *b, int64_t step, int64_t rows,
     }
 }
 
-static const block_path block_256 = {wide_rows, wide_columns, NULL, multiply, softmax_256, softmax_head_256};
-
-const block_path *block_path_of(enum path path) {
-    if (path == PATH_AMX_EMULATED) return &block_emulated;
-#if COMPILED_AMX
-    if (path == PATH_AMX) return &block_amx;
-#endif
-#if COMPILED_AVX512
-    if (path == PATH_AVX512_BF16) return &block_avx512_bf16;
-    if (path == PATH_AVX512_VNNI) return &block_avx512;
-#endif
-    return &block_256;
-}
+const block_path block_256 = {wide_rows, wide_columns, NULL, multiply, softmax_256, softmax_head_256};
 #endif
