@@ -136,7 +136,10 @@ class Job:
         """
         while None in self.answers:
             try:
-                event = await asyncio.wait_for(self._events.get(), pause)
+                async with asyncio.timeout(
+                    pause
+                ):  # wait_for would lose a cancellation that comes with an event
+                    event = await self._events.get()
             except TimeoutError:
                 yield None
                 continue

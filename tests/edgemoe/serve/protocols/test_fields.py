@@ -1,0 +1,231 @@
+"""What the fields of each protocol refuse, and the requests that they mean; decided without a model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgemoe.serve.anthropic.endpoints import Messages
+from edgemoe.serve.errors import ApiError
+from edgemoe.serve.ollama.endpoints import Chat, Generate
+from edgemoe.serve.openai_chat.endpoints import Chats, Completions
+from edgemoe.serve.openai_chat.fields import ChatFields
+from edgemoe.serve.openai_responses.endpoints import Responses
+from edgemoe.serve.protocol.base import Exchange
+from edgemoe.serve.protocol.reply import json_bytes
+from edgemoe.serve.request.chat import ChatRequest
+from edgemoe.serve.request.completion import CompletionRequest
+from edgemoe.serve.request.fields import parse
+from edgemoe.serve.serving import Serving
+
+USER = [{"role": "user", "content": "Oslo?"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+MODEL = SimpleNamespace(engine=SimpleNamespace(plan=SimpleNamespace(context=128)))
+
+
+def request_of(kind: type[Exchange[Any]], body: dict[str, Any]) -> ChatRequest | CompletionRequest:
+    """The request that a body means, once everything that fields decide is decided."""
+    serving = Serving("x", most=1)
+    serving.model, serving.chats = MODEL, SimpleNamespace(make=list)
+    exchange = kind(serving)
+    given = parse(kind.fields, json_bytes(body))
+    assert exchange.without_prompt(given) is None
+    request = exchange.request(given)
+    serving.prompts_of(request)
+    request.choices()
+    return request
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": CITY}}
+
+
+def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def calls(arguments: object) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": arguments}}]}]
+
+
+def form(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+NAMED_TOOL = {"type": "function", "function": {"name": "x"}}
+
+GOOD: dict[type[Exchange[Any]], dict[str, Any]] = {
+    Chats: {"messages": USER},
+    Completions: {"prompt": "x"},
+    Responses: {"model": "x", "input": "Oslo?"},
+    Messages: {"model": "x", "max_tokens": 200, "messages": USER},
+    Chat: {"model": "x", "messages": USER},
+    Generate: {"model": "x", "prompt": "Oslo?"},
+}
+
+WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
+    (Chats, {"messages": None}, "messages", "required"),
+    (Chats, {"messages": []}, "messages", "at least 1"),
+    (Chats, {"messages": "hello"}, "messages", "valid array"),
+    (Chats, {"messages": [{"role": "user", "content": 3}]}, "messages", "got 3"),
+    (Chats, {"messages": user({"type": "image_url", "image_url": {}})}, "messages", "'image_url'"),
+    (Chats, {"messages": [{"role": "function", "name": "x", "content": "y"}]}, "messages", "see tools"),
+    (Chats, {"messages": calls("[1]")}, "messages", "a JSON object"),
+    (Chats, {"messages": calls('{"a')}, "messages", "a JSON object"),
+    (Chats, {"temperature": "hot"}, "temperature", "'hot'"),
+    (Chats, {"n": 0}, "n", "greater than or equal to 1"),
+    (Chats, {"n": True}, "n", "valid integer"),
+    (Chats, {"stream": "yes"}, "stream", "'yes'"),
+    (Chats, {"top_logprobs": 2}, "top_logprobs", "logprobs true"),
+    (Chats, {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+    (Chats, {"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools", "name"),
+    (Chats, {"tools": [tool("a b")]}, "tools", "pattern"),
+    (Chats, {"tools": [tool("a"), tool("a")]}, "tools", "rename 'a'"),
+    (Chats, {"tools": [tool("a")] * 129}, "tools", "at most 128"),
+    (Chats, {"tools": [{"type": "browser", "function": {"name": "x"}}]}, "tools", "'function'"),
+    (Chats, {"tool_choice": "always"}, "tool_choice", "'required'"),
+    (Chats, {"tool_choice": NAMED_TOOL, "tools": [tool("a")]}, "tool_choice", "no 'x'"),
+    (Chats, {"tool_choice": "required"}, "tool_choice", "no 'tools'"),
+    (Chats, {"functions": [{"name": "x"}]}, "functions", "send tools"),
+    (Chats, {"function_call": "auto"}, "function_call", "send tool_choice"),
+    (Chats, {"response_format": {"type": "grammar"}}, "response_format", "'json_object'"),
+    (Chats, {"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
+    (Chats, {"response_format": form(None)}, "response_format", "json_schema.schema"),
+    (Chats, {"response_format": form([])}, "response_format", "object"),
+    (
+        Chats,
+        {"response_format": {"type": "json_object"}, "tools": [tool("a")]},
+        "response_format",
+        "either tools",
+    ),
+    (Completions, {"prompt": []}, "prompt", "0 prompts"),
+    (Completions, {"prompt": ["a"] * 40, "n": 2}, "prompt", "1 to 64 answers"),
+    (Completions, {"prompt": ["a"] * 40, "best_of": 2}, "prompt", "1 to 64 answers"),
+    (Completions, {"suffix": "b", "echo": True}, "suffix", "echo"),
+    (Completions, {"best_of": 3, "stream": True}, "best_of", "only n"),
+    (Completions, {"best_of": 2, "n": 3}, "best_of", "2 with n 3"),
+    (Completions, {"max_tokens": 0}, "max_tokens", "1 or more"),
+    (Responses, {"input": []}, "input", "input"),
+    (Responses, {"input": None}, "input", "input"),
+    (Responses, {"tempereture": 1}, "tempereture", "no tempereture"),
+    (Responses, {"previous_response_id": "resp_1"}, "previous_response_id", "send all items"),
+    (Responses, {"conversation": "conv_1"}, "conversation", "no conversation"),
+    (Responses, {"prompt": {"id": "pmpt_1"}}, "prompt", "no prompt"),
+    (Responses, {"background": True}, "background", "background"),
+    (Responses, {"truncation": "auto"}, "truncation", "truncation"),
+    (Responses, {"include": ["file_search_call.results"]}, "include", "file_search_call"),
+    (Responses, {"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+    (Responses, {"input": user({"type": "input_image", "image_url": "x"})}, "input", "'input_image'"),
+    (Responses, {"input": user({"type": "input_file", "file_id": "x"})}, "input", "'input_file'"),
+    (Responses, {"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
+    (Responses, {"input": [{"role": "assistant", "content": "The"}]}, "input", "continued"),
+    (Responses, {"text": {"verbosity": "low"}}, "text", "verbosity"),
+    (Messages, {"messages": []}, "messages", "messages"),
+    (Messages, {"max_tokens": None}, "max_tokens", "max_tokens"),
+    (Messages, {"max_tokens": 0}, "max_tokens", "max_tokens"),
+    (Messages, {"tempereture": 1}, "tempereture", "no tempereture"),
+    (Messages, {"top_k": 1.5}, "top_k", "top_k"),
+    (Messages, {"mcp_servers": [{}]}, "mcp_servers", "no mcp_servers"),
+    (Messages, {"messages": user({"type": "image", "source": {}})}, "messages", "'image'"),
+    (Messages, {"messages": user({"type": "text"})}, "messages", "messages.0.content.0.text.text"),
+    (Messages, {"messages": user({"type": "text", "text": "x", "y": 1})}, "messages", "text.y"),
+    (Messages, {"messages": [{"role": "tool", "content": "x"}]}, "messages", "messages.0.role"),
+    (
+        Messages,
+        {"messages": user({"type": "tool_use", "id": "a", "name": "b", "input": {}})},
+        "messages",
+        "'tool_use'",
+    ),
+    (
+        Messages,
+        {"messages": user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]})},
+        "messages",
+        "'image'",
+    ),
+    (Messages, {"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages", "continued"),
+    (
+        Messages,
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "thinking",
+        "thinking.budget_tokens",
+    ),
+    (Messages, {"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools", "web_search_20250305"),
+    (Messages, {"tool_choice": {"type": "any"}}, "tool_choice", "no 'tools'"),
+    (Messages, {"tool_choice": {"type": "tool"}}, "tool_choice", "expected a name"),
+    (Chat, {"messages": [{**USER[0], "images": ["aGk="]}]}, "images", "no images"),
+    (Chat, {"tempereture": 1}, "tempereture", "no tempereture"),
+    (Chat, {"options": {"mirostat": 1}}, "options", "options.mirostat"),
+    (Chat, {"options": {"repeat_last_n": 64}}, "options", "options.repeat_last_n"),
+    (Chat, {"options": {"num_ctx": 129}}, "options", "--context"),
+    (Chat, {"options": {"num_predict": 0}}, "options", "num_predict"),
+    (Chat, {"format": "xml"}, "format", "format"),
+    (Chat, {"format": "json", "tools": [tool("a")]}, "response_format", "either tools"),
+    (Chat, {"truncate": True}, "truncate", "truncate"),
+    (Generate, {"images": ["aGk="]}, "images", "no images"),
+    (Generate, {"context": [1, 2]}, "context", "no context"),
+    (Generate, {"template": "{{ .Prompt }}"}, "template", "no template"),
+    (Generate, {"raw": True, "format": "json"}, "format", "no format"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "words"),
+    WRONG,
+    ids=[f"{case[0].__name__}-{next(iter(case[1]))}" for case in WRONG],
+)
+def test_a_wrong_field_is_named(kind, fields, param, words):
+    """Status 400, with the field and the reason; null leaves a field out."""
+    body = {name: value for name, value in (GOOD[kind] | fields).items() if value is not None}
+    with pytest.raises(ApiError) as refused:
+        request_of(kind, body)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["lora", "lora_request", "adapter", "adapters"])
+def test_adapters_are_refused_in_every_protocol(name):
+    """Whatever their name: the field would have changed the model."""
+    for kind, body in GOOD.items():
+        with pytest.raises(ApiError, match=f"no {name}") as refused:
+            request_of(kind, body | {name: "x"})
+        assert refused.value.status == 400
+
+
+def test_good_bodies_and_unknown_fields():
+    """Every protocol has a smallest body; OpenAI's chats and completions ignore what they do not know."""
+    for kind, body in GOOD.items():
+        request_of(kind, body)
+    for kind in (Chats, Completions):
+        request_of(kind, GOOD[kind] | {"user": "me", "store": False, "seed": None})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 9999],
+)
+def test_bodies_that_are_no_json_object(body):
+    """Each is status 400, without a field at fault but where the object has one."""
+    with pytest.raises(ApiError) as refused:
+        parse(ChatFields, body)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "effort", "variables"),
+    [
+        (Messages, {"thinking": {"type": "disabled"}}, None, {"enable_thinking": False}),
+        (Messages, {"thinking": {"type": "adaptive"}}, None, {"enable_thinking": True}),
+        (Messages, {"output_config": {"effort": "low"}}, "low", None),
+        (Responses, {"reasoning": {"effort": "none"}}, None, {"enable_thinking": False}),
+        (Responses, {"reasoning": {"effort": "low"}}, "low", None),
+        (Chat, {"think": False}, None, {"enable_thinking": False}),
+        (Chat, {"think": "low"}, "low", {"enable_thinking": True}),
+        (Generate, {"think": True}, None, {"enable_thinking": True}),
+    ],
+)
+def test_reasoning_becomes_variables_of_the_template(kind, fields, effort, variables):
+    """Each protocol's way to turn it on, off, or to a level."""
+    request = request_of(kind, GOOD[kind] | fields)
+    assert (request.reasoning_effort, request.chat_template_kwargs) == (effort, variables)
