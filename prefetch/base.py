@@ -64,65 +64,25 @@ class PinnedExperts(ABC):
         """Events behind a device's copies that still fill the blocks of resident experts."""
 
     @abstractmethod
-    def count_hits(
-        self,
-        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
-        *,
-        scan: bool = False,
-        compensated: Sequence[ExpertKey] = (),
-    ) -> None:
-        """Counts experts that were computed without a request, as a request of each layer would have.
-
-        Called behind the launch of a device's kernels, and before the next call of the source.
-
-        Args:
-            layers: of each layer, in the order in which they ran, its (key, level) pairs; every key is resident.
-            scan: as of ExpertSource.request.
-            compensated: experts whose compensators were used, in this order.
-        """
-
-    @abstractmethod
-    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
-        """Counts experts that a device computed without a request in some layers, as requests.
-
-        What the fastest tier lacks of them was read in the slower one's memory. Their use is not marked.
-
-        Args:
-            levels: (level in the fastest tier, 0: not there; level wanted, above 0) -> experts.
-            layers: how many.
-        """
-
-    @abstractmethod
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
         """Marks experts of the fastest tier as used, for its eviction; those that have left it are passed over."""
 
-    @abstractmethod
-    def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
-        """Counts (layer, experts predicted, experts wanted) of predictions for which there was nothing to read."""
 
+class StepExperts(ABC):
+    """The experts of one step: its requests, its prediction of the next layer, and what it has moved.
 
-class ExpertSource(ABC):
-    """Brings experts into the fastest tier and leases them out.
-
-        with source.request({ExpertKey(0, 3): 4, ExpertKey(0, 5): 2}) as request:
-            source.read_ahead({ExpertKey(1, 2): 4})
+        step = source.begin()
+        with step.request({ExpertKey(0, 3): 4, ExpertKey(0, 5): 2}) as request:
+            step.read_ahead({ExpertKey(1, 2): 4})
             for leases in request:
                 compute(leases)
+        step.end()
 
-    A source can wrap another one, to measure it: callers use this contract alone.
+    Attributes:
+        counts: what has moved for this step so far, and what moved between the step before and this one.
     """
 
-    @abstractmethod
-    def configure(self, look_ahead: str) -> None:
-        """Sets what the requests that follow read ahead (one of MODES).
-
-        Raises:
-            ValueError: no such mode.
-        """
-
-    @abstractmethod
-    def use_compensators(self, where: CompensatorTier | None) -> None:
-        """Sets the tier of the compensators of the requests that follow, at first none. Called between two requests."""
+    counts: TransferCounts
 
     @abstractmethod
     def request(
@@ -157,21 +117,6 @@ class ExpertSource(ABC):
 
     @property
     @abstractmethod
-    def pinned(self) -> PinnedExperts:
-        """The experts that may be computed from without a request."""
-
-    @property
-    @abstractmethod
-    def looks_ahead(self) -> bool:
-        """Whether `read_ahead` has an effect now."""
-
-    @property
-    @abstractmethod
-    def scans_ahead(self) -> bool:
-        """Whether `read_ahead` has an effect in a scan now."""
-
-    @property
-    @abstractmethod
     def predicting(self) -> bool:
         """Whether a prediction waits for the next layer's request or hits."""
 
@@ -192,13 +137,91 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
+    def count_hits(
+        self,
+        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
+        *,
+        scan: bool = False,
+        compensated: Sequence[ExpertKey] = (),
+    ) -> None:
+        """Counts experts that were computed without a request, as a request of each layer would have.
+
+        Called behind the launch of a device's kernels, and before the next call of the source.
+
+        Args:
+            layers: (key, level) pairs of each layer, in the order in which they ran; every key is resident.
+            scan: as in `request`.
+            compensated: experts whose compensators were used, in this order.
+        """
+
+    @abstractmethod
+    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
+        """Counts experts that a device computed without a request in some layers, as requests.
+
+        What the fastest tier lacks of them was read in the slower one's memory. Their use is not marked.
+
+        Args:
+            levels: (level in the fastest tier, 0: not there; level wanted, above 0) -> experts.
+            layers: how many.
+        """
+
+    @abstractmethod
+    def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
+        """Counts (layer, experts predicted, experts wanted) of predictions for which there was nothing to read."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ends the prediction with the step: `counts` is complete. Idempotent.
+
+        Reads ahead that no layer wanted, and that cannot be cancelled any more, count in the next step.
+        """
+
+
+class ExpertSource(ABC):
+    """Brings experts into the fastest tier and leases them out, to one step at a time (StepExperts).
+
+    A source can wrap another one, to measure it: callers use this contract alone.
+    """
+
+    @abstractmethod
+    def configure(self, look_ahead: str) -> None:
+        """Sets what the requests that follow read ahead (one of MODES).
+
+        Raises:
+            ValueError: no such mode.
+        """
+
+    @abstractmethod
+    def use_compensators(self, where: CompensatorTier | None) -> None:
+        """Sets the tier of the compensators of the requests that follow, at first none. Called between two requests."""
+
+    @abstractmethod
+    def begin(self) -> StepExperts:
+        """Begins a step. Others may begin and end before it ends, between two of its requests."""
+
+    @property
+    @abstractmethod
+    def pinned(self) -> PinnedExperts:
+        """The experts that may be computed from without a request."""
+
+    @property
+    @abstractmethod
+    def looks_ahead(self) -> bool:
+        """Whether `read_ahead` has an effect now."""
+
+    @property
+    @abstractmethod
+    def scans_ahead(self) -> bool:
+        """Whether `read_ahead` has an effect in a scan now."""
+
+    @abstractmethod
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Reads experts into free blocks of the tiers, the fastest first, between two requests.
 
         While the fastest tier has free blocks, it evicts none.
 
-        An expert that cannot be read ends it without an error. Counters are reset. May run on another thread while no
-        caller uses the source.
+        An expert that cannot be read ends it without an error. What it moves is not counted. May run on another
+        thread while no caller uses the source.
 
         Args:
             keys: in the order in which they are wanted.
@@ -210,7 +233,7 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
-    def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
+    def promote(self, wanted: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts that the slower tier has into the fastest one, between two requests. Evicts others.
 
         Counts the bytes, and no requests. Copies wait for the kernels launched so far, and those launched later wait
@@ -218,6 +241,7 @@ class ExpertSource(ABC):
 
         Args:
             wanted: key -> level, which the slower tier has.
+            counts: the counters that the bytes are added to.
 
         Raises:
             ValueError: as `request`.
@@ -236,10 +260,11 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
-    def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
+    def advance_changes(self, counts: TransferCounts, *, start: bool = True, settle: bool = False) -> None:
         """Publishes what change_levels has brought so far, and starts more. Called between two steps.
 
         Args:
+            counts: the counters that what happens now is added to.
             start: False starts nothing: a prompt follows.
             settle: goes through all that waits, and waits for it.
         """
@@ -267,10 +292,6 @@ class ExpertSource(ABC):
         Raises:
             ValueError: a request is open.
         """
-
-    @abstractmethod
-    def take_counts(self) -> TransferCounts:
-        """Returns the counters since the last call, and resets them."""
 
     @abstractmethod
     def close(self) -> None:

@@ -49,7 +49,7 @@ class LookaheadCounts:
 
 @dataclass
 class TransferCounts:
-    """What moved since the counters were last taken. Bytes and experts.
+    """What a step has moved between tiers. Bytes and experts.
 
     >>> (TransferCounts(ssd_bytes=4096, levels={4: 1}) + TransferCounts(levels={4: 2})).levels
     {4: 3}
@@ -116,6 +116,12 @@ class TransferCounts:
     def hidden_s(self) -> float:
         """LookaheadCounts.hidden_s, over all layers."""
         return sum(counts.hidden_s for counts in self.lookahead.values())
+
+    def add_requests(self, levels: Sequence[int]) -> None:
+        """Counts experts requested at these levels."""
+        self.requests += len(levels)
+        for level in levels:
+            self.levels[level] = self.levels.get(level, 0) + 1
 
     def of_layer(self, layer: int) -> LookaheadCounts:
         """The counts of a layer's predictions, to be added to."""

@@ -8,9 +8,10 @@
                     ▲                                                              │
     read_ahead  blocks that no demand needs ── the same, behind every demand ──────┴─► resident
 
-`transfers` has the transfers, `transfer_path` the paths of their bytes, `workers` the queue, `speculation` the
-predictions, `lookahead_gate` whether they pay, `transitions` the changes of level that hold up no step, and
-`layer_request` one layer's demands. `transfers` says what each thread may do.
+`step` has the requests of one step and its counters, `layer_request` one layer's demands, `speculation` a step's
+prediction of its next layer, `lookahead` what the predictions of all steps share, and `lookahead_gate` whether they
+pay. `transfers` has the transfers and says what each thread may do, `transfer_path` the paths of their bytes,
+`workers` the queue, and `transitions` the changes of level that hold up no step.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import DamagedData
 from edgemoe.machine.device import Event
 from edgemoe.machine.sigint import DeferredInterrupt
-from edgemoe.prefetch.base import MODES, ExpertSource, PinnedExperts
-from edgemoe.prefetch.compensators.leases import CompensatorLeases
+from edgemoe.prefetch.base import ExpertSource, PinnedExperts
 from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.prefetch.counts import TransferCounts
-from edgemoe.prefetch.layer_request import LayerRequest
+from edgemoe.prefetch.lookahead import Lookahead
 from edgemoe.prefetch.lookahead_gate import LookaheadGate
 from edgemoe.prefetch.ram_path import RamPath
 from edgemoe.prefetch.speculation import Speculation
+from edgemoe.prefetch.step import FetcherStep
 from edgemoe.prefetch.transfer_path import TransferPath
-from edgemoe.prefetch.transfers import Transfers
+from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.prefetch.transitions import Transitions
 from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
 from edgemoe.storage.files.retry import GivingUp
@@ -80,30 +81,26 @@ class Fetcher(ExpertSource, PinnedExperts):
             vram, dram, path, form, reader, workers=workers, scan_workers=scan_workers, clock=clock
         )
         self._compensators: Transfers | None = None
-        self._request: LayerRequest | None = None
-        self._speculation = Speculation(self._transfers, gate or LookaheadGate())
+        self._lookahead = Lookahead(gate or LookaheadGate())
         self._transitions = Transitions(self._transfers)
+        self._between = TransferCounts()
+        """What has moved since the last step began, outside of all steps."""
+        self._left: list[Transfer] = []
+        """Reads under way that the step which started them did not want in the end."""
 
     def configure(self, look_ahead: str) -> None:
         """Sets what the requests that follow read ahead, at first nothing."""
-        if look_ahead not in MODES:
-            raise ValueError(f"expected a look-ahead mode of {', '.join(MODES)}, got {look_ahead!r}")
-        self._speculation.mode = look_ahead
+        self._lookahead.configure(look_ahead)
 
     @property
     def looks_ahead(self) -> bool:
         """Whether `read_ahead` has an effect now."""
-        return self._speculation.on
+        return self._lookahead.on
 
     @property
     def scans_ahead(self) -> bool:
         """Whether `read_ahead` has an effect in a scan now."""
-        return self._speculation.mode != "off"
-
-    @property
-    def predicting(self) -> bool:
-        """Whether a prediction waits for the next layer's request or hits."""
-        return self._speculation.pending
+        return self._lookahead.mode != "off"
 
     @property
     def pinned(self) -> PinnedExperts:
@@ -112,37 +109,19 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def use_compensators(self, where: CompensatorTier | None) -> None:
         """Sets where compensators are kept and read."""
-        self._add_compensators()
-        self._compensators = self._transfers.beside(*where) if where else None
+        self._compensators = self._transfers.of_compensators(*where) if where else None
 
-    def request(
-        self,
-        wanted: Mapping[ExpertKey, int],
-        *,
-        scan: bool = False,
-        ordered: bool = False,
-        compensated: Mapping[ExpertKey, int] | None = None,
-    ) -> LayerRequest:
-        """Brings the experts of `wanted`. Ctrl-C within the context is raised when the next list is taken, or by its
-        end.
+    def begin(self) -> FetcherStep:
+        """Begins a step, which takes over what has moved since the last one."""
+        counts, self._between = self._between, TransferCounts()
+        return self._begin(counts)
 
-        Raises:
-            ValueError: closed. Entering and iterating raise as ExpertSource.request.
-        """
-        if self._transfers.workers.closed:
-            raise ValueError("expected an open fetcher, got a closed one")
-        compensators = CompensatorLeases(self._compensators, compensated or {}, scan=scan)
-        self._request = LayerRequest(
-            self._transfers, self._speculation, wanted, scan=scan, ordered=ordered, compensators=compensators
-        )
-        return self._request
+    def _begin(self, counts: TransferCounts) -> FetcherStep:
+        left, self._left = self._left, []
+        return FetcherStep(self._transfers, self._compensators, self._lookahead, counts, left, self._leave)
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
-        """Starts reading predicted experts. Without effect unless `looks_ahead`, or `scans_ahead` in a scan."""
-        if self._request is None or not self._request.open:
-            raise ValueError("expected an open request to read ahead in, got none")
-        self._speculation.predict(predicted, scan=scan)
-        self._request.advance()
+    def _leave(self, reads: Sequence[Transfer]) -> None:
+        self._left += reads
 
     def observe(self, observer: Observer) -> None:
         """Calls `observer` for every resident expert of `vram`, and at every change."""
@@ -157,54 +136,9 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Events behind the copies of resident experts."""
         return self._vram.arriving(keys)
 
-    def count_hits(
-        self,
-        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
-        *,
-        scan: bool = False,
-        compensated: Sequence[ExpertKey] = (),
-    ) -> None:
-        """Counts experts that were computed without a request."""
-        if self._transfers.path.asynchronous:
-            self._transfers.path.computed()
-        counts, passed = self._transfers.counts, len(layers)
-        if self._speculation.pending:
-            self._speculation.resolve(dict(layers[0]))
-            passed -= 1
-        self._speculation.pass_layers(passed)
-        experts = [expert for layer in layers for expert in layer]
-        self._transfers.count_requests([level for _, level in experts])
-        counts.vram_hits += len(experts)
-        if not scan:
-            self._vram.clear_evict_first()
-        # A request leases them in the order of their keys.
-        self._vram.mark_used([key for layer in layers for key, _ in sorted(layer)])
-        if self._compensators:
-            if not scan:
-                self._compensators.vram.clear_evict_first()
-            self._compensators.vram.mark_used(compensated)
-
-    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
-        """Counts experts that were computed without a request, in `vram` or read in `dram`."""
-        counts, bytes_at = self._transfers.counts, self._transfers.form.bytes_at
-        for (own, wanted), experts in levels.items():
-            self._transfers.count_requests([wanted] * experts)
-            if own >= wanted:
-                counts.vram_hits += experts
-            else:
-                counts.dram_hits += experts
-                counts.dram_bytes += experts * (bytes_at(wanted) - (bytes_at(own) if own else 0))
-        self._speculation.pass_layers(layers)
-        self._vram.clear_evict_first()
-
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
         """Marks experts of `vram` as used."""
         self._vram.mark_used(keys)
-
-    def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
-        """Counts predictions for which there was nothing to read."""
-        for layer, predicted, wanted in layers:
-            self._transfers.counts.of_layer(layer).compare(predicted, wanted)
 
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Reads experts into free blocks, without predictions.
@@ -213,23 +147,25 @@ class Fetcher(ExpertSource, PinnedExperts):
         `dram` has free blocks passes through the same few blocks of `vram`.
         """
         self.release_pins()
-        look_ahead = self._speculation.mode
+        look_ahead = self._lookahead.mode
         self.configure("off")
         tried: list[ExpertKey] = []
+        step = self._begin(TransferCounts())  # not counted
         try:
             for tier in (self._vram, self._transfers.dram):
                 if tier:
                     rest = [key for key in keys if not (self._vram.level_of(key) or tier.level_of(key))]
-                    self._fill(tier, rest, levels, go_on, tried)
+                    self._fill(step, tier, rest, levels, go_on, tried)
         except DamagedData:
             pass
         finally:
             self._vram.mark_evict_first(sorted(tried, reverse=True))
-            self.take_counts()
+            step.end()
             self.configure(look_ahead)
 
     def _fill(
         self,
+        step: FetcherStep,
         tier: PlaneTier,
         rest: list[ExpertKey],
         levels: Sequence[int],
@@ -242,25 +178,25 @@ class Fetcher(ExpertSource, PinnedExperts):
             while go_on() and (now := rest[: min(most, tier.free_experts(level))]):
                 tried += now
                 del rest[: len(now)]
-                with self.request(dict.fromkeys(now, level), scan=True) as request:
+                with step.request(dict.fromkeys(now, level), scan=True) as request:
                     for _ in request:
                         if not go_on():
                             break
 
-    def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
-        """Copies experts from `dram` into `vram`, without predictions."""
+    def promote(self, wanted: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
+        """Copies experts from `dram` into `vram`, without predictions; adds their bytes to `counts`."""
         self.release_pins()
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()
-        counts, self._transfers.counts = self._transfers.counts, TransferCounts()
+        step = self._begin(TransferCounts())
         try:
-            with LayerRequest(self._transfers, self._speculation, wanted) as request:
+            with step.request(wanted) as request:
                 for _ in request:
                     pass
         finally:
-            moved, self._transfers.counts = self._transfers.counts, counts
-            counts.dram_bytes += moved.dram_bytes
-            counts.ssd_bytes += moved.ssd_bytes
+            step.end()
+            counts.dram_bytes += step.counts.dram_bytes
+            counts.ssd_bytes += step.counts.ssd_bytes
 
     def change_levels(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
@@ -268,41 +204,33 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Sets which experts of `vram` change their level in the background."""
         self._transitions.change(demote, promote, rate)
 
-    def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
+    def advance_changes(self, counts: TransferCounts, *, start: bool = True, settle: bool = False) -> None:
         """Publishes and starts changes of level."""
         if self._transitions.idle:
             return
         with DeferredInterrupt():
             if settle:
-                self._transitions.settle()
+                self._transitions.settle(counts)
             else:
-                self._transitions.advance(start=start)
+                self._transitions.advance(counts, start=start)
 
     def release_pins(self) -> None:
         """Ends predictions, changes of level, their reads and their leases."""
-        if self._request and self._request.open:
+        if self._transfers.request_open:
             raise ValueError("expected no open request, got one")
         with DeferredInterrupt(), GivingUp():
-            self._speculation.end()
-            self._transitions.end()
+            self._lookahead.end()
+            left = Speculation(self._transfers, self._lookahead, self._between)
+            left.take_over(self._left)
+            self._left = []
+            left.end()
+            self._transitions.end(self._between)
 
     def resize(self, capacity: Mapping[str, int]) -> None:
         """Changes the number of blocks of `vram`, and takes or returns their memory."""
         self.release_pins()
         with DeferredInterrupt():
             self._vram.resize(capacity, self._transfers.path.spill)
-
-    def take_counts(self) -> TransferCounts:
-        """Returns the counters since the last call, and resets them."""
-        self._add_compensators()
-        return self._transfers.take_counts()
-
-    def _add_compensators(self) -> None:
-        """Adds the counters of compensators to those of experts."""
-        if self._compensators:
-            own = self._compensators.take_counts()
-            own.compensator_bytes = own.ssd_bytes
-            self._transfers.counts += own
 
     def close(self) -> None:
         """Waits for reads under way and ends the threads. Idempotent."""

@@ -12,6 +12,8 @@ from edgemoe.errors import DoesNotFit
 from edgemoe.machine.sigint import CHECK_EVERY, DeferredInterrupt
 from edgemoe.prefetch.base import Request
 from edgemoe.prefetch.compensators.leases import CompensatorLeases
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.lookahead import Lookahead
 from edgemoe.prefetch.speculation import Speculation
 from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.storage.base import ExpertKey
@@ -20,28 +22,32 @@ from edgemoe.storage.sizes import format_size
 
 
 class LayerRequest(Request):
-    """Implements Request, as the context of ExpertSource.request. Used by the engine's thread.
+    """Implements Request, as the context of StepExperts.request. Used by the engine's thread.
 
     Args:
         transfers: run the demands.
-        speculation: the prediction that this request confirms or refutes.
-        wanted: as ExpertSource.request.
-        scan, ordered: as ExpertSource.request.
-        compensators: of the experts; None: none is wanted.
+        lookahead: the predictions of all steps.
+        speculation: the prediction of the step, which this request confirms or refutes.
+        counts: the counters of the step.
+        wanted, scan, ordered: as in StepExperts.request.
+        compensators: leases of the compensators of the wanted experts.
     """
 
     def __init__(
         self,
         transfers: Transfers,
+        lookahead: Lookahead,
         speculation: Speculation,
+        counts: TransferCounts,
         wanted: Mapping[ExpertKey, int],
         *,
-        scan: bool = False,
-        ordered: bool = False,
-        compensators: CompensatorLeases | None = None,
+        scan: bool,
+        ordered: bool,
+        compensators: CompensatorLeases,
     ) -> None:
-        self._transfers, self._speculation, self._vram = transfers, speculation, transfers.vram
-        self._compensators = compensators or CompensatorLeases(None, {})
+        self._transfers, self._vram, self._counts = transfers, transfers.vram, counts
+        self._lookahead, self._speculation = lookahead, speculation
+        self._compensators = compensators
         self._wanted, self._scan = wanted, scan
         self._turns = deque(sorted(wanted)) if ordered else None
         """Where leases come in the order of their keys, the keys that are still to come."""
@@ -61,7 +67,7 @@ class LayerRequest(Request):
     def __enter__(self) -> LayerRequest:
         """Leases every hit, so that no miss evicts one, takes over transfers under way, and starts the misses."""
         self._interrupt.__enter__()
-        self.open = True
+        self.open = self._transfers.request_open = True
         self._transfers.workers.scanning = self._scan
         try:
             self._begin()
@@ -80,7 +86,7 @@ class LayerRequest(Request):
                 with GivingUp():
                     self._speculation.end()
         finally:
-            self.open = False
+            self.open = self._transfers.request_open = False
             self._interrupt.__exit__(kind, error, trace)
 
     def _begin(self) -> None:
@@ -88,8 +94,8 @@ class LayerRequest(Request):
         if not self._scan:
             self._vram.clear_evict_first()
         self._compensators.begin()
-        counts = self._transfers.counts
-        self._transfers.count_requests(list(self._wanted.values()))
+        counts = self._counts
+        counts.add_requests(list(self._wanted.values()))
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)
@@ -232,14 +238,15 @@ class LayerRequest(Request):
         """Ends a transfer that is done; its expert has arrived, or is missing still."""
         key = transfer.key
         if self._awaited.pop(key, None) is None:
-            self._speculation.land(transfer)
+            assert transfer.owner
+            transfer.owner.land(transfer)
             return
         lease = self._end(transfer)
-        if transfer.error and not transfer.ahead:
+        if transfer.error and not transfer.owner:
             self.finish()
             raise transfer.error
         if lease and lease.level >= self._wanted[key]:
-            self._transfers.counts.dram_hits += transfer.dram_alone
+            self._counts.dram_hits += transfer.dram_alone
             self._arrived.append(lease)
             self._want_compensator(key, lease.level)
             return
@@ -267,10 +274,10 @@ class LayerRequest(Request):
         return True
 
     def _end(self, transfer: Transfer) -> Lease | None:
-        return self._speculation.end_transfer(transfer) if transfer.ahead else self._transfers.end(transfer)
+        return (transfer.owner.end_transfer if transfer.owner else self._transfers.end)(transfer)
 
     def _cancel(self, transfer: Transfer) -> bool:
-        return (self._speculation if transfer.ahead else self._transfers).cancel(transfer)
+        return (transfer.owner or self._transfers).cancel(transfer)
 
     def _release_current(self) -> None:
         if self._current:
@@ -309,9 +316,9 @@ class LayerRequest(Request):
             self._arrived.append(lease)  # its lease was given up, and its blocks were not taken
             self._missing.popleft()
             return True
-        while (transfer := self._transfers.start(key, level, ahead=False)) is None:
-            freed = self._speculation.yield_blocks() or self._transfers.end_a_move() or self._give_up_last()
-            if not freed:
+        while (transfer := self._transfers.start(key, level, self._counts)) is None:
+            freed = self._lookahead.yield_blocks(self._speculation)
+            if not (freed or self._transfers.end_a_move(self._counts) or self._give_up_last()):
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer

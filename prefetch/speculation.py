@@ -10,10 +10,11 @@ A prediction delays no demand: blocks that a demand lacks are taken back from it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from edgemoe.cache.base import Lease
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.lookahead import Lookahead
 from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.storage.base import ExpertKey
 
@@ -30,19 +31,18 @@ computed, and nearly all of them are wanted."""
 
 
 class Speculation:
-    """The prediction of the coming layer, and its transfers. Used by the engine's thread.
+    """A step's prediction of its next layer, and the transfers of it. Used by the engine's thread.
+
+    Other steps may run between two layers of the step: the prediction and its transfers stay.
 
     Args:
         transfers: runs them.
-        gate: decides in mode `auto`.
-
-    Attributes:
-        mode: one of base.MODES; may be set at any time.
+        lookahead: what the predictions of all steps share.
+        counts: the counters of the step.
     """
 
-    def __init__(self, transfers: Transfers, gate: LookaheadGate) -> None:
-        self.mode = "off"
-        self._transfers, self._gate = transfers, gate
+    def __init__(self, transfers: Transfers, lookahead: Lookahead, counts: TransferCounts) -> None:
+        self._transfers, self._lookahead, self._counts = transfers, lookahead, counts
         self._limit, self._scan = PER_WORKER * transfers.workers.count, False
         self._predicted: dict[ExpertKey, int] = {}
         self._candidates: deque[ExpertKey] = deque()
@@ -50,11 +50,6 @@ class Speculation:
         self._landed: dict[ExpertKey, Transfer] = {}
         self._pins: dict[ExpertKey, Lease] = {}
         self._hidden = self._wasted = 0
-
-    @property
-    def on(self) -> bool:
-        """Whether predictions are taken."""
-        return self.mode != "off" and (self.mode != "auto" or self._gate.on)
 
     @property
     def pending(self) -> bool:
@@ -66,13 +61,13 @@ class Speculation:
 
         Leases its resident experts; `pump` starts the others.
         """
-        if not (self.on or (scan and self.mode != "off")):
+        if not (self._lookahead.on or (scan and self._lookahead.mode != "off")):
             return
         self._scan = scan
         if scan:
             predicted = dict(sorted(predicted.items()))
         new = {
-            key: BASE_LEVEL if self.mode == "base" else level
+            key: BASE_LEVEL if self._lookahead.mode == "base" else level
             for key, level in predicted.items()
             if key not in self._predicted
         }
@@ -100,11 +95,11 @@ class Speculation:
                 not (key in transfers.under_way or key in transfers.moving)
                 and transfers.vram.level_of(key) < level
             ):
-                started = transfers.start(key, level, ahead=True)
+                started = transfers.start(key, level, self._counts, ahead_of=self)
                 if started is None:
                     return
                 self._flying[key] = started
-                transfers.counts.speculated += 1
+                self._counts.speculated += 1
             self._candidates.popleft()
 
     def yield_blocks(self) -> bool:
@@ -147,9 +142,9 @@ class Speculation:
 
     def adopt(self, key: ExpertKey) -> None:
         """Takes a move over whose expert is requested now: it was, as it turns out, read ahead."""
-        transfer = self._flying[key] = self._transfers.adopt(key)
+        transfer = self._flying[key] = self._transfers.adopt(key, self._counts, self)
         transfer.requested = self._transfers.clock()
-        self._transfers.counts.speculated += 1
+        self._counts.speculated += 1
 
     def end_transfer(self, transfer: Transfer) -> Lease | None:
         """Ends a transfer ahead that is done, as Transfers.end, and counts its use."""
@@ -183,6 +178,21 @@ class Speculation:
             del self._flying[transfer.key]
         return cancelled
 
+    def take_over(self, transfers: Iterable[Transfer]) -> None:
+        """Makes unwanted reads, which a step before has left under way, those of this step: their bytes count here."""
+        for transfer in transfers:
+            transfer.counts, transfer.owner = self._counts, self
+            self._flying[transfer.key] = transfer
+
+    def leave(self) -> list[Transfer]:
+        """Ends the prediction with its step. Returns the reads that are still under way, which no layer wants."""
+        for transfer in self._landed.values():
+            self._count_wasted(transfer)
+        self._forget()
+        left = [transfer for transfer in list(self._flying.values()) if not self.cancel(transfer)]
+        self._flying.clear()
+        return left
+
     def end(self) -> None:
         """Cancels transfers, waits for those that have begun, and counts all as wasted that was not requested."""
         for transfer in self._landed.values():
@@ -212,33 +222,27 @@ class Speculation:
             predicted, came = (
                 [key.expert for key in keys if key.layer == layer] for keys in (self._predicted, wanted)
             )
-            self._transfers.counts.of_layer(layer).compare(predicted, came)
+            self._counts.of_layer(layer).compare(predicted, came)
 
     def _count_used(self, transfer: Transfer, requested: float) -> None:
-        counts = self._transfers.counts
-        counts.speculated_used += 1
-        layer, hidden = counts.of_layer(transfer.key.layer), transfer.hidden_bytes(requested)
+        self._counts.speculated_used += 1
+        layer, hidden = self._counts.of_layer(transfer.key.layer), transfer.hidden_bytes(requested)
         layer.hidden_bytes += hidden
         layer.hidden_s += transfer.hidden_s(requested)
         self._hidden += hidden
 
     def _count_wasted(self, transfer: Transfer) -> None:
-        self._transfers.counts.of_layer(transfer.key.layer).wasted_bytes += transfer.moved
+        self._counts.of_layer(transfer.key.layer).wasted_bytes += transfer.moved
         self._wasted += transfer.moved
 
     def pass_layers(self, layers: int) -> None:
         """Counts layers that ran without a prediction, or with one for which there was nothing to read."""
-        while layers and self.mode == "auto":
+        while layers and self._lookahead.mode == "auto":
             # Within `together` layers the gate turns neither on nor off.
-            together = min(layers, self._gate.resting or 1)
+            together = min(layers, self._lookahead.gate.resting or 1)
             self._judge(together)
             layers -= together
 
     def _judge(self, layers: int = 1) -> None:
-        if self.mode != "auto":
-            return
-        counts, was_on = self._transfers.counts, self._gate.on
-        counts.auto_resting += 0 if was_on else layers
-        self._gate.layer(self._hidden, self._wasted, layers)
-        counts.auto_off += was_on and not self._gate.on
+        self._lookahead.judge(self._counts, self._hidden, self._wasted, layers)
         self._hidden = self._wasted = 0

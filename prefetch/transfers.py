@@ -7,10 +7,11 @@ a look at it and the change that follows, and no order of events puts an expert 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from edgemoe.cache.base import Lease, Reservation
 from edgemoe.cache.plane_tier import PlaneTier
@@ -21,6 +22,19 @@ from edgemoe.prefetch.workers import Workers
 from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
 
 
+class Owner(Protocol):
+    """The prediction that a transfer was started on. It ends and cancels its transfers itself, and counts their use."""
+
+    def end_transfer(self, transfer: Transfer) -> Lease | None:
+        """Ends a transfer that is done, as Transfers.end."""
+
+    def land(self, transfer: Transfer) -> None:
+        """Ends a transfer that is done and that no request waits for."""
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Cancels a transfer, as Transfers.cancel."""
+
+
 @dataclass(eq=False, slots=True)
 class Transfer:
     """One expert on its way. Made and ended by the engine's thread, run by a worker in between.
@@ -29,7 +43,8 @@ class Transfer:
         key: the expert.
         load: of its bytes.
         run: runs the load, and returns the bytes read from disk.
-        ahead: started on a prediction.
+        counts: the counters that its end adds to.
+        owner: the prediction that it was started on; None: a demand, or a move.
         requested: seconds on the clock at which its expert was requested; None: it has not been.
         read: bytes read from disk, once complete; None before, and where it failed or was never started.
         error: what it failed with.
@@ -40,7 +55,8 @@ class Transfer:
     key: ExpertKey
     load: Load
     run: Callable[[], int]
-    ahead: bool
+    counts: TransferCounts
+    owner: Owner | None = None
     requested: float | None = None
     read: int | None = None
     error: BaseException | None = None
@@ -103,46 +119,44 @@ class Transfers:
         clock: Callable[[], float],
     ) -> None:
         self.vram, self.dram, self.path, self.form, self.clock = vram, dram, path, form, clock
-        self.counts = TransferCounts()
         self.under_way: dict[ExpertKey, Transfer] = {}
         """Demanded transfers, and those ahead of the next demand."""
         self.moving: dict[ExpertKey, Transfer] = {}
         """Transfers of transitions.Transitions, which end between two steps."""
-        self._reader, self._retries = reader, 0
+        self._reader, self._retries, self._compensators = reader, 0, False
+        self.request_open = False
+        """Whether a request for experts is open: only it changes the tiers then."""
         self._ended = threading.Event()
         self.workers: Workers[Transfer] = Workers(workers, self._work, scan_count=scan_workers)
         self._movers: Workers[Transfer] | None = None
 
-    def beside(self, tier: PlaneTier, form: ResidentForm, reader: PlaneReader) -> Transfers:
-        """Makes transfers into another tier in RAM, by the same threads; `await_done` of either waits for both."""
+    def of_compensators(self, tier: PlaneTier, form: ResidentForm, reader: PlaneReader) -> Transfers:
+        """Makes transfers of compensators into their tier in RAM, by the same threads.
+
+        `await_done` of either waits for both.
+        """
         made = copy(self)
         made.vram, made.dram, made.form = tier, None, form
-        made._reader, made._retries = reader, reader.retries
-        made.path, made.counts = RamPath(tier, None, form), TransferCounts()
+        made._reader, made._retries, made._compensators = reader, reader.retries, True
+        made.path = RamPath(tier, None, form)
         made.under_way, made.moving = {}, {}
         return made
 
-    def take_counts(self) -> TransferCounts:
-        """Returns the counters since the last call, and resets them."""
-        taken, self.counts = self.counts, TransferCounts()
-        taken.read_retries += self._reader.retries - self._retries
-        self._retries = self._reader.retries
-        return taken
+    def new_retries(self) -> int:
+        """Returns the attempts after failed reads since the last call."""
+        before, self._retries = self._retries, self._reader.retries
+        return self._retries - before
 
-    def count_requests(self, levels: Sequence[int]) -> None:
-        """Counts experts requested at these levels."""
-        counts = self.counts
-        counts.requests += len(levels)
-        for level in levels:
-            counts.levels[level] = counts.levels.get(level, 0) + 1
-
-    def start(self, key: ExpertKey, level: int, *, ahead: bool) -> Transfer | None:
+    def start(
+        self, key: ExpertKey, level: int, counts: TransferCounts, *, ahead_of: Owner | None = None
+    ) -> Transfer | None:
         """Starts the transfer of an expert that is not under way and not resident at `level`.
 
         Args:
             key: the expert.
             level: complete in VRAM at its end, at least.
-            ahead: it is read ahead, behind every demanded read.
+            counts: the counters of the step that wants it.
+            ahead_of: the prediction on which it is read, after every demanded read; None: it is demanded.
 
         Returns:
             None, with nothing changed, where the tier has no blocks for it.
@@ -150,20 +164,20 @@ class Transfers:
         load = self.path.load(key, level)
         if load is None:
             return None
-        transfer = self.under_way[key] = Transfer(key, load, self._run_of(load), ahead)
+        transfer = self.under_way[key] = Transfer(key, load, self._run_of(load), counts, ahead_of)
         if load.instant:
             self._work(transfer)
         else:
-            self.workers.submit(transfer, ahead=ahead)
+            self.workers.submit(transfer, ahead=ahead_of is not None)
         return transfer
 
-    def move(self, key: ExpertKey, level: int, *, threads: int) -> Transfer | None:
+    def move(self, key: ExpertKey, level: int, counts: TransferCounts, *, threads: int) -> Transfer | None:
         """Starts a transfer that takes free blocks only, on threads of its own: a slow read holds up no demanded one.
 
         Args:
-            key: of an expert that has no transfer.
-            level: as of `start`.
-            threads: of all moves; the first call starts them.
+            key: an expert that has no transfer.
+            level, counts: as in `start`.
+            threads: number of threads of all moves; the first call starts them.
 
         Returns:
             None, with nothing changed, where no blocks are free.
@@ -173,27 +187,29 @@ class Transfers:
             return None
         if self._movers is None:
             self._movers = Workers(threads, self._work, name="move")
-        transfer = self.moving[key] = Transfer(key, load, self._run_of(load), ahead=True)
+        transfer = self.moving[key] = Transfer(key, load, self._run_of(load), counts)
         self._movers.submit(transfer)
         return transfer
 
-    def adopt(self, key: ExpertKey) -> Transfer:
-        """Makes a move one of the transfers under way: its expert is requested."""
+    def adopt(self, key: ExpertKey, counts: TransferCounts, owner: Owner) -> Transfer:
+        """Makes a move one of the transfers under way, of a step's prediction: its expert is requested."""
         transfer = self.under_way[key] = self.moving.pop(key)
+        transfer.counts, transfer.owner = counts, owner
         return transfer
 
-    def end_a_move(self) -> bool:
+    def end_a_move(self, counts: TransferCounts) -> bool:
         """Ends a move that is done or has not begun, for a demand that lacks blocks. False: there is none."""
         for transfer in self.moving.values():
             if transfer.done:
-                self.end_move(transfer)
+                self.end_move(transfer, counts)
                 return True
             if self.cancel(transfer):
                 return True
         return False
 
-    def end_move(self, transfer: Transfer) -> None:
-        """Publishes a move that is done; a failed one leaves its expert as it was."""
+    def end_move(self, transfer: Transfer, counts: TransferCounts) -> None:
+        """Publishes a move that is done, counted in `counts`; a failed one leaves its expert as it was."""
+        transfer.counts = counts
         if lease := self.end(transfer):
             self.vram.release(lease)
 
@@ -201,7 +217,7 @@ class Transfers:
         """Ends a transfer that has not begun, and frees its blocks. Returns whether it had not begun."""
         if not (self.workers.cancel(transfer) or (self._movers and self._movers.cancel(transfer))):
             return False
-        self.counts.speculated_cancelled += transfer.ahead and transfer.key in self.under_way
+        transfer.counts.speculated_cancelled += transfer.owner is not None
         self.end(transfer)
         return True
 
@@ -222,13 +238,15 @@ class Transfers:
         moving = self.moving.get(transfer.key) is transfer
         del (self.moving if moving else self.under_way)[transfer.key]
         lease, spilled = transfer.load.end(complete=transfer.read is not None)
-        self.counts.spilled_bytes += spilled
+        counts = transfer.counts
+        counts.spilled_bytes += spilled
         if transfer.read is not None:
-            self.counts.ssd_bytes += transfer.read
-            self.counts.dram_bytes += transfer.load.dram_bytes
+            counts.ssd_bytes += transfer.read
+            counts.compensator_bytes += transfer.read if self._compensators else 0
+            counts.dram_bytes += transfer.load.dram_bytes
             if moving:
-                self.counts.promoted += 1
-                self.counts.moved_bytes += transfer.read + transfer.load.dram_bytes
+                counts.promoted += 1
+                counts.moved_bytes += transfer.read + transfer.load.dram_bytes
         return lease
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from edgemoe.machine.sigint import CHECK_EVERY, DeferredInterrupt
+from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.storage.base import ExpertKey
 
@@ -64,49 +65,50 @@ class Transitions:
         if rate != self._rate:
             self._rate, self._allowed, self._since = rate, 0.0, self._transfers.clock()
 
-    def advance(self, *, start: bool = True) -> None:
+    def advance(self, counts: TransferCounts, *, start: bool = True) -> None:
         """Publishes what has arrived, demotes, and starts promotions as far as blocks and the rate allow.
 
         Args:
+            counts: the counters of what is published and demoted now.
             start: False only publishes: a prompt needs the disk for itself.
         """
         for transfer in [each for each in self._flying if each.done or not self._mine(each)]:
             self._flying.remove(transfer)
             if self._mine(transfer):
-                self._transfers.end_move(transfer)
+                self._transfers.end_move(transfer, counts)
         if not start:
             return
         for key in [key for key in self._demote if key not in self._transfers.moving]:
             before, level = self._transfers.vram.level_of(key), self._demote.pop(key)
             if before > level:
                 self._transfers.vram.drop(key, level)
-                self._transfers.counts.demoted += self._transfers.vram.level_of(key) < before
+                counts.demoted += self._transfers.vram.level_of(key) < before
         while self._promote and len(self._flying) < IN_FLIGHT and self._may_move():
-            if not self._start(*self._promote[0]):
+            if not self._start(*self._promote[0], counts):
                 return
             self._promote.popleft()
 
-    def settle(self) -> None:
+    def settle(self, counts: TransferCounts) -> None:
         """Goes through everything that waits, at any rate, and waits for it; what finds no block is dropped."""
         self._rate = None
         with DeferredInterrupt() as interrupt:
             while not self.idle:
-                self.advance()
+                self.advance(counts)
                 interrupt.check()
                 if self._flying:
                     self._transfers.await_done(self._flying, CHECK_EVERY)
                 elif self._promote:
                     self._promote.popleft()
 
-    def end(self) -> None:
-        """Drops what waits, waits for what is under way and publishes it."""
+    def end(self, counts: TransferCounts) -> None:
+        """Drops what waits, waits for what is under way and publishes it; counted in `counts`."""
         self._demote.clear()
         self._drop_waiting()
         while self._flying:
             mine = [each for each in self._flying if self._mine(each)]
             if mine:
                 self._transfers.await_done(mine)
-            self.advance(start=False)
+            self.advance(counts, start=False)
 
     def _drop_waiting(self) -> None:
         self._promote.clear()
@@ -119,14 +121,14 @@ class Transitions:
         """Whether no request has taken a transfer over."""
         return self._transfers.moving.get(transfer.key) is transfer
 
-    def _start(self, key: ExpertKey, level: int) -> bool:
+    def _start(self, key: ExpertKey, level: int, counts: TransferCounts) -> bool:
         """Starts a promotion, unless it is needless. Returns False where no block is free."""
         transfers = self._transfers
         if transfers.vram.level_of(key) >= level or key in transfers.under_way or key in transfers.moving:
             return True
-        transfer = transfers.move(key, level, threads=IN_FLIGHT)
+        transfer = transfers.move(key, level, counts, threads=IN_FLIGHT)
         if transfer is None:
-            transfers.counts.deferred += self._waiting != key
+            counts.deferred += self._waiting != key
             self._waiting = key
             return False
         self._flying.append(transfer)

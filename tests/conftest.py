@@ -19,6 +19,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists()
 import pytest
 import small_checkpoint
 import torch
+from counted_engine import CountedEngine
 from hypothesis import settings
 from small_conversion import contents
 from small_conversion import run as convert_small
@@ -190,7 +191,7 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
             if experts is not None:
                 limit = plan_of(vram_limit=None).minimum_vram_bytes + (experts - MINIMUM_EXPERTS) * each
             plan = plan_of(vram_limit=limit, dram_limit=dram_experts * each)
-            return stack.enter_context(Engine(store, plan, settings))
+            return stack.enter_context(CountedEngine(store, plan, settings))
 
         yield open_one
 

@@ -125,7 +125,7 @@ def resident(engine: Engine, layer: int) -> set[int]:
 
 def replace_absent(engine: Engine, fraction: float) -> None:
     """Makes every router choose the likeliest resident experts in the place of absent ones with little weight."""
-    layers: Any = engine._model.get_submodule("model.layers")
+    layers: Any = engine._parts.model.get_submodule("model.layers")
     for number, decoder in enumerate(layers):
         router = getattr(decoder.mlp, "gate", None)
         if router is not None and ExpertKey(number, 0) in engine._keys:
@@ -150,20 +150,18 @@ def _replacement(engine: Engine, layer: int, fraction: float) -> Any:
 @contextmanager
 def changes(engine: Engine, rule: Rule) -> Iterator[None]:
     """A block inside of which a rule holds; through modules, where the compiled kernel has no such rule."""
-    if rule.drop or rule.instead:
-        engine._runner._fused = None
-    if rule.drop:
-        engine._runner.configure(DropAbsent(engine, rule.drop))
+    policy: LevelPolicy | None = DropAbsent(engine, rule.drop) if rule.drop else None
     if rule.instead:
         replace_absent(engine, rule.instead)
     if rule.counts != PLACES[0]:
-        engine._runner.configure(_counting_less(engine, rule.counts))
-    yield
+        policy = _counting_less(engine, rule.counts)
+    with engine.studied(policy=policy, modules=bool(rule.drop or rule.instead)):
+        yield
 
 
 def _counting_less(engine: Engine, counts: str) -> LevelPolicy:
     """The engine's policy, whose price counts less of where planes lie."""
-    policy, layers = engine._runtime.policy, sorted(engine.store.manifest.layers)
+    policy, layers = engine.rules.policy, sorted(engine.store.manifest.layers)
     tiers = replace(policy.tiers, dram=1.0) if policy.tiers and counts == PLACES[1] else None
     return LevelPolicy(policy.settings, layers, policy.experts, policy.damage, tiers)
 

@@ -70,7 +70,7 @@ class Measurement:
 
     def __init__(self, engine: Engine, levels: tuple[int, int], hotness: Hotness) -> None:
         self._engine, self._levels, self._hotness = engine, levels, hotness
-        self._sequence = engine.new_sequence()
+        self._sequence = engine.sequences.new()
         self._layers = sorted(engine.store.manifest.layers)
         self.experts = engine.shape.experts_per_layer
 
@@ -78,10 +78,11 @@ class Measurement:
         """The gate mass [layers, experts] of windows at the high level."""
         self._start(RunSettings.uniform(self._levels[0]))
         choices = ChoiceCounts(self._engine.shape.layers, self.experts)
-        self._engine._runtime.choices = choices
-        self._engine._runner.configure(self._engine._runtime.policy)
-        self._run(windows)
-        self._engine._runtime.choices = None
+        with self._engine.studied(choices=True), self._engine.recorded() as records:
+            self._run(windows)
+        for record in records:
+            assert record.choices
+            choices.merge(record.choices)
         return choices.mass[self._layers]
 
     def uniform(self, level: int, text: Text) -> np.ndarray:
@@ -97,8 +98,10 @@ class Measurement:
 
     def _fix(self, scores: np.ndarray, hot: int) -> None:
         best = np.argsort(-scores, axis=1, kind="stable")[:, :hot]
-        assert self._engine.hot
-        self._engine.hot.fix({layer: {*row} for layer, row in zip(self._layers, best.tolist(), strict=True)})
+        assert self._engine.rules.hot
+        self._engine.rules.hot.fix(
+            {layer: {*row} for layer, row in zip(self._layers, best.tolist(), strict=True)}
+        )
 
     def online(self, signal: str, hot: int, texts: Sequence[Text]) -> list[np.ndarray]:
         """KL of each token of texts one after another, with hot sets that follow use."""

@@ -29,6 +29,7 @@ from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.metrics import QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
+from edgemoe.experts.step import StepTotals
 from edgemoe.experts.use import mean_bits
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.open import open_model
@@ -97,22 +98,21 @@ def measure(
     """Yields a row for each allocation and number of bits: its KL to the reference, and the bits of new tokens."""
     settings = RunSettings.uniform(store.manifest.max_level)
     with Engine(store, store.plan(vram_limit=None, settings=settings, context=WINDOW), settings) as engine:
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         for bits in wanted:
             for name, table in allocations(damage, bits):
                 policy = StaticPolicy(settings, store.shape.experts_per_layer, table)
-                engine._runner.configure(policy)
-                engine.take_use()
                 meter = QualityMeter()
-                for number, window in enumerate(windows):
-                    sequence.crop(0)
-                    ours = engine.all_logits(sequence, window, decode=True)
-                    meter.add(ours, window, logits.read(number))
+                with engine.studied(policy=policy), engine.recorded() as records:
+                    for number, window in enumerate(windows):
+                        sequence.crop(0)
+                        ours = engine.all_logits(sequence, window, decode=True)
+                        meter.add(ours, window, logits.read(number))
                 quality = meter.quality()
                 yield {
                     "allocation": name,
                     "bits": bits,
-                    "bits_per_weight_read": mean_bits(engine.take_use().scheduled),
+                    "bits_per_weight_read": mean_bits(StepTotals.of(records).use.scheduled),
                     "kl": quality.kl,
                     "kl_stderr": quality.kl_stderr,
                     "perplexity": quality.perplexity,

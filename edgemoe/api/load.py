@@ -72,8 +72,8 @@ def load_model(loading: Loading) -> Model:
     with without_compiler():
         from edgemoe.api.model import Model
         from edgemoe.engine.engine import Engine
+        from edgemoe.engine.pace import Pace
         from edgemoe.engine.sampling import Sampling
-        from edgemoe.engine.scheduler import Pace
         from edgemoe.models.runnable import generation_config
         from edgemoe.models.tokenizer import load_tokenizer
 

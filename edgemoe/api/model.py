@@ -16,8 +16,10 @@ from edgemoe.api.status import Progress, Status
 from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.request import CANCELLED, Request
 from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogprobs
-from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import json_answer
 from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
@@ -314,7 +316,7 @@ class Model:
         """
         with self._reading:
             if self._vocabulary is None:
-                with self._scheduler.paused(), self.engine.outside_limit():
+                with self._scheduler.paused(), self.engine.peak.excluded():
                     self._vocabulary = Vocabulary(self.tokenizer, self.engine.shape.vocab, self.sampling.stop)
             return self._vocabulary
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.engine.request import Request
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.prefix_cache import PrefixCacheCounts
 from edgemoe.prefetch.counts import TransferCounts
@@ -81,7 +82,8 @@ class Status:
     @classmethod
     def of(cls, engine: Engine, scheduler: Scheduler) -> Status:
         """Takes it from an engine that other threads use."""
-        plan, kept = engine.plan, scheduler.kept_bytes
+        plan, kept, (prefill, decode) = engine.plan, scheduler.kept_bytes, scheduler.totals
+        total = prefill + decode
         kv = max(engine.memory.kv_bytes - kept, 0)
         fixed = {
             "driver": plan.driver_bytes,
@@ -101,10 +103,10 @@ class Status:
             },
             limit_bytes=plan.vram_limit_bytes,
             kv_limit_bytes=plan.kv_bytes,
-            peak_bytes=engine.peak_bytes(),
+            peak_bytes=engine.peak.bytes,
             resident={name: dict(Counter(tier.resident().values())) for name, tier in tiers.items() if tier},
             experts=engine.shape.experts,
             disk=scheduler.disk.counts() if scheduler.disk else None,
-            moved=scheduler.prefill + scheduler.decode,
-            use=scheduler.prefill_use + scheduler.decode_use,
+            moved=total.transfers,
+            use=total.use,
         )

@@ -17,7 +17,6 @@ from operator import add
 from typing import Any
 
 import numpy as np
-import torch
 
 from edgemoe.bench import bandwidth
 from edgemoe.bench.bandwidth import Bandwidth
@@ -27,10 +26,12 @@ from edgemoe.bench.run import BenchRequest, Notify
 from edgemoe.bench.sample import Phase
 from edgemoe.bench.summary import decode_bound, summary
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.request import Request, Trace
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Pace, Request, Scheduler, Trace
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import UserError
-from edgemoe.kv.step import Step
+from edgemoe.experts.step import StepRecord, StepTotals
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.plans.requirements import MOST_PARALLEL
 from edgemoe.policy.settings import RunSettings
@@ -81,30 +82,6 @@ class BatchRequest:
         if kind != "poisson" or not 0 < number < float("inf"):
             raise UserError("closed or poisson:RATE for --arrival", repr(arrival), "write poisson:0.5")
         return cls(sizes, number, pace)
-
-
-class ObservedEngine(Engine):
-    """An engine that keeps each step's time and rows, and the experts that each layer of it touched."""
-
-    def observe(self) -> None:
-        """Forgets the steps so far, and watches from now on."""
-        self.steps: list[tuple[bool, int, float]] = []
-        """(decode, rows, seconds) of each step."""
-        self.active: dict[bool, dict[int, list[int]]] = {False: {}, True: {}}
-        """Phase -> layer -> distinct experts of each step."""
-        self._decodes = False
-        self.watch(self._touched)
-
-    def _touched(self, layer: int, chosen: torch.Tensor) -> None:
-        self.active[self._decodes].setdefault(layer, []).append(len(chosen.unique()))
-
-    def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
-        """Runs a step (Engine.step)."""
-        self._decodes = step.decodes
-        start = time.perf_counter()
-        logits = super().step(step, all_rows=all_rows)
-        self.steps.append((step.decodes, step.rows, time.perf_counter() - start))
-        return logits
 
 
 def run_batches(
@@ -173,14 +150,27 @@ def _plan(store: StoreModel, request: BenchRequest, settings: RunSettings, batch
 
 @dataclass(frozen=True)
 class Run:
-    """One batch's requests, and what the engine did for them. Seconds."""
+    """One batch's requests, and the records of the engine's steps for them. Seconds."""
 
     traces: list[Trace]
     wall_s: float
-    steps: list[tuple[bool, int, float]]
-    decode: Phase
-    active: dict[bool, dict[int, list[int]]]
+    steps: list[StepRecord]
     peak_bytes: int
+
+    @property
+    def decode(self) -> Phase:
+        """Counts of the steps of new tokens, each step once."""
+        total = StepTotals.of(step for step in self.steps if step.decodes)
+        return Phase(total.transfers, total.use)
+
+    def active(self, *, decode: bool) -> dict[int, list[int]]:
+        """Layer -> distinct experts that each step of one phase activated."""
+        found: dict[int, list[int]] = {}
+        for step in self.steps:
+            if step.decodes == decode:
+                for layer, experts in step.active.items():
+                    found.setdefault(layer, []).append(experts)
+        return found
 
 
 def _run(
@@ -192,24 +182,19 @@ def _run(
     tokens: Sequence[list[int]],
     batch: int,
 ) -> Run:
-    engine = ObservedEngine(store, plan, settings)
-    with engine:
-        engine.observe()
+    with Engine(store, plan, settings) as engine:
         engine.fill()
         Scheduler(engine, wanted.pace).run(_request(tokens[-1], request.new_tokens))
-        engine.observe()
         scheduler = Scheduler(engine, wanted.pace)
         prompts = list(tokens[: request.runs * batch])
         start = time.perf_counter()
         try:
-            ended = _arrive(scheduler, prompts, request.new_tokens, wanted.rate, batch, request.seed)
+            with engine.recorded() as steps:
+                ended = _arrive(scheduler, prompts, request.new_tokens, wanted.rate, batch, request.seed)
         finally:
             scheduler.close()
         wall = time.perf_counter() - start
-        traces = [each.trace for each in ended]
-        # The counts of a step stand in the trace of each of its rows; here they count once.
-        decode = Phase(scheduler.decode, scheduler.decode_use)
-        return Run(traces, wall, engine.steps, decode, engine.active, engine.peak_bytes())
+        return Run([each.trace for each in ended], wall, steps, engine.peak.bytes)
 
 
 def _request(tokens: list[int], new_tokens: int) -> Request:
@@ -249,12 +234,12 @@ def _drive_until(scheduler: Scheduler, sent: list[Request], end: float) -> None:
 def _row(
     store: StoreModel, settings: RunSettings, measured: Bandwidth, batch: int, plan: MemoryPlan, run: Run
 ) -> dict[str, Any]:
-    decode_s = [seconds for decodes, _, seconds in run.steps if decodes]
-    rows = [rows for decodes, rows, _ in run.steps if decodes]
+    decode_s = [step.seconds for step in run.steps if step.decodes]
+    rows = [step.rows for step in run.steps if step.decodes]
     bound = decode_bound(
         run.decode, len(decode_s), sum(decode_s) / len(decode_s), store, measured.of_levels(settings.levels)
     )
-    full = [seconds for decodes, of, seconds in run.steps if decodes and of == batch]
+    full = [step.seconds for step in run.steps if step.decodes and step.rows == batch]
     mean_rows, counts = sum(rows) / len(rows), run.decode.counts
     return {
         "name": f"{settings.name}, batch {batch}",
@@ -278,11 +263,13 @@ def _row(
         **bound,
         "bytes_per_step": bound["bytes_per_token"],
         "bound_tok_s": mean_rows / bound["bound_s"],
-        "active": {name: _fraction(store, run.active[name == "decode"]) for name in ("prefill", "decode")},
+        "active": {
+            name: _fraction(store, run.active(decode=name == "decode")) for name in ("prefill", "decode")
+        },
         "active_per_layer": {
             name: [
                 {"layer": layer, "active": sum(of) / len(of) / store.shape.experts_per_layer}
-                for layer, of in sorted(run.active[name == "decode"].items())
+                for layer, of in sorted(run.active(decode=name == "decode").items())
             ]
             for name in ("prefill", "decode")
         },

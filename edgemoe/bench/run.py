@@ -203,7 +203,7 @@ def _cold_and_warm(
     started = time.perf_counter()
     with Engine(store, plan, row.settings) as engine:
         load_s = time.perf_counter() - started
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         samples = []
         for arm in ARMS:
             if fill and arm == "warm":

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from edgemoe.bench.prompts import Encode
 from edgemoe.console.prefill import prefilling
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
@@ -90,11 +91,11 @@ def take_sample(
         tpot_s=trace.tpot,
         itl_s=trace.gaps,
         prefill_s=trace.token_times[0] - encoded,
-        prefill=Phase(trace.prefill, trace.prefill_use),
-        decode=Phase(trace.decode, trace.decode_use),
+        prefill=Phase(trace.prefill.transfers, trace.prefill.use),
+        decode=Phase(trace.decode.transfers, trace.decode.use),
         disk_read_bytes=None if disk is None else (disk_read_bytes() or 0) - disk,
         load_s=load_s,
-        peak_vram_bytes=engine.peak_bytes(),
+        peak_vram_bytes=engine.peak.bytes,
         peak_process_bytes=peak_resident_bytes(),
         tokens=tokens[request.prompt :],
     )

@@ -29,7 +29,7 @@ from edgemoe.cache.base import Lease, Observer
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.machine.device import Event
-from edgemoe.prefetch.base import ExpertSource, PinnedExperts, Request
+from edgemoe.prefetch.base import ExpertSource, PinnedExperts, Request, StepExperts
 from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
@@ -218,6 +218,45 @@ class NothingPinned(PinnedExperts):
         """No events: no expert is pinned."""
         return []
 
+    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
+        """Marks nothing: without pins no layer runs without a request."""
+
+
+class TimedStep(StepExperts):
+    """Wraps a step's experts: requests are timed, and the work between two requests is a dense span."""
+
+    def __init__(self, step: StepExperts, source: TimedSource, timeline: Timeline) -> None:
+        self._step, self._source, self._timeline = step, source, timeline
+        self.counts = step.counts
+
+    @contextmanager
+    def request(
+        self,
+        wanted: Mapping[ExpertKey, int],
+        *,
+        scan: bool = False,
+        ordered: bool = False,
+        compensated: Mapping[ExpertKey, int] | None = None,
+    ) -> Iterator[Request]:
+        """Brings experts between two dense spans (StepExperts.request)."""
+        self._source.dense_ends()
+        layers = {key.layer for key in wanted}
+        name = f"for layer {', '.join(map(str, sorted(layers)))}"
+        try:
+            with self._step.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
+                yield TimedRequest(request, self._timeline, name)
+        finally:
+            self._source.dense_begins()
+
+    @property
+    def predicting(self) -> bool:
+        """Whether the step has a prediction that waits."""
+        return self._step.predicting
+
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
+        """Passes predicted experts on."""
+        self._step.read_ahead(predicted, scan=scan)
+
     def count_hits(
         self,
         layers: Sequence[Sequence[tuple[ExpertKey, int]]],
@@ -230,49 +269,35 @@ class NothingPinned(PinnedExperts):
     def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
         """Counts nothing, as count_hits."""
 
-    def mark_used(self, keys: Sequence[ExpertKey]) -> None:
-        """Marks nothing, as count_hits."""
-
     def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
-        """Counts nothing: requests compare the predictions."""
+        """Counts nothing, as count_hits: requests compare the predictions."""
+
+    def end(self) -> None:
+        """Ends the step."""
+        self._step.end()
 
 
 class TimedSource(ExpertSource):
-    """Wraps a source: requests are timed, and the engine's work between two requests is a dense span.
+    """Wraps a source: requests of its steps are timed, and the work between two requests is a dense span.
 
-    `begin` marks the start of a step's first dense span, and `end` marks the end of its last one.
+    `dense_begins` marks the start of a step's first dense span, and `dense_ends` the end of its last one.
     """
 
     def __init__(self, source: ExpertSource, timeline: Timeline) -> None:
         self._source, self._timeline = source, timeline
         self._since = timeline.clock()
 
-    def begin(self) -> None:
-        """Marks the start of dense work: of a step, or behind a request."""
+    def dense_begins(self) -> None:
+        """Marks the start of dense work: of a step, or after a request."""
         self._since = self._timeline.clock()
 
-    def end(self) -> None:
-        """Marks the end of the dense work since `begin`."""
+    def dense_ends(self) -> None:
+        """Marks the end of the dense work since `dense_begins`."""
         self._timeline.add(COMPUTE, "dense", self._since)
 
-    @contextmanager
-    def request(
-        self,
-        wanted: Mapping[ExpertKey, int],
-        *,
-        scan: bool = False,
-        ordered: bool = False,
-        compensated: Mapping[ExpertKey, int] | None = None,
-    ) -> Iterator[Request]:
-        """Brings experts between two dense spans (ExpertSource.request)."""
-        self.end()
-        layers = {key.layer for key in wanted}
-        name = f"for layer {', '.join(map(str, sorted(layers)))}"
-        try:
-            with self._source.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
-                yield TimedRequest(request, self._timeline, name)
-        finally:
-            self.begin()
+    def begin(self) -> StepExperts:
+        """Begins a step whose requests are timed."""
+        return TimedStep(self._source.begin(), self, self._timeline)
 
     @property
     def pinned(self) -> PinnedExperts:
@@ -289,11 +314,6 @@ class TimedSource(ExpertSource):
         """Whether the source reads a scan's experts ahead."""
         return self._source.scans_ahead
 
-    @property
-    def predicting(self) -> bool:
-        """Whether the source has a prediction that waits."""
-        return self._source.predicting
-
     def configure(self, look_ahead: str) -> None:
         """Sets the source's look-ahead."""
         self._source.configure(look_ahead)
@@ -302,17 +322,13 @@ class TimedSource(ExpertSource):
         """Sets the source's tier of compensators."""
         self._source.use_compensators(where)
 
-    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
-        """Passes predicted experts to the source."""
-        self._source.read_ahead(predicted, scan=scan)
-
     def fill(self, keys: Sequence[ExpertKey], levels: Sequence[int], go_on: Callable[[], bool]) -> None:
         """Fills the source's free blocks."""
         self._source.fill(keys, levels, go_on)
 
-    def promote(self, wanted: Mapping[ExpertKey, int]) -> None:
+    def promote(self, wanted: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Passes experts to move to the source."""
-        self._source.promote(wanted)
+        self._source.promote(wanted, counts)
 
     def change_levels(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
@@ -320,9 +336,9 @@ class TimedSource(ExpertSource):
         """Passes changes of level to the source."""
         self._source.change_levels(demote, promote, rate=rate)
 
-    def advance_changes(self, *, start: bool = True, settle: bool = False) -> None:
+    def advance_changes(self, counts: TransferCounts, *, start: bool = True, settle: bool = False) -> None:
         """Publishes and starts changes of level of the source."""
-        self._source.advance_changes(start=start, settle=settle)
+        self._source.advance_changes(counts, start=start, settle=settle)
 
     def release_pins(self) -> None:
         """Releases the source's pins."""
@@ -331,10 +347,6 @@ class TimedSource(ExpertSource):
     def resize(self, capacity: Mapping[str, int]) -> None:
         """Changes the number of blocks of the source's fastest tier."""
         self._source.resize(capacity)
-
-    def take_counts(self) -> TransferCounts:
-        """Returns and resets the source's counters."""
-        return self._source.take_counts()
 
     def close(self) -> None:
         """Closes the source."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
-
-import torch
 
 from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
 from edgemoe.bench.timeline import COMPUTE, SSD, WAIT, TimedForm, TimedKernel, TimedSource, Timeline
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.kv.step import Step
+from edgemoe.engine.parts import Wraps
+from edgemoe.experts.step import StepContext
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
@@ -41,23 +40,22 @@ class TimedEngine(Engine):
             timed,
             plan,
             settings,
-            wrap_kernel=partial(TimedKernel, timeline=timeline),
-            wrap_source=self._wrap_source,
+            Wraps(partial(TimedKernel, timeline=timeline), self._wrap_source),
         )
 
     def _wrap_source(self, source: ExpertSource) -> ExpertSource:
         self._timed_source = TimedSource(source, self._timeline)
         return self._timed_source
 
-    def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
-        """Runs a step within a span (Engine.step)."""
-        name = DECODE if step.decodes else "prefill step"
-        with self._timeline.span(COMPUTE, name, rows=step.rows):
-            self._timed_source.begin()
+    def run(self, context: StepContext) -> Generator[int, None, None]:
+        """Runs a step within a span (Engine.run)."""
+        name = DECODE if context.step.decodes else "prefill step"
+        with self._timeline.span(COMPUTE, name, rows=context.step.rows):
+            self._timed_source.dense_begins()
             try:
-                return super().step(step, all_rows=all_rows)
+                yield from super().run(context)
             finally:
-                self._timed_source.end()
+                self._timed_source.dense_ends()
 
 
 def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Timeline:
@@ -83,7 +81,7 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
         notify(f"timeline: {row.name}")
         timeline.group = row.name
         with TimedEngine(store, plan, row.settings, timeline) as engine:
-            take_sample(engine, engine.new_sequence(), encode, request.new_tokens)
+            take_sample(engine, engine.sequences.new(), encode, request.new_tokens)
         del engine
         gc.collect()
     return timeline

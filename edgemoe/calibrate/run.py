@@ -17,8 +17,8 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import QualityMeter
-from edgemoe.experts.layer import ExpertLayer, Routed
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
+from edgemoe.experts.step import MeasuredLayer, Routed
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.tokenizer import load_tokenizer
@@ -64,7 +64,7 @@ class Disturbance:
 
     def computed(
         self,
-        layer: ExpertLayer,
+        layer: MeasuredLayer,
         x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],
@@ -110,7 +110,7 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
     state = CalibrationState(store.directory, run, errors)
     name = store.directory.name
     with Engine(store, plan, settings) as engine:
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         if request.text is None:
             with CountProgress(f"writing a text with {name}", count * WINDOW) as progress:
                 _write(engine, sequence, count, state, progress)
@@ -150,7 +150,7 @@ def _measure_errors(
     for number, window in enumerate(state.windows):
         if number >= len(state.choices):
             sequence.crop(0)
-            with engine.probed(state.errors):
+            with engine.studied(probe=state.errors):
                 engine.all_logits(sequence, window, decode=True)
             chosen, gates = zip(*(state.errors.choices[layer] for layer in state.errors.layers), strict=True)
             state.choices.append((torch.stack(chosen), torch.stack(gates)))
@@ -177,7 +177,7 @@ def _measure_sensitivity(
                 if reference is None:
                     reference = engine.all_logits(sequence, window, decode=True).bfloat16()
                     sequence.crop(0)
-                with engine.probed(Disturbance(layer, _noise_size(engine, state, row))):
+                with engine.studied(probe=Disturbance(layer, _noise_size(engine, state, row))):
                     logits = engine.all_logits(sequence, window, decode=True)
                 meter = QualityMeter()
                 meter.add(logits, window, reference)

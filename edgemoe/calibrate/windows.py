@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import UserError
 from edgemoe.kv.sequence import SequenceKV
 

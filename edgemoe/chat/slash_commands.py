@@ -157,7 +157,7 @@ def _mem(chat: Chat, argument: str) -> None:
     engine, plan = chat.engine, chat.engine.plan
     chat.say(plan.lines()[0])
     chat.say(
-        f"peak {format_size(engine.peak_bytes())} of {format_size(plan.limit_bytes(engine.device))}, "
+        f"peak {format_size(engine.peak.bytes)} of {format_size(plan.limit_bytes(engine.device))}, "
         f"whole process {format_size(peak_resident_bytes())}"
     )
     chat.say(_tier("VRAM", engine.vram, plan.vram_experts))

@@ -98,7 +98,7 @@ class Bench:
     def together(self) -> BatchRequest | None:
         """The batches that are measured; None: one sequence at a time."""
         from edgemoe.bench.batch import BatchRequest
-        from edgemoe.engine.scheduler import Pace
+        from edgemoe.engine.pace import Pace
 
         if self.batches.batch is None:
             return None

@@ -9,7 +9,7 @@ import torch
 
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.layer import ExpertRuntime
-from edgemoe.kv.step import Step, StepKV
+from edgemoe.experts.step import StepContext
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.memory.plan import MemoryPlan
 
@@ -18,25 +18,25 @@ class DeviceModelRunner(ModelRunner):
     """A ModelRunner on a device. A step that finds too little memory is run once more after unused memory is freed.
 
     Args:
-        model: of layers.build.
-        runtime: of its experts.
-        plan: whose limits an error names.
+        model: the model, from layers.build.
+        runtime: what its MoE layers share.
+        plan: its limits stand in error messages.
     """
 
     def __init__(self, model: Any, runtime: ExpertRuntime, plan: MemoryPlan) -> None:
         super().__init__(model, runtime)
         self._plan = plan
 
-    def _logits(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+    def _at_once(self, context: StepContext) -> torch.Tensor:
         device = self._runtime.device
         assert device
         logits = None
         with suppress(torch.OutOfMemoryError):
-            logits = device.to_host([super()._logits(step, kv, all_rows=all_rows)])[0]
+            logits = device.to_host([super()._at_once(context)])[0]
         if logits is None:  # out here, where no traceback keeps the first try's activations
             self._runtime.source.release_pins()
             device.free_unused()
             least = self._plan.vram_limit_bytes + self._plan.workspace_bytes
-            with taking(device, f"a step of {step.rows} tokens", least):
-                logits = device.to_host([super()._logits(step, kv, all_rows=all_rows)])[0]
+            with taking(device, f"a step of {context.step.rows} tokens", least):
+                logits = device.to_host([super()._at_once(context)])[0]
         return logits

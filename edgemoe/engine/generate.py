@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
-from edgemoe.engine.scheduler import Request
 from edgemoe.engine.text import TextStream
 from edgemoe.experts.use import fraction_at
 from edgemoe.machine.process import peak_resident_bytes
@@ -161,9 +161,9 @@ class Generation:
         """
         self._show(self._text.end())
         trace, request = self.request.trace, self.request
-        decode, steps = trace.decode, trace.decode_rows
-        both, use = trace.prefill + decode, trace.prefill_use + trace.decode_use
-        engine = self._engine
+        decode, steps, both = trace.decode.transfers, trace.decode.rows, trace.prefill + trace.decode
+        moved, use, new = both.transfers, both.use, trace.decode.use
+        engine, hot = self._engine, self._engine.rules.hot
         return Answer(
             text=self._text.text,
             prompt_tokens=request.prompt,
@@ -178,27 +178,25 @@ class Generation:
             ssd_bytes_per_token=decode.ssd_bytes / steps if steps else None,
             levels={str(level): use.experts.get(level, 0) for level in LEVELS},
             reused=use.reused,
-            hot={"experts": engine.hot.size} | both.transitions if engine.hot else None,
-            lynx=trace.decode_use.agreement if engine.settings.remapping else None,
+            hot={"experts": hot.size} | moved.transitions if hot else None,
+            lynx=new.agreement if engine.settings.remapping else None,
             compensated=(
-                use.compensation | {"bytes_read": both.compensator_bytes}
+                use.compensation | {"bytes_read": moved.compensator_bytes}
                 if engine.settings.compensation
                 else None
             ),
-            effective_retention=fraction_at(
-                use.experts if engine.hot else use.scheduled, engine.settings.levels[0]
-            ),
-            bits=trace.decode_use.bits_computed if engine.hot else trace.decode_use.bits_scheduled,
-            predicted_kl=trace.decode_use.damage / steps if steps and engine.settings.priced else None,
-            bytes_read={"ssd": both.ssd_bytes, "dram": both.dram_bytes},
-            read_retries=both.read_retries,
-            peak_vram_bytes=engine.peak_bytes(),
+            effective_retention=fraction_at(use.experts if hot else use.scheduled, engine.settings.levels[0]),
+            bits=new.bits_computed if hot else new.bits_scheduled,
+            predicted_kl=new.damage / steps if steps and engine.settings.priced else None,
+            bytes_read={"ssd": moved.ssd_bytes, "dram": moved.dram_bytes},
+            read_retries=moved.read_retries,
+            peak_vram_bytes=engine.peak.bytes,
             peak_process_bytes=peak_resident_bytes(),
             vram_limit_bytes=engine.plan.vram_limit_bytes,
             limit_bytes=engine.plan.limit_bytes(engine.device),
             finish_reason=request.reason or "",
             stop_string=self._text.stop,
-            batch=steps / trace.decode_steps if trace.decode_steps else None,
+            batch=steps / trace.decode.steps if trace.decode.steps else None,
             tokens=self._ids,
             logprobs=None if self._sampler.sampling.top_logprobs is None else self.logprobs,
             prompt_logprobs=self._scores.logprobs if self._scores else None,

@@ -1,24 +1,28 @@
 """Precision that follows how hot experts are: counts of what routers choose, and moves between steps (DynaExq).
 
-step ── routers count what they choose ── observe ── an interval ends ── policy.residency.moves
+step ── its record counts what routers chose ── observe ── an interval ends ── policy.residency.moves
   ▲                                                                              │
   └── advance: publish what came, start more ◄── ExpertSource.change_levels ◄────┘
+
+Nothing moves while a prompt's step has begun and not ended, whatever runs between its layers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from edgemoe.cache.plane_tier import PlaneTier
-from edgemoe.experts.use import ChoiceCounts
+from edgemoe.experts.step import StepRecord
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.residency import capacity, moves
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
+from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.storage.base import BlockKind, ExpertKey
 
 
@@ -26,15 +30,15 @@ class HotExperts:
     """The hot set of every layer. Used by the engine's thread, between two steps.
 
     Args:
-        settings: of hotness.
-        levels: the higher one of hot experts, and the lower one of all others.
+        settings: the settings of hotness.
+        levels: the higher one is for hot experts, the lower one for all others.
         source: brings experts.
-        tier: that they are resident in.
-        kinds: of the higher level's blocks.
-        blocks: of each kind, in the whole tier, as `resize` gets them.
-        layers: those of the model that have experts.
-        choices: what routers chose since the last step; emptied here.
-        slots: experts of a token.
+        tier: the tier that they are resident in.
+        kinds: the kinds of blocks that the higher level has.
+        blocks: number of blocks of each kind in the whole tier, as for `resize`.
+        layers: indices of the model's layers that have experts.
+        shape: number of layers of the model, and of experts in a layer.
+        slots: number of experts that a token chooses in a layer.
         clock: seconds, never going back.
     """
 
@@ -48,11 +52,11 @@ class HotExperts:
         kinds: Sequence[BlockKind],
         blocks: Mapping[str, int],
         layers: Sequence[int],
-        choices: ChoiceCounts,
+        shape: tuple[int, int],
         slots: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.choices = settings, choices
+        self.settings, self._shape, self._prompts = settings, shape, 0
         self._source, self._tier, self._slots, self._clock = source, tier, slots, clock
         self._high, self._low = levels
         self._layers, self._kinds = list(layers), list(kinds)
@@ -71,7 +75,7 @@ class HotExperts:
             min(blocks.get(kind.name, 0) for kind in self._kinds if (kind.level > self._low) == above)
             for above in (False, True)
         )
-        self._every = lower >= len(self._layers) * self.choices.counts.shape[1]
+        self._every = lower >= len(self._layers) * self._shape[1]
         most = capacity(upper, len(self._layers))
         if self.settings.experts is not None:
             most = [min(each, self.settings.experts) for each in most]
@@ -112,18 +116,16 @@ class HotExperts:
             kinds=store.form.kinds_at(high),
             blocks=blocks,
             layers=sorted(store.manifest.layers),
-            choices=ChoiceCounts(shape.layers, shape.experts_per_layer),
+            shape=(shape.layers, shape.experts_per_layer),
             slots=shape.top_k,
         )
 
     def forget(self) -> None:
         """Starts anew, without `fix`, and from the heat of `start_from` if there is any."""
-        layers, experts = self.choices.counts.shape
-        self._scores = scores_of(self.settings, layers, experts)
+        self._scores = scores_of(self.settings, *self._shape)
         self._fixed: dict[int, set[int]] | None = None
         self._seen = self._since = 0.0
         self._closed = self._clock()
-        self.choices.clear()
         if self._seed is not None:
             self._scores.seed(self._seed, self._slots)
         self._due = self._seed is not None
@@ -134,7 +136,7 @@ class HotExperts:
 
     def start_from(self, heat: Mapping[ExpertKey, float]) -> None:
         """Takes the heat of earlier runs, 0 to 1, in place of a warm-up."""
-        values = np.zeros(self.choices.counts.shape)
+        values = np.zeros(self._shape)
         for key, value in heat.items():
             values[key.layer, key.expert] = value
         self._seed = values if values.any() else None
@@ -159,29 +161,37 @@ class HotExperts:
         self._fixed = dict(hot) if hot is not None else None
         if hot is not None:
             self._change()
-            self._source.advance_changes(settle=True)
+            self._source.advance_changes(TransferCounts(), settle=True)
 
-    def before_step(self, *, prompt: bool) -> None:
-        """Publishes what has come since the last step, and starts more unless a prompt follows."""
-        self.choices.clear()  # a step that failed may have left some
-        if self._due and not prompt:
-            self._due = False
-            self._change()
-        self._source.advance_changes(start=not prompt)
+    @contextmanager
+    def step(self, record: StepRecord) -> Iterator[None]:
+        """Runs a step inside the block: publishes what has come before it, and takes what its routers chose after it.
 
-    def after_step(self, tokens: int, *, prompt: bool) -> None:
-        """Takes what the routers of a step chose; at the end of an interval decides what moves.
+        A step that ends in an error counts nothing.
 
         Args:
-            tokens: rows of the step.
-            prompt: they are a prompt's.
+            record: the step's record, with `choices`.
         """
-        weight, hot = (self.settings.prompt_weight if prompt else 1.0), self.settings
-        weighted = weight * tokens
+        prompt = not record.decodes
+        if self._due and not (prompt or self._prompts):
+            self._due = False
+            self._change()
+        self._source.advance_changes(record.transfers, start=not (prompt or self._prompts))
+        self._prompts += prompt
+        try:
+            yield
+        finally:
+            self._prompts -= prompt
+        self._observe(record)
+
+    def _observe(self, record: StepRecord) -> None:
+        """Takes what the routers of a step chose; at the end of an interval decides what moves."""
+        weight, hot = (1.0 if record.decodes else self.settings.prompt_weight), self.settings
+        weighted = weight * record.rows
         if weighted:
-            self._scores.observe(weight * self.choices.counts, weight * self.choices.mass, weighted)
-        self.choices.clear()
-        self._seen += tokens
+            assert record.choices
+            self._scores.observe(weight * record.choices.counts, weight * record.choices.mass, weighted)
+        self._seen += record.rows
         self._since += weighted
         if not self._since or (self._seen < hot.warmup and self._seed is None):
             return
@@ -190,14 +200,17 @@ class HotExperts:
             return
         self._scores.close_interval(self._since)
         self._since, self._closed = 0.0, self._clock()
+        if self._prompts:
+            self._due = True  # before the next step without a prompt
+            return
         self._change()
         if hot.settled:
-            self._source.advance_changes(settle=True)
+            self._source.advance_changes(record.transfers, settle=True)
 
     def _change(self) -> None:
         """Tells the source what should move."""
         resident = self._tier.resident()
-        levels = np.zeros(self.choices.counts.shape, np.int64)
+        levels = np.zeros(self._shape, np.int64)
         for key, level in resident.items():
             levels[key.layer, key.expert] = level
         demote: dict[ExpertKey, int] = {}

@@ -90,7 +90,7 @@ class KeptSequences:
         return self._bytes_of(kept.sequence for kept in self._kept)
 
     def _bytes_of(self, sequences: Iterable[SequenceKV]) -> int:
-        return sum(map(self._engine.bytes_of, sequences))
+        return sum(map(self._engine.sequences.bytes_of, sequences))
 
     def sequence_for(
         self, tokens: Sequence[int], running: Iterable[tuple[Sequence[int], SequenceKV]] = ()
@@ -179,7 +179,7 @@ class KeptSequences:
                 raise
             self._take(best)  # it would have to leave: its prefix need not
             self._written(best.sequence)
-            return best.sequence, self._engine.crop(best.sequence, shared)
+            return best.sequence, self._engine.sequences.crop(best.sequence, shared)
         if mine:
             self._kept.remove(best)
             self._kept.append(best)
@@ -187,8 +187,8 @@ class KeptSequences:
 
     def _new(self, tokens: int, but: Kept | None = None) -> SequenceKV:
         """A new sequence with memory for so many tokens; kept ones leave for it, `but` excepted."""
-        self._free(self._engine.bytes_to_reserve(tokens), but)
-        return self._engine.new_sequence(reserve=tokens)
+        self._free(self._engine.sequences.bytes_to_reserve(tokens), but)
+        return self._engine.sequences.new(reserve=tokens)
 
     def _free(self, nbytes: int, but: Kept | None = None) -> None:
         """Frees kept sequences, the least recently used first, until the budget has so many bytes.
@@ -212,8 +212,8 @@ class KeptSequences:
         """
         tokens = min(sequence.length + rows, sequence.context)
         if tokens > sequence.reserved:
-            self._free(self._engine.bytes_to_reserve(tokens, sequence))
-            self._engine.reserve_tokens(sequence, tokens)
+            self._free(self._engine.sequences.bytes_to_reserve(tokens, sequence))
+            self._engine.sequences.reserve(sequence, tokens)
 
     def has_prompt(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
         """Has the blocks of a request's prompt written to disk beside the steps that answer it."""
@@ -279,7 +279,7 @@ class KeptSequences:
 
     def _end(self, sequence: SequenceKV) -> None:
         self._written(sequence)
-        self._engine.end_sequence(sequence)
+        self._engine.sequences.end(sequence)
 
     def _written(self, sequence: SequenceKV) -> None:
         """Waits until no row of a sequence is being written to disk: they are about to change."""
@@ -305,7 +305,7 @@ class KeptSequences:
     def root(self) -> bytes:
         """Returns the hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form."""
         engine, settings = self._engine, self._engine.settings
-        damage = engine.damage.digest if engine.damage and settings.priced else None
+        damage = engine.rules.damage.digest if engine.rules.damage and settings.priced else None
         compensators = self._compensators if settings.compensation else None
         ranked = settings.levels_by, settings.remapping, settings.compensation, compensators, damage
         return xxhash.xxh3_128_digest(repr((self._identity, *ranked)).encode())

@@ -2,12 +2,14 @@
 
 There are two paths. New tokens, one a sequence, through a model of a family with fused_gqa take layers.fused_decode, on
 a GPU a single one layers.graph.decode. Every other step, a prompt's step of one token too, and one whose experts a
-study chooses, goes through transformers' modules, whose attention and experts are this program's.
+study chooses, goes through transformers' modules, whose attention and experts are this program's. On a CPU a prompt's
+step pauses after each layer, so that other steps can run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,23 +18,23 @@ from torch import nn
 
 from edgemoe.errors import NotFinite
 from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.step import StepContext
 from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
-from edgemoe.kv.step import Step, StepKV
+from edgemoe.kv.step import Step
 from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.layers.graph.decode import GraphDecode
+from edgemoe.layers.resumable import LayerByLayer
 from edgemoe.layers.row_blocks import in_row_blocks
 from edgemoe.machine.sigint import DeferredInterrupt
-from edgemoe.policy.importance import attention_kind, needs_attention
-from edgemoe.policy.levels import LevelPolicy
 
 
 class ModelRunner:
     """Runs steps on the CPU. Used by the engine's thread.
 
     Args:
-        model: of layers.build.
-        runtime: of its experts.
+        model: the model, from layers.build.
+        runtime: what its MoE layers share.
         rows: most sequences of a step of new tokens that is fused.
     """
 
@@ -42,67 +44,83 @@ class ModelRunner:
         family = known_family(model.config.model_type)
         parts = model, family.fused_gqa, runtime
         self._fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
+        self._layers: LayerByLayer | None = None
         if runtime.device is None:
-            in_row_blocks(model)  # behind the fused paths, which look at the modules themselves
+            in_row_blocks(model)  # after the fused paths, which look at the modules themselves
+            self._layers = LayerByLayer(model)
 
-    def configure(self, policy: LevelPolicy) -> None:
-        """Sets the policy of the steps that follow."""
-        self._runtime.policy = policy
-        if self._fused:
-            self._fused.configure(policy)
+    def run(self, context: StepContext) -> Generator[int, None, None]:
+        """Runs a step's rows and appends them to their sequences; its context has the logits then.
 
-    def run(self, step: Step, *, all_rows: bool) -> torch.Tensor:
-        """Runs a step's rows and appends them to their sequences.
-
-        Args:
-            step: of sequences with free places.
-            all_rows: logits after every row; otherwise after each segment's last.
-
-        Returns:
-            float32 [rows or segments, vocab], in RAM.
+        Yields the number of each layer of a prompt's step on a CPU, once it is done. Other steps may run before the
+        caller goes on; closing the generator ends the step, and no sequence has changed.
 
         Raises:
             ContextExceeded, DoesNotFit, NotFinite, DamagedData: as Engine.step; no sequence has changed.
         """
-        settings = self._runtime.policy.settings
-        ranked = len(settings.scheduled) > 1 and not settings.priced
-        scored = ranked and not step.decodes and needs_attention(settings.importance)
-        kv = StepKV(step, signal=attention_kind(settings.importance) if scored else None)
-        logits = self._logits(step, kv, all_rows=all_rows)
+        logits = yield from self._logits(context)
         # Their sum is checked in a fraction of the time; it can overflow where no logit does.
         if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):
-            raise self._not_finite(step, kv, logits)
-        kv.commit()
-        return logits
+            raise self._not_finite(context, logits)
+        context.kv.commit()
+        context.logits = logits
 
-    def _logits(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
+    def _logits(self, context: StepContext) -> Generator[int, None, torch.Tensor]:
         """The logits of a step, in RAM."""
-        self._runtime.step = kv
-        # One context for all layers: setting a signal's handler takes longer than a layer's Python otherwise.
-        with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
-            fused = None if self._runtime.reroute else self._fused
-            if fused and kv.decode and step.rows == len(step.segments) <= fused.most_rows:
-                return fused([segment.tokens[0] for segment in step.segments], kv)
-            return self._through_modules(step, kv, all_rows=all_rows)
+        if self._layers and not context.decode:
+            return (yield from self._layer_by_layer(self._layers, context))
+        with self._running(context):
+            return self._at_once(context)
 
-    def _through_modules(self, step: Step, kv: StepKV, *, all_rows: bool) -> torch.Tensor:
-        """float32 [rows or segments, vocab], where the model is."""
-        ids = torch.tensor([[t for s in step.segments for t in s.tokens]], device=self._place)
+    def _at_once(self, context: StepContext) -> torch.Tensor:
+        step = context.step
+        fused = None if context.study.reroute or context.study.modules else self._fused
+        if fused and context.decode and step.rows == len(step.segments) <= fused.most_rows:
+            return fused([segment.tokens[0] for segment in step.segments], context)
+        return _float_logits(self._model(**self._inputs(context)))
+
+    def _layer_by_layer(
+        self, layers: LayerByLayer, context: StepContext
+    ) -> Generator[int, None, torch.Tensor]:
+        """Runs a prompt's step, and pauses after each layer."""
+        work = layers.run(self._inputs(context))
+        while True:
+            with self._running(context):
+                try:
+                    layer = next(work)
+                except StopIteration as end:
+                    return _float_logits(end.value)
+            yield layer
+
+    @contextmanager
+    def _running(self, context: StepContext) -> Iterator[None]:
+        """The state of this thread while a part of a step is computed.
+
+        One block for all layers of a decode step: setting a signal's handler takes longer than a layer's Python.
+        """
+        with DeferredInterrupt(), torch.inference_mode(), threads.for_step(), context.entered():
+            yield
+
+    def _inputs(self, context: StepContext) -> dict[str, Any]:
+        """The named arguments of the model's `forward` for a step."""
+        step, kv = context.step, context.kv
         spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
-        positions = torch.tensor([[position for span in spans for position in span]], device=self._place)
         last = [row + rows - 1 for _, row, rows in kv.spans]
-        output = self._model(
-            input_ids=ids,
-            position_ids=positions,
-            past_key_values=kv,
-            use_cache=True,
-            logits_to_keep=torch.tensor(range(step.rows) if all_rows else last, device=self._place),
-            kv=kv,
-        )
-        logits: torch.Tensor = output.logits[0].float()
-        return logits
+        wanted = range(step.rows) if context.all_rows else last
 
-    def _not_finite(self, step: Step, kv: StepKV, logits: torch.Tensor) -> NotFinite:
+        def placed(rows: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(rows, device=self._place)
+
+        return {
+            "input_ids": placed([t for s in step.segments for t in s.tokens])[None],
+            "position_ids": placed([position for span in spans for position in span])[None],
+            "past_key_values": kv,
+            "use_cache": True,
+            "logits_to_keep": placed(wanted),
+            "kv": kv,
+        }
+
+    def _not_finite(self, context: StepContext, logits: torch.Tensor) -> NotFinite:
         """Runs the step once more through transformers' modules, to name the first layer that went wrong."""
         bad: list[int] = []
 
@@ -113,10 +131,9 @@ class ModelRunner:
 
         layers: Any = self._model.get_submodule("model.layers")
         hooks = [layer.register_forward_hook(partial(look, i)) for i, layer in enumerate(layers)]
-        again = self._runtime.step = StepKV(step, signal=kv.signal)
         try:
-            with DeferredInterrupt(), torch.inference_mode(), threads.for_step():
-                self._through_modules(step, again, all_rows=False)
+            with self._running(context):
+                self._model(**self._inputs(context))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -125,15 +142,21 @@ class ModelRunner:
             "finite logits",
             f"NaN or infinity, first in {where}'s output",
             "run `edgemoe verify` on the store; if it is whole, the checkpoint is damaged",
-            segments=_segments_of(step, logits.isfinite().all(1).logical_not()),
+            segments=_segments_of(context.step, logits.isfinite().all(1).logical_not()),
         )
+
+
+def _float_logits(output: Any) -> torch.Tensor:
+    """float32 [rows or segments, vocab], where the model is."""
+    logits: torch.Tensor = output.logits[0].float()
+    return logits
 
 
 def _segments_of(step: Step, bad: torch.Tensor) -> tuple[int, ...]:
     """The segments that some rows of a step's logits belong to.
 
     Args:
-        step: whose logits these are.
+        step: the step that gave the logits.
         bad: bool [rows or segments].
     """
     owners: Sequence[int] = range(len(step.segments))

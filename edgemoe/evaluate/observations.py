@@ -15,7 +15,7 @@ import torch
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.score import Windows
 from edgemoe.evaluate.studies import SIGNAL_SHARES
-from edgemoe.experts.layer import ExpertLayer, Routed
+from edgemoe.experts.step import MeasuredLayer, Routed
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
@@ -59,7 +59,7 @@ class SimilarityRow:
 
 
 class RouterProbe:
-    """Keeps what the routers of one window have seen and chosen; a probe (experts.layer.ExpertProbe).
+    """Keeps what the routers of one window have seen and chosen; a probe (experts.step.ExpertProbe).
 
     Attributes:
         seen: layer -> its router's choice and input, of the last step.
@@ -70,7 +70,7 @@ class RouterProbe:
 
     def computed(
         self,
-        layer: ExpertLayer,
+        layer: MeasuredLayer,
         x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],
@@ -149,12 +149,11 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
     for window in windows:
         sequence.crop(0)
         probe = RouterProbe()
-        with engine.probed(probe):
+        with engine.studied(probe=probe):
             engine.all_logits(sequence, window, decode=False)
         observed.add(probe.seen)
         done()
     sequence.crop(0)
-    engine.take_use()
     return observed
 
 

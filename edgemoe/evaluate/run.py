@@ -273,7 +273,7 @@ class _Evaluation:
         with Engine(self._store, plan, RunSettings.uniform(plan.levels[0])) as engine:
             if any(arm.settings.priced or arm.made for arm in arms):
                 engine.require_damage()  # while no sequence has its memory
-                self.damage = engine.damage.origin if engine.damage else None
+                self.damage = engine.rules.damage.origin if engine.rules.damage else None
             for made, some in groupby(enumerate(arms, 1), key=lambda numbered: numbered[1].made):
                 with compensated(engine, self._request.reference, made):
                     for number, arm in some:
@@ -281,7 +281,7 @@ class _Evaluation:
             for arm in equal_arms(rows, plan.levels[0]):
                 rows += self._arm(engine, arm, logits, arm.name)
             if {"routing", "similarity"} & set(self._request.observed):
-                sequence = engine.new_sequence()
+                sequence = engine.sequences.new()
                 with CountProgress("routers: text", len(self.windows)) as progress:
                     self.observed = observe(engine, sequence, self.windows, progress.advance)
         return rows
@@ -304,12 +304,12 @@ class _Evaluation:
                 by_kind = self._accuracy(label, start)
         if not self.windows:
             return [with_accuracy(setting_row(arm, arm.phases[0], None, ExpertUse()), by_kind)]
-        rows, sequence = [], engine.new_sequence()
+        rows, sequence = [], engine.sequences.new()
         with CountProgress(f"{label}: text", len(arm.phases) * len(self.windows)) as progress:
             for phase in arm.phases:
                 measured = self._quality(engine, sequence, arm, phase, logits, progress.advance)
                 rows.append(with_accuracy(setting_row(arm, phase, *measured), by_kind))
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         return rows
 
     def _quality(
@@ -324,7 +324,7 @@ class _Evaluation:
         """Measures an arm on the text, its windows one after another or as many together as it says."""
         if arm.batch == 1:
             return setting_quality(engine, sequence, arm.settings, phase, self.windows, logits, done)
-        more = [engine.new_sequence() for _ in range(arm.batch - 1)]
+        more = [engine.sequences.new() for _ in range(arm.batch - 1)]
         try:
             sequences, variation = [sequence, *more], arm.variation
             rest = self.windows, logits, done
@@ -333,11 +333,11 @@ class _Evaluation:
             rule = agreeing(variation, sorted(self._store.manifest.layers))
             if variation.phases is not None:
                 return phases_quality(engine, sequences, arm.settings, rule, variation.phases, *rest)
-            with engine.rerouted(rule):
+            with engine.studied(reroute=rule):
                 return together_quality(engine, sequences, arm.settings, *rest)
         finally:
             for each in more:
-                engine.end_sequence(each)
+                engine.sequences.end(each)
 
     def _accuracy(self, label: str, start: Callable[[], Answer]) -> dict[str, float]:
         with CountProgress(f"{label}: tasks", sum(map(len, self._tasks.values()))) as progress:

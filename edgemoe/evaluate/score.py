@@ -13,6 +13,7 @@ from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.studies import LOWERED, Phase
+from edgemoe.experts.step import StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -110,19 +111,19 @@ def together_quality(
     """
     engine.configure(settings)
     engine.forget_experts()
-    engine.take_use()
     meter = QualityMeter()
-    for first in range(0, len(windows), len(sequences)):
-        some = windows[first : first + len(sequences)]
-        for sequence in sequences:
-            sequence.crop(0)
-        logits = together_logits(engine, sequences, some)
-        for number, (window, rows) in enumerate(zip(some, logits, strict=True), first):
-            meter.add(rows, window, reference.read(number) if reference else None)
-            done()
+    with engine.recorded() as records:
+        for first in range(0, len(windows), len(sequences)):
+            some = windows[first : first + len(sequences)]
+            for sequence in sequences:
+                sequence.crop(0)
+            logits = together_logits(engine, sequences, some)
+            for number, (window, rows) in enumerate(zip(some, logits, strict=True), first):
+                meter.add(rows, window, reference.read(number) if reference else None)
+                done()
     for sequence in sequences:
         sequence.crop(0)
-    return meter.quality(), engine.take_use()
+    return meter.quality(), StepTotals.of(records).use
 
 
 def together_logits(engine: Engine, sequences: Sequence[SequenceKV], parts: Windows) -> list[torch.Tensor]:
@@ -179,19 +180,19 @@ def setting_quality(
     """
     engine.configure(settings)
     engine.forget_experts()
-    engine.take_use()
     meter = QualityMeter()
-    for number, window in enumerate(windows):
-        sequence.crop(0)
-        if phase == "prefill":
-            steps = prompt_logits(engine, sequence, window)
-        else:
-            rows = engine.plan.prefill_rows if settings.exact else 1
-            parts = [window[start : start + rows] for start in range(0, len(window), rows)]
-            steps = (engine.all_logits(sequence, part, decode=True) for part in parts)
-        whole, *others = steps
-        logits = torch.cat([whole, *others]) if others else whole
-        meter.add(logits, window, reference.read(number) if reference else None)
-        done()
+    with engine.recorded() as records:
+        for number, window in enumerate(windows):
+            sequence.crop(0)
+            if phase == "prefill":
+                steps = prompt_logits(engine, sequence, window)
+            else:
+                rows = engine.plan.prefill_rows if settings.exact else 1
+                parts = [window[start : start + rows] for start in range(0, len(window), rows)]
+                steps = (engine.all_logits(sequence, part, decode=True) for part in parts)
+            whole, *others = steps
+            logits = torch.cat([whole, *others]) if others else whole
+            meter.add(logits, window, reference.read(number) if reference else None)
+            done()
     sequence.crop(0)
-    return meter.quality(), engine.take_use()
+    return meter.quality(), StepTotals.of(records).use

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from edgemoe.experts.layer import ExpertLayer, Routed
+from edgemoe.experts.step import MeasuredLayer, Routed
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.store.calibration import RANDOM, SAMPLE_BYTES, Calibration
@@ -17,7 +17,7 @@ _SHRINK = 8
 
 
 class OutputErrors:
-    """A probe (experts.layer.ExpertProbe) for steps that compute every expert at the reference's level.
+    """A probe (experts.step.ExpertProbe) for steps that compute every expert at the reference's level.
 
     The output at that level stands for the model's own. A sum does not depend on the order in which experts come.
 
@@ -40,7 +40,7 @@ class OutputErrors:
 
     def computed(
         self,
-        layer: ExpertLayer,
+        layer: MeasuredLayer,
         x: Rows,
         parts: Sequence[Part],
         experts: Sequence[int],

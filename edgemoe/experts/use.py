@@ -37,6 +37,11 @@ class ChoiceCounts:
         self.counts[layer] += np.bincount(experts, minlength=count)
         self.mass[layer] += np.bincount(experts, gates.reshape(-1).double().numpy(), minlength=count)
 
+    def merge(self, other: ChoiceCounts) -> None:
+        """Adds the counts of another one."""
+        self.counts += other.counts
+        self.mass += other.mass
+
     def clear(self) -> None:
         """Sets all counts to 0, in place."""
         self.counts[:] = 0
@@ -45,7 +50,7 @@ class ChoiceCounts:
 
 @dataclass
 class ExpertUse:
-    """Levels that experts were computed at, since the counters were last taken.
+    """Levels at which experts were computed.
 
     An expert counts once a layer, step and level.
 

@@ -39,8 +39,6 @@ class Step:
         segments: at least one.
         cancelled: called between two parts of every layer that runs through transformers' modules; True ends the step
             with StepCancelled. None: nothing cancels it.
-        between: called with the number of each such layer with experts, before its experts; it may run other steps.
-            None: there is nothing to do.
 
     Raises:
         ValueError: a sequence twice, or prompts beside new tokens.
@@ -48,7 +46,6 @@ class Step:
 
     segments: tuple[Segment, ...]
     cancelled: Callable[[], bool] | None = None
-    between: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if len({id(segment.sequence) for segment in self.segments}) < len(self.segments):
@@ -99,7 +96,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
-        self._cancelled, self.between = step.cancelled, step.between
+        self._cancelled = step.cancelled
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""

@@ -102,7 +102,7 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
     if family.fused_gqa:
         _place_native_parts(model, family)
     for layer, name in modules.items():
-        remap_choices(layer, _router_beside(model, name), family, model.config, runtime)
+        remap_choices(layer, _router_beside(model, name), family, model.config)
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]

@@ -11,7 +11,10 @@ from torch import nn
 
 from edgemoe.experts.assignments import Assignments
 from edgemoe.experts.layer import ExpertLayer, ExpertRuntime, Predicted
+from edgemoe.experts.step import StepContext
+from edgemoe.experts.use import ChoiceCounts
 from edgemoe.families.base import FusedGQA
+from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.native.decode_layers import (
     CHOSEN,
     COMPUTED,
@@ -22,7 +25,6 @@ from edgemoe.kernels.native.decode_layers import (
     NativeOuterLayers,
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
-from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
@@ -39,10 +41,10 @@ class FusedDecode:
     through ExpertLayer.forward, any other block is called, and the kernel goes on behind that layer.
 
     Args:
-        model: embedding, layers, norm and head, of layers.build.
-        traits: of its family.
-        runtime: of its experts.
-        kernel: the runtime's, or the kernel that it wraps.
+        model: the model, from layers.build: embedding, layers, norm and head.
+        traits: the traits of its family.
+        runtime: what its MoE layers share.
+        kernel: the runtime's kernel, or the kernel that it wraps.
         rows: most sequences of a step.
     """
 
@@ -60,7 +62,7 @@ class FusedDecode:
         self._blocks = [layer.mlp for layer in layers]
         found = map(_experts, self._blocks)
         self._experts = [e if e and e.fuses and traits.block_is_experts else None for e in found]
-        count = runtime.policy.experts
+        count = runtime.experts
         tables = [ResidentTable(kernel, count) if experts else None for experts in self._experts]
         windows = traits.windows(model.config)
         parts = zip(layers, windows, tables, strict=True)
@@ -70,7 +72,10 @@ class FusedDecode:
         self._routed = [i for i, table in enumerate(tables) if table]
         """The layers whose router is the kernel's."""
         runtime.source.pinned.observe(self._changed)
-        self.configure(runtime.policy)
+        self._configured: tuple[LevelPolicy, Compensators | None] | None = None
+        """The rules that the kernel has now, those of the last step."""
+        self._choices: ChoiceCounts | None = None
+        """Where the kernel counts the choices of one step; None: it counts none."""
 
     @classmethod
     def try_from(
@@ -92,12 +97,15 @@ class FusedDecode:
         """Most sequences of a step."""
         return self._native.most_rows
 
-    def configure(self, policy: LevelPolicy) -> None:
-        """Sets the rules of levels for the steps that follow."""
+    def _configure(self, policy: LevelPolicy, compensators: Compensators | None) -> None:
+        """Gives the kernel the rules of a step, unless it has them from the step before."""
+        if self._configured == (policy, compensators):
+            return
+        self._configured = policy, compensators
         slots = self._native.gates.shape[2]
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
         settings = policy.settings
-        chosen, compensators = settings.compensation, self._runtime.compensators
+        chosen = settings.compensation
         self._native.configure(
             rules,
             settings.remapping,
@@ -105,86 +113,98 @@ class FusedDecode:
             exact=settings.exact,
             renormalise=settings.renormalise,
         )
-        self._highest_ahead = policy.ahead[0]
-        choices = self._runtime.choices
-        self._native.count_into(choices.counts if choices else None, choices.mass if choices else None)
 
-    def __call__(self, tokens: Sequence[int], kv: StepKV) -> torch.Tensor:
+    def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
         """Appends a token to each sequence of a step.
 
         Returns:
             float32 [rows, vocab], the logits after each.
         """
-        sequences, rows = [sequence for sequence, _, _ in kv.spans], len(tokens)
+        self._configure(step.policy, step.study.compensators)
+        self._count_choices(step)
+        sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
-        source, count, at, predicted = self._runtime.source, len(self._blocks), 0, set[int]()
+        highest, count, at, predicted = step.policy.ahead[0], len(self._blocks), 0, set[int]()
         while at < count:
-            ahead = self._highest_ahead if source.looks_ahead else 0
-            end = at + 1 if source.predicting else count
+            ahead = highest if self._runtime.source.looks_ahead else 0
+            end = at + 1 if step.experts.predicting else count
             done = self._native.run(range(at, end), hidden, rotation, sequences, ahead)
             trace = self._native.trace[:, :, :rows].tolist()
             if done > at:
-                self._count_hits(range(at, done), trace)
+                self._count_hits(step, range(at, done), trace)
             if ahead:
                 predicted.update(self._native.following[layer] for layer in range(at, done))
-                self._count_predictions(predicted & {*range(at, done + (done < end))}, trace)
+                self._count_predictions(step, predicted & {*range(at, done + (done < end))}, trace)
             if done < end:
                 behind = self._native.following[done] if ahead else 0
                 ahead_of = (trace[behind][PREDICTED], trace[behind][WANTED]) if behind else None
-                self._finish(done, hidden, trace[done], ahead_of)
+                self._finish(step, done, hidden, trace[done], ahead_of)
             at = done + (done < end)
-        self._count_damage(rows)
-        if self._runtime.remapping:
-            self._count_remapped(rows)
+        self._count_damage(step)
+        if step.remapping:
+            self._count_remapped(step)
+        if self._choices and step.record.choices:
+            step.record.choices.merge(self._choices)
         return self._native.head(hidden)
+
+    def _count_choices(self, step: StepContext) -> None:
+        """Makes the kernel count the choices of this step, where its record wants them."""
+        if (step.record.choices is None) != (self._choices is None):
+            shape = len(self._blocks), self._runtime.experts
+            self._choices = None if step.record.choices is None else ChoiceCounts(*shape)
+            counted = (self._choices.counts, self._choices.mass) if self._choices else (None, None)
+            self._native.count_into(*counted)
+        if self._choices:
+            self._choices.clear()
 
     def _finish(
         self,
+        step: StepContext,
         layer: int,
         hidden: torch.Tensor,
         trace: list[list[list[int]]],
         predicted: Predicted | None,
     ) -> None:
         """Adds the block of the layer at which the kernel stopped to hidden."""
-        rows, runtime = hidden.shape[1], self._runtime
+        rows, settings = hidden.shape[1], step.policy.settings
         experts, normed = self._experts[layer], self._native.normed[:rows]
         if experts is None:
             hidden += self._blocks[layer](normed[None])
             return
         levels, gates = torch.tensor(trace[WANTED]), self._native.gates[layer, :rows]
-        compensation = runtime.policy.settings.compensation
-        compensated = compensation.of_tokens(gates) if compensation else None
-        if runtime.watch:
-            runtime.watch(layer, torch.tensor(trace[CHOSEN]))
-        if 0 in runtime.policy.settings.levels:
-            gates = without_skipped(gates, levels, renormalise=runtime.policy.settings.renormalise)
+        compensated = settings.compensation.of_tokens(gates) if settings.compensation else None
+        step.record.active[layer] = len(set(_flat(trace[CHOSEN])))
+        if step.study.watch:
+            step.study.watch(layer, torch.tensor(trace[CHOSEN]))
+        if 0 in settings.levels:
+            gates = without_skipped(gates, levels, renormalise=settings.renormalise)
         if rows == 1:
             flags = compensated[0].tolist() if compensated is not None else ()
             assignments = Assignments.of_token(trace[CHOSEN][0], trace[WANTED][0], gates, flags)
         else:
             assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates, compensated)
-        experts.forward(normed, assignments, hidden, predicted)
+        experts.forward(step, normed, assignments, hidden, predicted, experts.next_logits(normed))
 
-    def _count_damage(self, rows: int) -> None:
+    def _count_damage(self, step: StepContext) -> None:
         """Counts what the levels of the tokens cost, where levels go by damage."""
-        policy, routed = self._runtime.policy, self._routed
+        policy, routed, rows = step.policy, self._routed, step.step.rows
         if policy.settings.priced and routed:
             trace, gates = self._native.trace[routed][:, :, :rows], self._native.gates[routed][:, :rows]
             layers = [layer for layer in routed for _ in range(rows)]
             chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
-            self._runtime.use.damage += policy.damage_of(layers, chosen, gates.flatten(0, 1), wanted)
+            step.use.damage += policy.damage_of(layers, chosen, gates.flatten(0, 1), wanted)
 
-    def _count_remapped(self, rows: int) -> None:
+    def _count_remapped(self, step: StepContext) -> None:
         """Counts the experts that tokens chose by themselves and those that they agreed on."""
-        chosen = self._native.trace[self._routed][:, CHOSEN, :rows].flatten(1).tolist()
+        chosen = self._native.trace[self._routed][:, CHOSEN, : step.step.rows].flatten(1).tolist()
         counts = self._native.remapped[self._routed].tolist()
         for (before, pairs), experts in zip(counts, chosen, strict=True):
-            self._runtime.use.add_remapped(before, len(set(experts)), pairs)
+            step.use.add_remapped(before, len(set(experts)), pairs)
 
-    def _count_hits(self, layers: range, trace: list[list[list[list[int]]]]) -> None:
+    def _count_hits(self, step: StepContext, layers: range, trace: list[list[list[list[int]]]]) -> None:
         """Counts experts that the kernel computed."""
-        runtime, used, computed = self._runtime, [], list[tuple[int, int, int]]()
+        settings, used, computed = step.policy.settings, [], list[tuple[int, int, int]]()
         for layer in layers:
             parts = [_flat(trace[layer][row]) for row in (CHOSEN, WANTED, COMPUTED)]
             keys, highest = self._keys[layer], dict[int, int]()
@@ -193,17 +213,20 @@ class FusedDecode:
                 if level > highest.get(expert, 0):
                     highest[expert] = level
             used.append([(keys[expert], level) for expert, level in highest.items()])
-            if runtime.watch:
-                runtime.watch(layer, torch.tensor(trace[layer][CHOSEN]))
-        runtime.use.add(computed)
-        compensated = self._count_compensated(layers, trace) if runtime.policy.settings.compensation else ()
-        scans = runtime.policy.settings.scan == "on" and len(trace[0][CHOSEN]) > 1
-        scan = scans and all(is_scan(len(experts), runtime.policy.experts) for experts in used)
-        runtime.source.pinned.count_hits(used, scan=scan, compensated=compensated)
+            step.record.active[layer] = len(set(parts[0]))
+            if step.study.watch:
+                step.study.watch(layer, torch.tensor(trace[layer][CHOSEN]))
+        step.use.add(computed)
+        compensated = self._count_compensated(step, layers, trace) if settings.compensation else ()
+        scans = settings.scan == "on" and len(trace[0][CHOSEN]) > 1
+        scan = scans and all(is_scan(len(experts), self._runtime.experts) for experts in used)
+        step.experts.count_hits(used, scan=scan, compensated=compensated)
 
-    def _count_compensated(self, layers: range, trace: list[list[list[list[int]]]]) -> list[ExpertKey]:
+    def _count_compensated(
+        self, step: StepContext, layers: range, trace: list[list[list[list[int]]]]
+    ) -> list[ExpertKey]:
         """Counts the compensators that the kernel used, and returns their experts, in the order of their layers."""
-        compensation, compensators = self._runtime.policy.settings.compensation, self._runtime.compensators
+        compensation, compensators = step.policy.settings.compensation, step.study.compensators
         used = dict[ExpertKey, None]()
         assert compensation
         if compensators is None:
@@ -219,14 +242,16 @@ class FusedDecode:
             )
             for (expert, _), count in pairs.items():
                 if bits := compensators.bits_of(layer, expert):
-                    self._runtime.use.add_compensated(bits, count)
+                    step.use.add_compensated(bits, count)
                     used[self._keys[layer][expert]] = None
         return list(used)
 
-    def _count_predictions(self, layers: set[int], trace: list[list[list[list[int]]]]) -> None:
+    def _count_predictions(
+        self, step: StepContext, layers: set[int], trace: list[list[list[list[int]]]]
+    ) -> None:
         """Compares the experts that the kernel predicted for layers with those chosen."""
-        taken, rows = self._runtime.policy.taken, ((layer, trace[layer]) for layer in sorted(layers) if layer)
-        self._runtime.source.pinned.count_predictions(
+        taken, rows = step.policy.taken, ((layer, trace[layer]) for layer in sorted(layers) if layer)
+        step.experts.count_predictions(
             [
                 (layer, _distinct([taken(layer, each) for each in row[PREDICTED]]), _distinct(row[CHOSEN]))
                 for layer, row in rows

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.step import current_step
 from edgemoe.families.base import Family, Gate
 
 Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -21,16 +21,15 @@ Choose = Callable[[torch.Tensor, int], torch.Tensor]
 _LEAST_SCORE = 1e-30
 
 
-def remap_choices(layer: int, router: nn.Module, family: Family, config: Any, runtime: ExpertRuntime) -> None:
-    """Has a layer's router's choices made again, and counted, in steps in which the runtime says so."""
+def remap_choices(layer: int, router: nn.Module, family: Family, config: Any) -> None:
+    """Makes a router's choices again, and counts the changes, in steps whose tokens agree or that a study reroutes."""
     if family.gate:
         normalise = bool(family.gate.normalise(config))
-        router.register_forward_hook(partial(_remapped, layer, runtime, family.gate, normalise))
+        router.register_forward_hook(partial(_remapped, layer, family.gate, normalise))
 
 
 def _remapped(
     layer: int,
-    runtime: ExpertRuntime,
     gate: Gate,
     normalise: bool,
     router: Any,
@@ -38,15 +37,16 @@ def _remapped(
     choice: Choice,
 ) -> Choice:
     """Replaces a router's choice (a forward hook)."""
-    if runtime.reroute:
-        choose: Choose = partial(runtime.reroute, layer)
-    elif runtime.remapping:
-        choose = runtime.remapping.choose
+    step = current_step()
+    if step.study.reroute:
+        choose: Choose = partial(step.study.reroute, layer)
+    elif step.remapping:
+        choose = step.remapping.choose
     else:
         return choice
     made = remapped(choose, gate, router, choice, normalise=normalise)
     (_, _, before), (_, _, after) = choice, made
-    runtime.use.add_remapped(before.unique().numel(), after.unique().numel(), _changed(before, after))
+    step.use.add_remapped(before.unique().numel(), after.unique().numel(), _changed(before, after))
     return made
 
 

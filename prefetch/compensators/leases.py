@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 from edgemoe.cache.base import Lease
 from edgemoe.errors import DoesNotFit
+from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.storage.base import ExpertKey
 from edgemoe.storage.compensators.reader import LEVEL
@@ -22,19 +23,26 @@ class CompensatorLeases:
 
     Args:
         transfers: into the tier of compensators; None: there is none.
-        wanted: as `compensated` of ExpertSource.request.
-        scan: as of ExpertSource.request.
+        wanted: `compensated` of StepExperts.request.
+        counts: the counters of the step.
+        scan: as in StepExperts.request.
 
     Raises:
         ValueError: some are wanted where there is no tier of them.
     """
 
     def __init__(
-        self, transfers: Transfers | None, wanted: Mapping[ExpertKey, int], *, scan: bool = False
+        self,
+        transfers: Transfers | None,
+        wanted: Mapping[ExpertKey, int],
+        counts: TransferCounts,
+        *,
+        scan: bool = False,
     ) -> None:
         if wanted and transfers is None:
             raise ValueError(f"expected a tier of compensators for {len(wanted)} experts, got none")
         self._transfers, self._wanted, self._scan = transfers, wanted if transfers else {}, scan
+        self._counts = counts
         self._leases: dict[ExpertKey, Lease] = {}
         self._missing: deque[ExpertKey] = deque()
         self._brought: list[ExpertKey] = []
@@ -80,7 +88,7 @@ class CompensatorLeases:
             key = self._missing[0]
             if lease := self._transfers.vram.acquire(key, LEVEL):
                 self._leases[key] = lease
-            elif self._transfers.start(key, LEVEL, ahead=False):
+            elif self._transfers.start(key, LEVEL, self._counts):
                 self._brought.append(key)
             else:
                 return

@@ -9,13 +9,13 @@ import pytest
 from fetch_rig import WAIT, Arrivals, Rig, broken, rigs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import OneStepFetcher
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import ChecksumMismatch, DoesNotFit
 from edgemoe.prefetch.base import is_scan
-from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.storage.base import ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
@@ -159,7 +159,7 @@ def test_an_expert_that_never_fits_is_refused(rig: type[Rig], dram: int | None) 
     r = rig(MERGED, 1, dram)
     r.fetcher.close()
     vram = PlaneTier(MERGED, {"p4": 2}, LRU, device="cpu", name="vram")
-    r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
+    r.vram, r.fetcher = vram, OneStepFetcher(vram, r.dram, MERGED, r.reader, workers=1)
     with pytest.raises(DoesNotFit, match=r"expert 0 of layer 0.*level 8") as caught:
         r.fetch({A: 8})
     assert caught.value.minimum == 8192 + 4096

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from fetch_rig import WAIT, Arrivals, Rig, rigs
+from one_step import OneStepFetcher
 from toys import MERGED, SLICED, ToyForm, check, disk_bytes, put
 
 from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
-from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.storage.base import ExpertKey
 
 A, B, C, D, E = (ExpertKey(0, e) for e in range(5))
@@ -49,7 +49,7 @@ def test_dram_keeps_the_planes_that_it_has_blocks_for(rig: type[Rig]) -> None:
     r = rig(MERGED, 1, 1)
     r.fetcher.close()
     dram = PlaneTier(MERGED, {"p4": 2}, LRU, device="cpu", name="dram")
-    r.dram, r.fetcher = dram, Fetcher(r.vram, dram, MERGED, r.reader, workers=1)
+    r.dram, r.fetcher = dram, OneStepFetcher(r.vram, dram, MERGED, r.reader, workers=1)
     r.fetch({A: 8})
     r.fetch({B: 8})
     counts = r.fetcher.take_counts()
@@ -100,7 +100,7 @@ def test_a_demoted_victim_is_not_copied_into_dram(rig: type[Rig]) -> None:
     r = rig(MERGED, 2, 1)
     r.fetcher.close()
     vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
-    r.vram, r.fetcher = vram, Fetcher(vram, r.dram, MERGED, r.reader, workers=1)
+    r.vram, r.fetcher = vram, OneStepFetcher(vram, r.dram, MERGED, r.reader, workers=1)
     put(r.dram, MERGED, C, 8)
     r.fetch({A: 8})
     r.fetch({B: 8})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import a_tokenizer
+from counted_engine import CountedEngine
 from engine_rig import limited
 from fetch_rig import Rig, rigs
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.bench.timeline import TimedSource, Timeline
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.parts import Wraps
 from edgemoe.errors import NotFinite
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.kernels.native import library as native
@@ -26,8 +28,8 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
-from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import Blocks, ExpertKey
 
 A, B, C, D = (ExpertKey(0, expert) for expert in range(4))
@@ -154,7 +156,7 @@ def count(r: Rig, layers: Sequence[Layer], *, requests: bool) -> None:
 def state(r: Rig) -> tuple[object, ...]:
     """All that decides the next evictions and predictions, and the counters."""
     policies = {kind: list(policy.candidates()) for kind, policy in r.vram.eviction.policies.items()}
-    gate = dict(vars(r.fetcher._speculation._gate))
+    gate = dict(vars(r.fetcher._lookahead.gate))
     look_ahead = r.fetcher.looks_ahead, r.fetcher.predicting, gate | {"_recent": list(gate["_recent"])}
     return r.vram.resident(), policies, list(r.vram.eviction.first), look_ahead, r.fetcher.take_counts()
 
@@ -281,7 +283,7 @@ def engines(tiny_store) -> Iterator[Callable[..., tuple[Engine, Engine]]]:
             def opened(wrap: Callable[[ExpertSource], ExpertSource]) -> Engine:
                 store = StoreModel.open(directory)
                 plan = limited(store, chosen, experts, 0)
-                return stack.enter_context(Engine(store, plan, chosen, wrap_source=wrap))
+                return stack.enter_context(CountedEngine(store, plan, chosen, Wraps(source=wrap)))
 
             return opened(lambda source: source), opened(lambda source: TimedSource(source, Timeline()))
 
@@ -348,14 +350,14 @@ def test_a_request_is_made_for_missing_experts_alone(engines, monkeypatch) -> No
     """Under a limit every request of a decode step has an expert that is not resident at its level."""
     engine, _ = engines(6, **MIXED)
     decoded(engine)
-    requests, request = [], engine._source.request
+    requests, request = [], FetcherStep.request
 
-    def seen(wanted: Mapping[ExpertKey, int], **how):
+    def seen(step: FetcherStep, wanted: Mapping[ExpertKey, int], **how):
         requests.append({key: engine.vram.level_of(key) for key in wanted})
         assert any(requests[-1][key] < level for key, level in wanted.items())
-        return request(wanted, **how)
+        return request(step, wanted, **how)
 
-    monkeypatch.setattr(engine._source, "request", seen)
+    monkeypatch.setattr(FetcherStep, "request", seen)
     decoded(engine)
     assert 0 < len(requests) < MOE_LAYERS * len(TOKENS)
 
@@ -373,7 +375,7 @@ def test_resident_experts_are_computed_without_a_request(engines, monkeypatch, c
         raise AssertionError("a layer's experts were computed by themselves")
 
     monkeypatch.setattr(ExpertLayer, "forward", run_alone)
-    monkeypatch.setattr(Fetcher, "request", run_alone)
+    monkeypatch.setattr(FetcherStep, "request", run_alone)
     assert torch.equal(decoded(engine), want)
     counts, use = engine.take_counts(), engine.take_use()
     assert counts.vram_hits == counts.requests == sum(n for level, n in use.experts.items() if level)
@@ -401,7 +403,7 @@ def test_a_layer_that_is_not_finite_is_named(engines) -> None:
     """Though one call takes a token through all layers, the error names the first layer that went wrong."""
     engine, _ = engines()
     want = decoded(engine)
-    weight = engine._model.model.layers[1].self_attn.out.weight.data
+    weight = engine.model.model.layers[1].self_attn.out.weight.data
     whole = weight.clone()
     weight.fill_(float("nan"))
     with pytest.raises(NotFinite, match="layer 1's output"):

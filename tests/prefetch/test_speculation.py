@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from fetch_rig import WAIT, Arrivals, Rig, after, rigs
+from one_step import OneStepFetcher
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
-from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.prefetch.transfers import Transfer
 from edgemoe.storage.base import ExpertKey
 
@@ -185,7 +185,7 @@ def test_a_waiting_demand_keeps_its_blocks(rig: type[Rig]) -> None:
     r = rig(MERGED, 1)
     r.fetcher.close()
     r.vram = PlaneTier(MERGED, {"p4": 2, "p0": 1}, LRU, device="cpu", name="vram")
-    r.fetcher = Fetcher(r.vram, None, MERGED, r.reader, workers=1)
+    r.fetcher = OneStepFetcher(r.vram, None, MERGED, r.reader, workers=1)
     r.fetcher.configure("full")
     put(r.vram, MERGED, A, 8)
     with r.fetcher.request({A: 8, B: 8}) as request:

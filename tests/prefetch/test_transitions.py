@@ -327,7 +327,7 @@ def test_what_ends_all_pins_ends_moves(rig: type[Rig], monkeypatch: pytest.Monke
     r = cold(rig, resident="ABC")
     go = begin(r, {A: 4, B: 4, C: 4}, [A, B])
     ended = r.fetcher._transitions.end
-    monkeypatch.setattr(r.fetcher._transitions, "end", lambda: (go(), ended()))
+    monkeypatch.setattr(r.fetcher._transitions, "end", lambda counts: (go(), ended(counts)))
     calls: dict[str, Callable[[], None]] = {
         "fill": lambda: r.fetcher.fill([D], [2], lambda: True),
         "promote": lambda: r.fetcher.promote({D: 2}),

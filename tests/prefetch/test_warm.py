@@ -15,6 +15,7 @@ from toys import MERGED, SLICED, disk_bytes
 
 from edgemoe.prefetch import fetcher
 from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import ExpertKey
 
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
@@ -228,14 +229,14 @@ def test_an_engine_gives_the_same_logits_with_fewer_reads(engines, experts, on_d
 def test_a_prompt_scans_and_a_token_does_not(engines, monkeypatch) -> None:
     """21 tokens want nearly all of a layer; one token wants two experts, two tokens at most four."""
     engine, scans = engines(None, 6), []
-    request = engine._source.request
+    request = FetcherStep.request
 
-    def seen(wanted, *, scan=False, **how):
+    def seen(step, wanted, *, scan=False, **how):
         scans.append((len(wanted), scan))
-        return request(wanted, scan=scan, **how)
+        return request(step, wanted, scan=scan, **how)
 
-    monkeypatch.setattr(engine._source, "request", seen)
-    sequence = engine.new_sequence()
+    monkeypatch.setattr(FetcherStep, "request", seen)
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPT)
     engine.prefill(sequence, DECODED[:1])
     engine.prefill(sequence, DECODED[1:3])

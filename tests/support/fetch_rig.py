@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from one_step import OneStepFetcher
 from toys import ToyForm, ToyReader, WholeToy, check, contents, expected
 
 from edgemoe.cache.base import EvictionPolicy, Lease
@@ -13,7 +14,6 @@ from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import ChecksumMismatch
 from edgemoe.prefetch.base import Request
-from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.prefetch.lookahead_gate import LookaheadGate
 from edgemoe.storage.base import ExpertKey
 
@@ -105,7 +105,7 @@ class Rig:
         self.form, self.reader, self.clock, self.policy = form, CountingReader(), Clock(), policy
         self.vram = self._tier("vram", vram)
         self.dram = self._tier("dram", dram) if dram is not None else None
-        self.fetcher = Fetcher(
+        self.fetcher = OneStepFetcher(
             self.vram,
             self.dram,
             form,

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 
 GREEDY = Sampling(0, 1, 0, 1, 0, 4, frozenset())
 

@@ -64,5 +64,5 @@ def check_kept(scheduler: Scheduler) -> None:
         assert len(each.tokens) == each.sequence.length <= each.sequence.reserved <= each.sequence.context
     sequences = [*kept._running, *(each.sequence for each in kept._kept)]
     assert len({id(sequence) for sequence in sequences}) == len(sequences)
-    taken = sum(map(engine.bytes_of, sequences))
+    taken = sum(map(engine.sequences.bytes_of, sequences))
     assert taken == engine.memory.kv_bytes <= engine.plan.kv_bytes

@@ -20,7 +20,7 @@ def decoded_together(
 
     `between` is called behind the prompts.
     """
-    sequences = [engine.new_sequence() for _ in prompts]
+    sequences = [engine.sequences.new() for _ in prompts]
     for sequence, prompt in zip(sequences, prompts, strict=True):
         engine.prefill(sequence, list(prompt))
     between()
@@ -29,5 +29,5 @@ def decoded_together(
         pairs = zip(sequences, tokens, strict=True)
         rows.append(engine.step(Step(tuple(Segment(sequence, (token,)) for sequence, token in pairs))))
     for sequence in sequences:
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
     return torch.stack(rows)

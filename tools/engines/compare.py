@@ -68,7 +68,7 @@ def opened(store: Path, level: int, context: int, threads: int) -> Iterator[Engi
 
 def answers(engine: Engine, request: Sequence[Sequence[int]], new_tokens: int, stop: set[int]) -> Answers:
     """edgemoe's greedy answers, with the log-probabilities before each of their tokens."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     texts, rows = [], []
     for prompt in request:
         sequence.crop(0)

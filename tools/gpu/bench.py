@@ -152,7 +152,7 @@ def trace(store: StoreModel, given: argparse.Namespace, limit: int) -> None:
     random = torch.Generator().manual_seed(given.seed)
     prompt = torch.randint(3, store.shape.vocab, (given.prompt_tokens,), generator=random).tolist()
     with Engine(store, plan, FOUR) as engine:
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         logits = engine.prefill(sequence, prompt)
 
         def decode(tokens: int) -> None:

@@ -25,6 +25,7 @@ import torch
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
+from edgemoe.experts.step import StepTotals
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -55,14 +56,13 @@ def decode_times(engine: Engine, sequence: SequenceKV, filled: int, tokens: int)
     """Seconds a token behind `filled` tokens, a median, and bytes read from disk for each, of the last two thirds."""
     draw, seconds = random.Random(filled), list[float]()
     sequence.length = filled
-    for index in range(tokens):
-        if index == tokens // 3:
-            engine.take_counts()
-        start = time.perf_counter()
-        engine.step(Step((Segment(sequence, (draw.randrange(engine.shape.vocab),)),)))
-        seconds.append(time.perf_counter() - start)
-    timed = seconds[tokens // 3 :]
-    return median(timed), engine.take_counts().ssd_bytes / len(timed)
+    with engine.recorded() as records:
+        for _ in range(tokens):
+            start = time.perf_counter()
+            engine.step(Step((Segment(sequence, (draw.randrange(engine.shape.vocab),)),)))
+            seconds.append(time.perf_counter() - start)
+    timed, counted = seconds[tokens // 3 :], StepTotals.of(records[tokens // 3 :])
+    return median(timed), counted.transfers.ssd_bytes / len(timed)
 
 
 def attention_seconds(store: StoreModel, sequence: SequenceKV, filled: int, tokens: int) -> float:
@@ -96,12 +96,12 @@ def time_formats(given: argparse.Namespace) -> None:
         plan = store.plan(vram_limit=parse_size(given.limit), settings=settings, context=given.context)
         with Engine(store, plan, settings) as engine:
             engine.fill()
-            sequence = engine.new_sequence(reserve=1)
+            sequence = engine.sequences.new(reserve=1)
             for filled in sorted(given.filled):
-                engine.reserve_tokens(sequence, filled + given.tokens)
+                engine.sequences.reserve(sequence, filled + given.tokens)
                 fill(sequence, filled)
                 took, read = decode_times(engine, sequence, filled, given.tokens)
-                blocks, peak = min(engine.memory.blocks.values()), engine.peak_bytes()
+                blocks, peak = min(engine.memory.blocks.values()), engine.peak.bytes
                 cells = f"{1000 * took:.1f} ms | {read / 1e6:.1f} MB | {blocks} of {plan.experts}"
                 print(f"| {name} | {filled} | {cells} | {peak / 1e6:.0f} MB at most |", flush=True)
 

@@ -47,7 +47,7 @@ def format_of(text: str) -> KVFormat:
 
 def window_logits(engine: Engine, window: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The log probabilities [n, vocab] after the tokens of a prompt, and after those decoded behind it."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     prompt, rest = window[:-DECODED], window[-DECODED:]
     try:
         parts = [
@@ -56,7 +56,7 @@ def window_logits(engine: Engine, window: Sequence[int]) -> tuple[torch.Tensor, 
         ]
         tokens = [engine.step(Step((Segment(sequence, (token,)),))) for token in rest]
     finally:
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
     return torch.cat(parts).log_softmax(-1), torch.cat(tokens).log_softmax(-1)
 
 

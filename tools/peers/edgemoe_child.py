@@ -15,10 +15,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
@@ -27,8 +28,11 @@ from edgemoe.bench import bandwidth
 from edgemoe.bench.sample import Phase
 from edgemoe.bench.summary import decode_bound
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.pace import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
+from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kernels.registry import select
 from edgemoe.kv.formats import KVFormat
 from edgemoe.memory.plan import MemoryPlan
@@ -36,17 +40,6 @@ from edgemoe.models.cache import kernels_directory
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.policy.settings import RunSettings
 from tools.peers.warm_up import warm_ups
-
-
-def counting(layers: int, experts: int) -> tuple[list[list[int]], Callable[[int, torch.Tensor], None]]:
-    """Counts [layer][expert] of chosen experts, all 0, and the callback for Engine.watch that increments them."""
-    counts = [[0] * experts for _ in range(layers)]
-
-    def count(layer: int, chosen: torch.Tensor) -> None:
-        for expert in chosen.flatten().tolist():
-            counts[layer][expert] += 1
-
-    return counts, count
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -66,20 +59,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         context=request.get("context") or longest + most_tokens(prompts, request["new_tokens"]),
         parallel=len(prompts),
     )
-    counts, count = counting(store.shape.layers, store.shape.experts_per_layer)
-    load_s, last = _run(store, plan, settings, request, count if request["popularity"] else None)
+    load_s, last, counts = _run(store, plan, settings, request)
     tokens = last.tokens[last.prompt :]
     gc.collect()
     if request["popularity"]:
-        return {"counts": counts, "tokens": tokens, "setting": settings.name}
+        return {"counts": counts.astype(int).tolist(), "tokens": tokens, "setting": settings.name}
     measured = bandwidth.measure(store, set(settings.levels))
     trace = last.trace
     assert trace.tpot is not None
-    decode = Phase(trace.decode, trace.decode_use)
+    decode, prompt = Phase(trace.decode.transfers, trace.decode.use), trace.prefill.transfers
     rates = measured.of_levels(settings.levels)
     # The prompt is a probe of the disk too.
-    rates["ssd"] = max(rates["ssd"], trace.prefill.ssd_bytes / (trace.token_times[0] - trace.start))
-    bound = decode_bound(decode, trace.decode_steps, trace.tpot, store, rates)
+    rates["ssd"] = max(rates["ssd"], prompt.ssd_bytes / (trace.token_times[0] - trace.start))
+    bound = decode_bound(decode, trace.decode.steps, trace.tpot, store, rates)
     hits = {"vram": decode.counts.vram_hits / decode.counts.requests}
     return {
         "load_s": load_s,
@@ -109,19 +101,27 @@ def _run(
     plan: MemoryPlan,
     settings: RunSettings,
     request: dict[str, Any],
-    count: Callable[[int, torch.Tensor], None] | None,
-) -> tuple[float, Request]:
-    """Answers the warm-up prompts, two tokens each, then the prompts; returns seconds to load, and the last request."""
+) -> tuple[float, Request, npt.NDArray[np.float64]]:
+    """Answers the warm-up prompts, two tokens each, then the prompts.
+
+    Returns:
+        seconds to load, the last request, and how often each expert was chosen, [layers, experts]; all 0 unless the
+        request wants popularity.
+    """
     started = time.perf_counter()
     with Engine(store, plan, settings) as engine:
         if request["fill"]:
             engine.fill()
         load_s = time.perf_counter() - started
-        if count:
-            engine.watch(count)
-        for warm_up in warm_ups(request):
-            decode_together(engine, [warm_up], 2)
-        return load_s, decode_together(engine, request["prompts"], request["new_tokens"])
+        with engine.studied(choices=request["popularity"]), engine.recorded() as records:
+            for warm_up in warm_ups(request):
+                decode_together(engine, [warm_up], 2)
+            last = decode_together(engine, request["prompts"], request["new_tokens"])
+    chosen = ChoiceCounts(store.shape.layers, store.shape.experts_per_layer)
+    for record in records:
+        if record.choices:
+            chosen.merge(record.choices)
+    return load_s, last, chosen.counts
 
 
 def decode_together(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Request:

@@ -92,15 +92,15 @@ def count_tokens(
     plan = store.plan(vram_limit=limit, settings=settings, context=CONTEXT)
     prompt = AutoTokenizer.from_pretrained(store.directory).encode(TEXT)
     with Engine(store, plan, settings) as engine:
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         logits = engine.prefill(sequence, prompt)
         for _ in range(warm_up + tokens):
             step = Step((Segment(sequence, (int(logits.argmax()),)),))
-            engine.take_counts()
-            counter.start()
-            logits = engine.step(step)[0]
-            calls = counter.stop()
-            counts = engine.take_counts()
+            with engine.recorded() as records:
+                counter.start()
+                logits = engine.step(step)[0]
+                calls = counter.stop()
+            counts = records[0].transfers
             counted.append(Token(counts.requests - counts.vram_hits, calls))
     threading.setprofile(None)
     return counted[warm_up:]

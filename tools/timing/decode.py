@@ -20,12 +20,11 @@ from transformers import AutoTokenizer
 
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.experts.use import ExpertUse
+from edgemoe.experts.step import StepTotals
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings, parse_levels
-from edgemoe.prefetch.counts import TransferCounts
 from tools.command_line import make_parser, positive
 
 BLOCK = 10
@@ -46,25 +45,25 @@ class Arm:
     engine: Engine
     sequence: SequenceKV
     seconds: list[float] = field(default_factory=list)
-    counts: TransferCounts = field(default_factory=TransferCounts)
-    use: ExpertUse = field(default_factory=ExpertUse)
+    total: StepTotals = field(default_factory=StepTotals)
 
     def decode(self, tokens: Sequence[int]) -> None:
         """Appends tokens one by one."""
-        for token in tokens:
-            start = time.perf_counter()
-            self.engine.step(Step((Segment(self.sequence, (token,)),)))
-            self.seconds.append(time.perf_counter() - start)
-        self.counts, self.use = self.counts + self.engine.take_counts(), self.use + self.engine.take_use()
+        with self.engine.recorded() as records:
+            for token in tokens:
+                start = time.perf_counter()
+                self.engine.step(Step((Segment(self.sequence, (token,)),)))
+                self.seconds.append(time.perf_counter() - start)
+        self.total += StepTotals.of(records)
 
     def row(self, resident: Arm) -> str:
         """The row of the table; `resident` is the arm to compare with."""
-        hits = self.counts.vram_hits / self.counts.requests
-        read = self.counts.ssd_bytes / len(self.seconds) / 1e6
+        hits = self.total.transfers.vram_hits / self.total.transfers.requests
+        read = self.total.transfers.ssd_bytes / len(self.seconds) / 1e6
         ratio = mean(self.seconds) / mean(resident.seconds)
         middle = median(self.seconds) / median(resident.seconds)
         times = f"{1000 * mean(self.seconds):.1f} | {1000 * median(self.seconds):.1f}"
-        last = f"{self.use.bits_computed:.3f} | {100 * hits:.2f} % | {read:.1f} | {ratio:.3f} | {middle:.3f}"
+        last = f"{self.total.use.bits_computed:.3f} | {100 * hits:.2f} % | {read:.1f} | {ratio:.3f} | {middle:.3f}"
         return f"| {self.name} | {times} | {last} |"
 
 
@@ -103,11 +102,11 @@ def measure(
         engine = Engine(store, plan, settings)
         engine.fill()
         name = "everything resident" if limit is None else f"{limit / 1e6:.0f} MB"
-        arms.append(Arm(f"{settings.name}, {name}", engine, engine.new_sequence()))
+        arms.append(Arm(f"{settings.name}, {name}", engine, engine.sequences.new()))
     timed = len(tokens) // 3
     for arm in arms:
         arm.decode(tokens[:-timed])
-        arm.seconds, arm.counts, arm.use = [], TransferCounts(), ExpertUse()
+        arm.seconds, arm.total = [], StepTotals()
     for start in range(len(tokens) - timed, len(tokens), BLOCK):
         for arm in arms:
             arm.decode(tokens[start : start + BLOCK])

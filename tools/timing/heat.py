@@ -20,8 +20,9 @@ from statistics import median
 from typing import Any
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.score import text_windows
 from edgemoe.models.heat import mixed
@@ -46,7 +47,7 @@ def answer(engine: Engine, prompt: Sequence[int], new_tokens: int) -> dict[str, 
     finally:
         scheduler.close()
     trace = request.trace
-    read = trace.prefill.ssd_bytes + trace.decode.ssd_bytes
+    read = (trace.prefill + trace.decode).transfers.ssd_bytes
     return {"ttft_s": trace.ttft, "tpot_s": trace.tpot or 0.0, "ssd_bytes": read}
 
 

@@ -51,11 +51,11 @@ def time_signals(engine: Engine, prompt: Sequence[int], runs: int) -> dict[str, 
     for _ in range(runs + 1):
         for signal, seconds in found.items():
             engine.configure(SETTINGS.with_(importance=signal))
-            sequence = engine.new_sequence()
+            sequence = engine.sequences.new()
             start = perf_counter()
             engine.prefill(sequence, prompt)
             seconds.append(perf_counter() - start)
-            engine.end_sequence(sequence)
+            engine.sequences.end(sequence)
     return {signal: seconds[1:] for signal, seconds in found.items()}
 
 

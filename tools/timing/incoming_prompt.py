@@ -17,8 +17,10 @@ import numpy as np
 
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Pace, Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import make_parser, positive
 

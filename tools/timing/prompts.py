@@ -25,6 +25,7 @@ from edgemoe.bench.prompts import text_prompts
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
+from edgemoe.experts.step import StepTotals
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
@@ -55,15 +56,14 @@ def one_prompt(
     settings = RunSettings(levels=(level,), exact=True, speculate="auto")
     plan = store.plan(vram_limit=limit, settings=settings, context=len(tokens) + 1, prefill_rows=rows)
     with Engine(store, plan, settings) as engine:
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         if fill:
             engine.fill()
-        engine.take_counts()
-        with attention_clock() as attention:
+        with attention_clock() as attention, engine.recorded() as records:
             start = time.perf_counter()
             engine.prefill(sequence, tokens)
             seconds = time.perf_counter() - start
-        read, peak = engine.take_counts().ssd_bytes, engine.peak_bytes()
+        read, peak = StepTotals.of(records).transfers.ssd_bytes, engine.peak.bytes
     return {
         "prompt_tokens": len(tokens),
         "prefill_rows": plan.prefill_rows,

@@ -51,7 +51,7 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
     store, budget = engine.store, engine.plan.compensators_resident_bytes
     if made == STORED:
         own = Compensators.of_store(store.directory, store.manifest, budget=budget)
-        with closing(own), engine.compensated_by(own):
+        with closing(own), engine.studied(compensators=own):
             yield
         return
     if made is None or reference is None:
@@ -71,5 +71,5 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
                 progress=progress.update,
             )
         found = Compensators(Path(name), index, store.manifest.geometry, budget=budget).filled()
-        with closing(found), engine.compensated_by(found):
+        with closing(found), engine.studied(compensators=found):
             yield

@@ -16,6 +16,7 @@ from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row
 from edgemoe.evaluate.score import Windows
 from edgemoe.evaluate.studies import Arm
+from edgemoe.experts.step import StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import MemoryPlan
@@ -83,7 +84,7 @@ def cached_rows(
         alpha = arm.variation.alpha if arm.variation else 0.0
 
         def changed(engine: Engine, alpha: float = alpha) -> AbstractContextManager[None]:
-            return engine.rerouted(resident_first(engine, alpha)) if alpha else nullcontext()
+            return engine.studied(reroute=resident_first(engine, alpha)) if alpha else nullcontext()
 
         with CountProgress(f"{arm.name} ({number} of {len(arms)})", len(windows)) as progress:
             run = cached_quality(store, arm.settings, arm.cache, windows, logits, changed, progress.advance)
@@ -118,21 +119,16 @@ def cached_quality(
         DoesNotFit: from cached_plan.
     """
     plan = cached_plan(store, settings, cache, max(map(len, windows)), dram)
-    read, copied, use, meter = 0, 0, ExpertUse(), QualityMeter()
+    total, meter = StepTotals(), QualityMeter()
     with Engine(store, plan, settings) as engine, changed(engine):
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         for number, window in enumerate(windows):
             sequence.crop(0)
-            engine.take_counts()
-            engine.take_use()
-            ours = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
+            with engine.recorded() as records:
+                ours = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
             meter.add(ours, window, reference.read(number) if reference else None)
             if number:
-                counts = engine.take_counts()
-                use, read, copied = (
-                    use + engine.take_use(),
-                    read + counts.ssd_bytes,
-                    copied + counts.dram_bytes,
-                )
+                total += StepTotals.of(records)
             done()
-    return Cached(meter.quality(), use, read, copied, sum(map(len, windows[1:])))
+    moved = total.transfers
+    return Cached(meter.quality(), total.use, moved.ssd_bytes, moved.dram_bytes, total.rows)

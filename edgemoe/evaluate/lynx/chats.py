@@ -12,8 +12,10 @@ from typing import Any
 from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Generation
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Pace, Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.evaluate.accuracy import ANSWER_TOKENS
 from edgemoe.evaluate.studies import Arm
 from edgemoe.evaluate.tasks import Task, is_right
@@ -76,7 +78,7 @@ class TogetherTasks:
                 self._scheduler.wait(request)
         finally:
             self._scheduler.close()
-        return self._right, self._scheduler.decode_use
+        return self._right, self._scheduler.totals[1].use
 
     def _ask(self, number: int, task: Task, messages: list[Message]) -> None:
         """Sends a conversation's next turn."""

@@ -10,7 +10,7 @@ from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.score import Windows, together_logits
 from edgemoe.evaluate.studies import Phase
-from edgemoe.experts.layer import Reroute
+from edgemoe.experts.step import Reroute, StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
@@ -45,26 +45,26 @@ def phases_quality(
     """
 
     def agreeing(phase: Phase) -> AbstractContextManager[None]:
-        return engine.rerouted(rule) if phase in phases else nullcontext()
+        return engine.studied(reroute=rule) if phase in phases else nullcontext()
 
     engine.configure(settings)
     engine.forget_experts()
-    engine.take_use()
     meter, rows = QualityMeter(), len(sequences)
-    for first in range(0, len(windows), rows):
-        some = windows[first : first + rows]
-        halves = [len(window) // 2 for window in some]
-        with agreeing("prefill"):
-            for window, sequence, half in zip(some, sequences, halves, strict=False):
-                sequence.crop(0)
-                for start in range(0, half, rows):
-                    engine.all_logits(sequence, window[start : min(start + rows, half)], decode=False)
-        with agreeing("decode"):
-            parts = [window[half:] for window, half in zip(some, halves, strict=True)]
-            logits = together_logits(engine, sequences, parts)
-        for number, (window, half, own) in enumerate(zip(some, halves, logits, strict=True), first):
-            meter.add(own, window[half:], reference.read(number)[half:] if reference else None)
-            done()
+    with engine.recorded() as records:
+        for first in range(0, len(windows), rows):
+            some = windows[first : first + rows]
+            halves = [len(window) // 2 for window in some]
+            with agreeing("prefill"):
+                for window, sequence, half in zip(some, sequences, halves, strict=False):
+                    sequence.crop(0)
+                    for start in range(0, half, rows):
+                        engine.all_logits(sequence, window[start : min(start + rows, half)], decode=False)
+            with agreeing("decode"):
+                parts = [window[half:] for window, half in zip(some, halves, strict=True)]
+                logits = together_logits(engine, sequences, parts)
+            for number, (window, half, own) in enumerate(zip(some, halves, logits, strict=True), first):
+                meter.add(own, window[half:], reference.read(number)[half:] if reference else None)
+                done()
     for sequence in sequences:
         sequence.crop(0)
-    return meter.quality(), engine.take_use()
+    return meter.quality(), StepTotals.of(records).use

@@ -8,7 +8,7 @@ import torch
 
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.studies import THIRDS, Variation
-from edgemoe.experts.layer import Reroute
+from edgemoe.experts.step import Reroute
 from edgemoe.policy.remapping import prefer_resident
 
 

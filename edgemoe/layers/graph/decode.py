@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from edgemoe.cache.base import Lease
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.step import StepContext
 from edgemoe.families.base import FusedGQA
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.launches import GraphLaunches, fits
@@ -53,7 +53,7 @@ class GraphDecode:
         layers = list(model.model.layers)
         self._embed, self._rotary = model.model.embed_tokens, model.model.rotary_emb
         self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in layers]
-        count, slots = runtime.policy.experts, layers[0].mlp.gate.top_k
+        count, slots = runtime.experts, layers[0].mlp.gate.top_k
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._hits: list[list[tuple[ExpertKey, int]]] = []
         """(key, level) of the experts of each layer that ran without a request and is not counted yet."""
@@ -63,7 +63,8 @@ class GraphDecode:
         windows = traits.windows(model.config)
         self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory)
         self._groups = GraphGroups(runtime, kernel, self._memory, self._launches)
-        self.configure(runtime.policy)
+        self._policy: LevelPolicy | None = None
+        """The policy whose rules the device has now, that of the last step."""
 
     @classmethod
     def try_from(cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime) -> GraphDecode | None:
@@ -78,8 +79,11 @@ class GraphDecode:
             return None
         return cls(model, traits, runtime, kernel) if all(map(fits, model.model.layers)) else None
 
-    def configure(self, policy: LevelPolicy) -> None:
-        """Sets the rules of levels for the steps that follow."""
+    def _configure(self, policy: LevelPolicy) -> None:
+        """Gives the device the rules of a step, unless it has them from the step before."""
+        if self._policy is policy:
+            return
+        self._policy = policy
         self._groups.configure(policy)
         slots = self._memory.slots
         self._rules = [policy.decode_rule(layer, slots) for layer in range(len(self._experts))]
@@ -88,32 +92,33 @@ class GraphDecode:
     most_rows = 1
     """Most sequences of a step."""
 
-    def __call__(self, tokens: Sequence[int], kv: StepKV) -> torch.Tensor:
+    def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
         """Appends a token to the one sequence of a step.
 
         Returns:
             float32 [1, vocab] on the device, the logits after it.
         """
-        self._enter(tokens[0], kv.spans[0][0])
+        self._configure(step.policy)
+        self._enter(tokens[0], step.kv.spans[0][0])
         layer = 0
         while layer < len(self._experts):
-            layer = self._groups.run(layer)
+            layer = self._groups.run(step, layer)
             if layer < len(self._experts):
-                layer = self._run_layers(self._groups.of(layer))
+                layer = self._run_layers(step, self._groups.of(layer))
         self._launches.end()
         return self._memory.logits.float().unsqueeze(0)
 
-    def _run_layers(self, layers: range) -> int:
-        """Runs layers one by one; returns the one behind them."""
+    def _run_layers(self, step: StepContext, layers: range) -> int:
+        """Runs layers one by one; returns the one after them."""
         predicted: list[int] | None = None
         try:
             for layer in layers:
                 self._launches.reports[layer]()
                 self._device.await_computed()
-                predicted = self._run_experts(layer, predicted)
+                predicted = self._run_experts(step, layer, predicted)
         finally:
-            self._count_hits()
-            self._count_damage()
+            self._count_hits(step)
+            self._count_damage(step)
         return layers.stop
 
     def _enter(self, token: int, sequence: SequenceKV) -> None:
@@ -125,66 +130,70 @@ class GraphDecode:
         memory.cosine.copy_(cosine.flatten())
         memory.sine.copy_(sine.flatten())
 
-    def _run_experts(self, layer: int, predicted: list[int] | None) -> list[int] | None:
+    def _run_experts(self, step: StepContext, layer: int, predicted: list[int] | None) -> list[int] | None:
         """Launches a layer's experts as its router has reported.
 
         Args:
-            layer: of the model.
+            step: the step.
+            layer: index of the layer in the model.
             predicted: experts of this layer that were predicted and resident, for which nothing was read.
 
         Returns:
             the next layer's predicted experts, where nothing is read for them; None: there is no such prediction.
         """
-        runtime, memory = self._runtime, self._memory
+        memory, pinned = self._memory, self._runtime.source.pinned
         chosen, following, gates = memory.report()
-        pinned = runtime.source.pinned
-        if runtime.watch:
-            runtime.watch(layer, torch.tensor([chosen]))
+        step.record.active[layer] = len(set(chosen))
         if predicted is not None:
-            pinned.count_predictions([(layer, runtime.policy.taken(layer, predicted), chosen)])
-        levels = self._levels(layer, chosen, gates)
+            step.experts.count_predictions([(layer, step.policy.taken(layer, predicted), chosen)])
+        levels = self._levels(step, layer, chosen, gates)
         if 0 in levels:
-            renormalise = runtime.policy.settings.renormalise
+            renormalise = step.policy.settings.renormalise
             gates = without_skipped(gates, torch.tensor([levels]), renormalise=renormalise)
-            runtime.use.add([(0, 0, 1)] * levels.count(0))
+            step.use.add([(0, 0, 1)] * levels.count(0))
         memory.set_gates(gates)
         keys = self._keys[layer]
         wanted = {keys[e]: level for e, level in zip(chosen, levels, strict=True) if level}
         places = {keys[e]: slot for slot, e in enumerate(chosen)}
-        looks_ahead = self._looks_ahead(layer)
-        if not self._at_hand(layer, wanted) or (looks_ahead and not self._has_ahead(layer, following)):
-            self._count_hits()
-            self._request(layer, wanted, places, following)
+        looks_ahead = self._looks_ahead(step, layer)
+        if not self._at_hand(layer, wanted) or (looks_ahead and not self._has_ahead(step, layer, following)):
+            self._count_hits(step)
+            self._request(step, layer, wanted, places, following)
             return None
         self._device.await_copies(pinned.arriving(wanted))
         # Before the launch: an error behind it must not leave its kernels without an event.
         self._hits.append(list(wanted.items()))
-        self._launch([(key, level, self._resident(key)) for key, level in wanted.items()], places)
-        if runtime.source.predicting:
-            self._count_hits()
+        self._launch(step, [(key, level, self._resident(key)) for key, level in wanted.items()], places)
+        if step.experts.predicting:
+            self._count_hits(step)
         return following if looks_ahead else None
 
     def _request(
-        self, layer: int, wanted: dict[ExpertKey, int], places: dict[ExpertKey, int], following: Sequence[int]
+        self,
+        step: StepContext,
+        layer: int,
+        wanted: dict[ExpertKey, int],
+        places: dict[ExpertKey, int],
+        following: Sequence[int],
     ) -> None:
         """Brings a layer's experts and launches them as they come, and starts reading the next layer's predicted."""
         experts, launched = self._experts[layer], False
-        with self._runtime.source.request(wanted) as request:
-            if self._looks_ahead(layer):
-                experts.read_ahead([following])
+        with step.experts.request(wanted) as request:
+            if self._looks_ahead(step, layer):
+                experts.read_ahead(step, [following])
             for leases in request:
-                self._launch([(x.key, wanted[x.key], self._items(x)) for x in leases], places)
+                self._launch(step, [(x.key, wanted[x.key], self._items(x)) for x in leases], places)
                 launched = True
         if not launched:
-            self._launch([], places)
+            self._launch(step, [], places)
 
-    def _looks_ahead(self, layer: int) -> bool:
+    def _looks_ahead(self, step: StepContext, layer: int) -> bool:
         """Whether the next layer's predicted experts are read ahead: not those of a group, which has no requests."""
         behind = layer + 1
         in_group = behind < len(self._experts) and behind not in self._groups.of(layer)
-        return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(behind))
+        return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(step, behind))
 
-    def _levels(self, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> list[int]:
+    def _levels(self, step: StepContext, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> list[int]:
         """The level of each of a token's experts, in the router's order."""
         rule = self._rules[layer]
         if rule.kind == UNIFORM:
@@ -192,16 +201,16 @@ class GraphDecode:
         if rule.kind == RANKED:
             high, low = rule.levels
             return [high] * rule.critical + [low] * (len(chosen) - rule.critical)
-        levels = self._runtime.policy.levels(layer, torch.tensor([chosen]), gates, None, decode=True)
+        levels = step.policy.levels(layer, torch.tensor([chosen]), gates, None, decode=True)
         found: list[int] = levels[0].tolist()
         self._priced.append((layer, chosen, gates[0].clone(), found))
         return found
 
-    def _count_damage(self) -> None:
+    def _count_damage(self, step: StepContext) -> None:
         """Counts what the levels of the token cost, where levels go by damage."""
         if self._priced:
             layers, chosen, gates, levels = zip(*self._priced, strict=True)
-            self._runtime.use.damage += self._runtime.policy.damage_of(
+            step.use.damage += step.policy.damage_of(
                 layers, torch.tensor(chosen), torch.stack(gates), torch.tensor(levels)
             )
             self._priced.clear()
@@ -211,12 +220,12 @@ class GraphDecode:
         levels = self._groups.places.levels[0, layer]
         return all(levels[key.expert] >= level for key, level in wanted.items())
 
-    def _has_ahead(self, layer: int, following: Sequence[int]) -> bool:
+    def _has_ahead(self, step: StepContext, layer: int, following: Sequence[int]) -> bool:
         """Whether the next layer's predicted experts are resident, as far as they are read ahead."""
         router = self._experts[layer].next_router
         assert router
         after, _ = router
-        keys, taken = self._keys[after], self._runtime.policy.taken(after, following)
+        keys, taken = self._keys[after], step.policy.taken(after, following)
         return self._at_hand(after, {keys[expert]: self._highest_ahead for expert in taken})
 
     def _resident(self, key: ExpertKey) -> Items:
@@ -229,19 +238,24 @@ class GraphDecode:
         """The items of a leased expert."""
         return lease.level, np.array(self._kernel.items_at(lease.blocks, lease.level))
 
-    def _launch(self, experts: Sequence[tuple[ExpertKey, int, Items]], places: dict[ExpertKey, int]) -> None:
+    def _launch(
+        self,
+        step: StepContext,
+        experts: Sequence[tuple[ExpertKey, int, Items]],
+        places: dict[ExpertKey, int],
+    ) -> None:
         """Launches (expert, level wanted, items), whose copies the device waits for, into the rows of their slots."""
-        exact, rows, used = self._runtime.policy.settings.exact, {}, []
+        exact, rows, used = step.policy.settings.exact, {}, []
         for key, level, (has, items) in experts:
             if exact and level < has:
                 has, items[:, -1] = level, level
             used.append((level, has, 1))
             rows[places[key]] = items
-        self._runtime.use.add(used)
+        step.use.add(used)
         self._launches.experts[self._memory.set_experts(rows)]()
 
-    def _count_hits(self) -> None:
+    def _count_hits(self, step: StepContext) -> None:
         """Counts the experts of the layers that ran without a request."""
         if self._hits:
             hits, self._hits = self._hits, []
-            self._runtime.source.pinned.count_hits(hits)
+            step.experts.count_hits(hits)

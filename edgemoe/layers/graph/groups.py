@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.step import StepContext
 from edgemoe.layers.graph.launches import GraphLaunches
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.layers.graph.places import ExpertPlaces
@@ -60,7 +61,7 @@ class GraphGroups:
         assert runtime.device
         self._runtime, self._device, self._memory = runtime, runtime.device, memory
         self._layers, self._compute = launches.layers, launches.compute
-        count, experts, place = len(launches.layers), runtime.policy.experts, self._device.place
+        count, experts, place = len(launches.layers), runtime.experts, self._device.place
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self._promotions = Promotions(count, experts)
         self._of = [range(first, min(first + GROUP, count)) for first in range(0, count, GROUP)]
@@ -72,7 +73,7 @@ class GraphGroups:
         self._captured: list[Callable[[], None]] = []
         self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
         """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `_move`."""
-        self.configure(runtime.policy)
+        self._rules = self._damage = torch.empty(0)  # until the first step
 
     def configure(self, policy: LevelPolicy) -> None:
         """Sets the rules of levels for the steps that follow."""
@@ -82,15 +83,15 @@ class GraphGroups:
         rules = [policy.decode_rule(layer, slots) for layer in range(len(self._layers))]
         settings = policy.settings
         numbers = rules_of(rules, slots, exact=settings.exact, renormalise=settings.renormalise)
-        damage = damage_of(rules, policy.experts)
-        if not self._captured:
+        damage = damage_of(rules, self._runtime.experts)
+        if not self._rules.numel():
             self._rules, self._damage = numbers.to(place), damage.to(place)
         self._rules.copy_(numbers)
         self._damage.copy_(damage)
 
-    def takes(self, layer: int) -> bool:
-        """Whether the group of a layer is tried in this step."""
-        settings = self._runtime.policy.settings
+    def takes(self, step: StepContext, layer: int) -> bool:
+        """Whether the group of a layer is tried in a step."""
+        settings = step.policy.settings
         usable = settings.in_place == "on" and settings.cache
         return usable and not self._rest[layer // GROUP] and bool(self.places.levels[1].any())
 
@@ -98,14 +99,14 @@ class GraphGroups:
         """The layers of a layer's group."""
         return self._of[layer // GROUP]
 
-    def run(self, layer: int) -> int:
+    def run(self, step: StepContext, layer: int) -> int:
         """Runs the groups from the one that begins with a layer on, up to one that is not tried or that stops.
 
         Returns:
             the first layer that has not run; the memory has the state before it.
         """
         first = last = layer // GROUP
-        while last < len(self._of) and self.takes(self._of[last].start):
+        while last < len(self._of) and self.takes(step, self._of[last].start):
             last += 1
         if first == last:
             return self._not_tried(first)
@@ -117,13 +118,13 @@ class GraphGroups:
         for group in range(first, last):
             self._captured[group]()
         self._host_trace.copy_(self._trace, non_blocking=True)
-        self._move()
+        self._move(step)
         self._device.await_computed()
         trace = self._host_trace.numpy().astype(np.int64)
         end = next((g for g in range(first, last) if trace[self._of[g], -1].any()), last)
         if end > first:
             done = range(layer, self._of[end - 1].stop)
-            self._count(done, trace[done, :-1], own)
+            self._count(step, done, trace[done, :-1], own)
         for group in range(first, end):
             self._stops[group] = 0
         return self._of[end].start if end == last < len(self._of) else self._stop(end)
@@ -171,10 +172,9 @@ class GraphGroups:
             )
             self._compute()
 
-    def _count(self, layers: range, trace: Numbers, own: Numbers) -> None:
+    def _count(self, step: StepContext, layers: range, trace: Numbers, own: Numbers) -> None:
         """Counts a token's experts in some layers, by their levels; keeps them for `_move`."""
-        runtime, k = self._runtime, self._memory.slots
-        settings = runtime.policy.settings
+        k, settings = self._memory.slots, step.policy.settings
         chosen, wanted = trace[:, :k], trace[:, 2 * k :]
         has = own[np.arange(layers.start, layers.stop)[:, None], chosen]
         self._used.append((layers, chosen, wanted, has))
@@ -182,20 +182,18 @@ class GraphGroups:
         levels = {
             (kind % 16, kind // 16): n for kind, n in zip(kinds.tolist(), numbers.tolist(), strict=True)
         }
-        runtime.source.pinned.count_computed({pair: n for pair, n in levels.items() if pair[1]}, len(layers))
+        step.experts.count_computed({pair: n for pair, n in levels.items() if pair[1]}, len(layers))
         for (mine, level), count in levels.items():
             computed = max(mine, level) if level and not settings.exact else level
-            runtime.use.add([(level, computed, 1)] * count)
+            step.use.add([(level, computed, 1)] * count)
         if settings.priced:
             gates = trace[:, k : 2 * k].astype(np.int32).view(np.float32)
-            runtime.use.damage += runtime.policy.damage_of(
+            step.use.damage += step.policy.damage_of(
                 list(layers), torch.tensor(chosen), torch.tensor(gates), torch.tensor(wanted)
             )
-        if runtime.watch:
-            for layer, experts in zip(layers, chosen, strict=True):
-                runtime.watch(layer, torch.tensor(experts)[None])
+        step.record.active.update(zip(layers, (len(set(row)) for row in chosen.tolist()), strict=True))
 
-    def _move(self) -> None:
+    def _move(self, step: StepContext) -> None:
         """Marks the experts of the token before as used, and moves the hottest of those that it read in DRAM.
 
         That takes the host longer than anything else of a token, so it is done while the device computes the next one.
@@ -211,4 +209,4 @@ class GraphGroups:
         source.pinned.mark_used(used)
         moving = self._promotions.choose(away, self.places.levels[0])
         if moving:
-            source.promote(moving)
+            source.promote(moving, step.record.transfers)

@@ -142,9 +142,9 @@ def test_scores_are_the_log_probabilities_of_single_steps(model):
     assert [score.token for score in scores] == tokens[1:]
     engine = model.engine
     for end, score in enumerate(scores, 1):
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         logprobs = engine.prefill(sequence, tokens[:end]).double().log_softmax(-1)
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         assert score.logprob == pytest.approx(float(logprobs[score.token]), abs=0.05)
         assert [value for _, value in score.top] == sorted((v for _, v in score.top), reverse=True)
         assert len(score.top) == 3

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 from scripted import chatml_model
 
-from edgemoe.engine.engine import Engine
+from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import UserError
 from edgemoe.machine.process import peak_resident_bytes
 
@@ -63,12 +63,12 @@ def test_a_wrong_schema_leaves_nothing_behind(model):
 def test_tables_of_the_vocabulary_are_no_part_of_the_model(model, monkeypatch):
     """peak_bytes leaves out by how much they have raised the process's peak."""
     peak, engine = peak_resident_bytes(), model.engine
-    before, counted = engine.resident_before, iter([peak, peak + 1_000_000])
-    monkeypatch.setattr("edgemoe.engine.engine.peak_resident_bytes", lambda: next(counted))
-    with engine.outside_limit():
+    before, counted = engine.peak.resident_before, iter([peak, peak + 1_000_000])
+    monkeypatch.setattr("edgemoe.engine.peak.peak_resident_bytes", lambda: next(counted))
+    with engine.peak.excluded():
         pass
-    assert engine.resident_before == before + 1_000_000
-    engine.resident_before = before
+    assert engine.peak.resident_before == before + 1_000_000
+    engine.peak.resident_before = before
 
 
 def test_no_step_runs_while_the_tables_are_made(tiny_store, monkeypatch):
@@ -76,8 +76,8 @@ def test_no_step_runs_while_the_tables_are_made(tiny_store, monkeypatch):
     turns = []
     with chatml_model(tiny_store) as model:
         monkeypatch.setattr(
-            Engine, "outside_limit", lambda _: nullcontext(turns.append(model._scheduler._driving))
+            PeakMemory, "excluded", lambda _: nullcontext(turns.append(model._scheduler._turns.taken))
         )
         model.generate(PROMPT, schema=WORD, max_new_tokens=2)
         assert turns == [True]
-        assert not model._scheduler._driving
+        assert not model._scheduler._turns.taken

@@ -9,7 +9,7 @@ import pytest
 from edgemoe.bench import bandwidth
 from edgemoe.bench.batch import BatchRequest
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.scheduler import Pace
+from edgemoe.engine.pace import Pace
 from edgemoe.errors import UserError
 
 SHORT = ("--prompt-tokens", 12, "--new-tokens", 6, "--runs", 2, "--exact", 4)

@@ -189,7 +189,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(store, monkeypatch, saves):
 def test_a_written_text_follows_the_models_distribution(store, open_engine):
     """Every token is drawn from what the model predicts: their mean surprise is the predictions' entropy."""
     engine = open_engine(store, levels=(8,), exact=True)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     surprise, entropy, texts = [], [], set()
     for number in range(6):
         window = written_window(engine, sequence, number)
@@ -302,8 +302,8 @@ def test_command_writes_a_calibration(run, store):
 def test_random_tokens_are_one_step(store, open_engine):
     """Where a step has fewer rows than are measured otherwise, they are as few, and the next engine measures anew."""
     engine = open_engine(store, levels=(8, 4, 2, 0), bits=3.0, exact=True, prefill_rows=32)
-    assert engine.damage is not None
-    assert engine.damage.origin == "32 random tokens"
+    assert engine.rules.damage is not None
+    assert engine.rules.damage.origin == "32 random tokens"
     assert not (store / CALIBRATION_NAME).exists()
 
 
@@ -328,8 +328,8 @@ def test_a_store_without_one_is_measured_on_random_tokens(store, open_engine, ca
 def test_a_lower_reference_is_not_kept(store, open_engine):
     """An engine with blocks up to level 4 measures against level 4, for itself alone."""
     engine = open_engine(store, levels=(4, 2, 0), bits=3.0)
-    assert engine.damage is not None
-    assert engine.damage.table[..., 1].max() == 0
+    assert engine.rules.damage is not None
+    assert engine.rules.damage.table[..., 1].max() == 0
     assert not (store / CALIBRATION_NAME).exists()
 
 
@@ -337,7 +337,7 @@ def test_a_lower_reference_is_not_kept(store, open_engine):
 def test_a_later_change_needs_a_calibration(store, open_engine):
     """Where a sequence has the memory, a change to damage is refused with what to do; with a calibration it works."""
     engine = open_engine(store, levels=(8,), exact=False)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     wanted = engine.settings.with_(levels=(8, 4, 2, 0), bits=3.0)
     with pytest.raises(UserError, match="run `edgemoe calibrate` on it"):
         engine.configure(wanted)

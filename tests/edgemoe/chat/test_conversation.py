@@ -61,7 +61,7 @@ def ids_of(tokenizer, prompt: str) -> list[int]:
 def greedy_ids(open_engine, tiny_store, tokenizer) -> list[int]:
     """The first six tokens of the greedy answer to FIRST, from the engine without a conversation."""
     engine = open_engine(tiny_store, context=128)
-    sequence, tokens = engine.new_sequence(), []
+    sequence, tokens = engine.sequences.new(), []
     logits = engine.prefill(sequence, ids_of(tokenizer, FIRST))
     while len(tokens) < 6:
         tokens.append(int(logits.argmax()))

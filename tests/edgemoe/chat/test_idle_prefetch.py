@@ -42,7 +42,7 @@ def test_the_engine_fills_while_the_block_runs(engine) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert "idle-prefetch" not in [thread.name for thread in threading.enumerate()]
-    engine.prefill(engine.new_sequence(), PROMPT)
+    engine.prefill(engine.sequences.new(), PROMPT)
     assert engine.take_counts().ssd_bytes == 0
 
 

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from counted_engine import CountedEngine
 
 from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import DoesNotFit
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
@@ -96,7 +97,7 @@ def test_demo_model_answers_tasks_under_a_limit(store, levels):
     tokenizer = load_tokenizer(store.directory)
     sampling = Sampling(0, 1, 0, 1, 0, 48, frozenset({tokenizer.eos_token_id}))
     right = []
-    with Engine(store, plan, settings) as engine:
+    with CountedEngine(store, plan, settings) as engine:
         model = Model(engine, tokenizer, sampling, keep=True)
         for kind in KINDS:
             for task in held_out_tasks(kind, 3):

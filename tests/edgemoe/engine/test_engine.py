@@ -245,9 +245,9 @@ def test_objects_before_the_first_engine_are_frozen_once(open_engine, store, mon
     assert calls == ["collect", "freeze"]
     monkeypatch.undo()
     assert gc.get_freeze_count() > 100_000
-    model = weakref.ref(engine._model)
+    model = weakref.ref(engine.model)
     engine.close()
-    engine._model = engine._runtime = engine._runner = None  # the fixture keeps the engine itself
+    engine._parts = engine.rules = None  # the fixture keeps the engine itself
     gc.collect()
     assert model() is None
 
@@ -257,7 +257,7 @@ def test_a_closed_engine_is_freed_without_the_collector(store):
     settings = RunSettings(levels=(8,))
     model = StoreModel.open(store)
     engine = Engine(model, model.plan(vram_limit=4_000_000, settings=settings, context=64), settings)
-    engine.end_sequence(engine.new_sequence())
+    engine.sequences.end(engine.sequences.new())
     freed = weakref.ref(engine)
     gc.disable()
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from counted_engine import CountedEngine
 from integrity import check_integrity
 from safetensors.torch import load_file, save_file
 from small_store import flip
@@ -45,7 +46,7 @@ def one(sequence: SequenceKV, *tokens: int) -> Step:
 
 def started(engine: Engine) -> tuple[SequenceKV, torch.Tensor]:
     """A sequence with the prompt, and a copy of its keys and values."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPT)
     return sequence, valid(sequence)
 
@@ -135,8 +136,8 @@ def test_a_number_that_is_not_finite_names_its_layer(open_engine, tiny_store, wa
     """NaN or infinity from a layer's weights is reported with that layer, and the token is not appended."""
     engine = open_engine(tiny_store)
     sequence, before = started(engine)
-    ends = re.compile(r"model\.layers\.1\.self_attn\.(.*\.)?(o_proj|out)\.weight")
-    (weight,) = (w.data for name, w in engine._model.named_parameters() if ends.fullmatch(name))
+    ends = re.compile(r"model\.layers\.1\.module\.self_attn\.(.*\.)?(o_proj|out)\.weight")
+    (weight,) = (w.data for name, w in engine.model.named_parameters() if ends.fullmatch(name))
     whole = weight.clone()
     weight.fill_(value)
     with pytest.raises(NotFinite, match="layer 1's output"):
@@ -187,7 +188,9 @@ def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
     with pytest.raises(DoesNotFit, match=f"--vram-limit {format_least(least)} ") as caught:
         store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert (caught.value.exit_code, caught.value.minimum) == (3, least)
-    with Engine(store, store.plan(vram_limit=least, settings=settings, context=64), settings) as engine:
+    with CountedEngine(
+        store, store.plan(vram_limit=least, settings=settings, context=64), settings
+    ) as engine:
         got = engine.step(one(started(engine)[0], 42))
         assert engine.budget.used <= least
     assert torch.equal(got, want) == (level == 8)
@@ -249,7 +252,7 @@ def test_an_engine_that_cannot_be_built_leaves_no_thread_and_no_open_store(
     def threads_and_files() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
-    monkeypatch.setattr("edgemoe.engine.engine.build_model", fail)
+    monkeypatch.setattr("edgemoe.engine.parts.build_model", fail)
     before = threads_and_files()
     with pytest.raises(RuntimeError, match="loading went wrong"):
         open_engine(damageable)

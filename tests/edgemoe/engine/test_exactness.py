@@ -38,7 +38,7 @@ def logits(open_engine, store):
 
     def run(**how: Any):
         engine = open_engine(store, **how)
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         rows = [engine.prefill(sequence, PROMPT)]
         rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
         assert sequence.length == len(PROMPT) + len(DECODED)
@@ -93,10 +93,10 @@ def test_a_token_has_the_bits_that_it_has_in_a_prompt(open_engine, tiny_store, l
     tokens = torch.randint(3, 300, (180,), generator=torch.Generator().manual_seed(3)).tolist()
 
     def run(*ends: int) -> torch.Tensor:
-        sequence, found = engine.new_sequence(), []
+        sequence, found = engine.sequences.new(), []
         for start, end in zip((0, *ends), ends, strict=False):
             found.append(engine.all_logits(sequence, tokens[start:end], decode=True))
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         return torch.cat(found)
 
     whole = run(180)
@@ -117,7 +117,7 @@ def test_a_store_of_another_layout_answers_the_same_and_warns(
     for directory in (tiny_store, tmp_path / "other"):
         caplog.clear()
         engine = open_engine(directory, level=level, experts=3)
-        answers.append(engine.prefill(engine.new_sequence(), PROMPT))
+        answers.append(engine.prefill(engine.sequences.new(), PROMPT))
     assert torch.equal(*answers)
     assert [
         f"layout {other}," in record.message and compute().layout.name in record.message

@@ -23,7 +23,8 @@ from integrity import check_integrity, check_kept
 from present_pages import PAGEMAP, present_pages
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.scheduler import Pace, Scheduler
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import DoesNotFit
 from edgemoe.kv import blocks
 from edgemoe.kv.sequence import SequenceKV
@@ -117,7 +118,7 @@ def test_a_branch_of_a_long_conversation_returns_its_blocks(open_engine, tiny_st
     scheduler.forget()
     branch = run(scheduler, PROMPT[:400], 80)
     sequence = scheduler._kept._kept[0].sequence
-    assert engine.crop(sequence, 130) == 130
+    assert engine.sequences.crop(sequence, 130) == 130
     assert sequence.reserved == 2 * BLOCK
     assert blocks_of(engine) > before
     assert engine.memory.kv_bytes == kv_bytes(130)
@@ -126,11 +127,11 @@ def test_a_branch_of_a_long_conversation_returns_its_blocks(open_engine, tiny_st
 def test_a_request_that_would_not_fit_beside_the_fewest_blocks_waits(open_engine, tiny_store):
     """Another one's whole context is promised: the second runs once the first has ended, the third of no memory."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=CONTEXT)
-    outside = engine.new_sequence(reserve=10)
+    outside = engine.sequences.new(reserve=10)
     scheduler = Scheduler(engine, keep=True)
     with pytest.raises(DoesNotFit):
         scheduler.run(Greedy(PROMPT[:400]))
-    engine.end_sequence(outside)
+    engine.sequences.end(outside)
     assert len(run(scheduler, PROMPT[:400]).rows) == 4
 
 
@@ -149,13 +150,13 @@ def test_hot_sets_follow_the_blocks(open_engine, tiny_store):
     """Precision by hotness: fewer blocks of upper planes make smaller hot sets, and more make them larger again."""
     hot = {"levels": (4, 2), "exact": False, "hotness": Hotness(warmup=8, settled=True)}
     engine = open_engine(tiny_store, experts=EXPERTS, context=CONTEXT, **hot)
-    before = sum(engine.hot.capacity.values())
+    before = sum(engine.rules.hot.capacity.values())
     scheduler = Scheduler(engine, keep=True)
     run(scheduler, PROMPT[:400], 100)
-    assert sum(engine.hot.capacity.values()) < before
+    assert sum(engine.rules.hot.capacity.values()) < before
     check_integrity(engine.vram)
     scheduler.forget()
-    assert sum(engine.hot.capacity.values()) == before
+    assert sum(engine.rules.hot.capacity.values()) == before
 
 
 class GrowingMachine(RuleBasedStateMachine):
@@ -194,9 +195,9 @@ class GrowingMachine(RuleBasedStateMachine):
     def new(self, tokens: int) -> None:
         if not self.fits(kv_bytes(tokens)):
             with pytest.raises(DoesNotFit):
-                self.engine.new_sequence(reserve=tokens)
+                self.engine.sequences.new(reserve=tokens)
             return
-        self.model[self.engine.new_sequence(reserve=tokens)] = tokens
+        self.model[self.engine.sequences.new(reserve=tokens)] = tokens
 
     @closed
     @precondition(lambda self: self.model)
@@ -205,9 +206,9 @@ class GrowingMachine(RuleBasedStateMachine):
         sequence = list(self.model)[which % len(self.model)]
         if not self.fits(max(kv_bytes(tokens) - kv_bytes(self.model[sequence]), 0)):
             with pytest.raises(DoesNotFit):
-                self.engine.reserve_tokens(sequence, tokens)
+                self.engine.sequences.reserve(sequence, tokens)
             return
-        self.engine.reserve_tokens(sequence, tokens)
+        self.engine.sequences.reserve(sequence, tokens)
         self.model[sequence] = max(tokens, self.model[sequence])
 
     @closed
@@ -228,7 +229,7 @@ class GrowingMachine(RuleBasedStateMachine):
         sequence = list(self.model)[which % len(self.model)]
         left = min(tokens, sequence.length)
         before = self.model[sequence]
-        assert self.engine.crop(sequence, left) == left
+        assert self.engine.sequences.crop(sequence, left) == left
         self.model[sequence] = min(-(-left // BLOCK) * BLOCK, -(-before // BLOCK) * BLOCK)
 
     @closed
@@ -237,7 +238,7 @@ class GrowingMachine(RuleBasedStateMachine):
     def end(self, which: int) -> None:
         sequence = list(self.model)[which % len(self.model)]
         del self.model[sequence]
-        self.engine.end_sequence(sequence)
+        self.engine.sequences.end(sequence)
 
     @closed
     @rule(
@@ -245,13 +246,15 @@ class GrowingMachine(RuleBasedStateMachine):
         level=st.sampled_from([4, 8]),
     )
     def acquire(self, experts: list[int], level: int) -> None:
-        self.request = self.engine._source.request({ExpertKey(0, expert): level for expert in experts})
+        self.step = self.engine._source.begin()
+        self.request = self.step.request({ExpertKey(0, expert): level for expert in experts})
         self.leases = next(self.request.__enter__())
 
     @precondition(lambda self: self.request is not None)
     @rule()
     def release(self) -> None:
         self.request.__exit__(None, None, None)
+        self.step.end()
         self.request = None
 
     @precondition(lambda self: self.request is not None and self.fits(kv_bytes(CONTEXT)))
@@ -261,7 +264,7 @@ class GrowingMachine(RuleBasedStateMachine):
         before, used = blocks_of(self.engine), self.engine.budget.used
         if used + kv_bytes(CONTEXT) > self.engine.budget.limit:
             with pytest.raises(ValueError, match="no open request"):
-                self.engine.new_sequence()
+                self.engine.sequences.new()
             assert (blocks_of(self.engine), self.engine.budget.used) == (before, used)
 
     @invariant()
@@ -298,7 +301,7 @@ class GrowingMachine(RuleBasedStateMachine):
         if self.request is not None:
             self.release()
         for sequence in self.model:
-            self.engine.end_sequence(sequence)
+            self.engine.sequences.end(sequence)
         with suppress(KeyError):
             assert self.engine.memory.kv_bytes == 0
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from counted_engine import CountedEngine
 from device_double import DoubleDevice
 from engine_rig import engines_on
 from fetch_rig import broken
@@ -17,12 +18,14 @@ from steps import decoded_together
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import NotFinite, UserError
+from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.storage.base import ExpertKey, Plane
 from edgemoe.storage.record.forms import MergedForm
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
@@ -66,19 +69,13 @@ def hot_of(engine: Engine) -> dict[int, set[int]]:
 
 def counted(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Counts and mass [layers, experts] of all steps of `together`, and counts of the choices that a watcher saw."""
-    counts, mass, seen = (torch.zeros(3, 8, dtype=torch.float64) for _ in range(3))
-    assert engine.hot is not None
-    after_step, choices = engine.hot.after_step, engine.hot.choices
-
-    def adding(tokens: int, *, prompt: bool) -> None:
-        counts.add_(torch.from_numpy(choices.counts))
-        mass.add_(torch.from_numpy(choices.mass))
-        after_step(tokens, prompt=prompt)
-
-    engine.hot.after_step = adding
+    total, seen = ChoiceCounts(3, 8), torch.zeros(3, 8, dtype=torch.float64)
     engine.watch(lambda layer, chosen: seen[layer].add_(torch.bincount(chosen.flatten(), minlength=8)))
-    together(engine)
-    return counts, mass, seen
+    with engine.recorded() as records:
+        together(engine)
+    for record in records:
+        total.merge(record.choices)
+    return torch.from_numpy(total.counts), torch.from_numpy(total.mass), seen
 
 
 @pytest.mark.parametrize(
@@ -87,8 +84,8 @@ def counted(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_the_kernel_counts_as_the_modules_do(open_hot, limits):
     """Every choice of prompts and tokens counts once, also where the kernel stops for an expert that is missing."""
     fused, by_modules = open_hot(STILL, **limits), open_hot(STILL, **limits)
-    assert fused._runner._fused is not None
-    by_modules._runner._fused = None
+    assert fused.runner._fused is not None
+    by_modules.runner._fused = None
     counts, mass, seen = counted(fused)
     assert torch.equal(counts, seen)
     other, other_mass, also_seen = counted(by_modules)
@@ -105,7 +102,7 @@ def test_scores_are_those_of_the_steps(open_hot):
     for weight in (1.0, 0.25):
         engine = open_hot(Hotness(half_life=4, warmup=1000, prompt_weight=weight))
         seen = []
-        engine.hot._scores.observe = lambda counts, mass, tokens, seen=seen: seen.append(
+        engine.rules.hot._scores.observe = lambda counts, mass, tokens, seen=seen: seen.append(
             (counts.sum(), tokens)
         )
         together(engine)
@@ -121,7 +118,7 @@ def test_without_hot_experts_it_is_the_lower_level_and_with_all_the_higher(open_
     )
     assert torch.equal(together(none), together(open_hot(None, levels=(2,))))
     assert none.take_use().experts.keys() == {2}
-    every.hot.fix({layer: set(range(8)) for layer in ROUTED})
+    every.rules.hot.fix({layer: set(range(8)) for layer in ROUTED})
     assert torch.equal(together(every), together(open_hot(None, levels=(4,))))
     assert every.take_use().experts.keys() == {4}
 
@@ -132,12 +129,12 @@ def test_off_counts_nothing_and_has_the_bits_of_before(open_hot):
     off = engine.settings
     engine.configure(off.with_(levels=(4, 2), hotness=SOON))
     together(engine)
-    choices = engine.hot.choices
     engine.configure(off)
-    assert (engine.hot, engine._runtime.choices) == (None, None)
-    assert torch.equal(together(engine), together(plain))
-    assert not choices.counts.any()
-    assert {layer.chosen_by for layer in engine._runner._fused._native._structures} == {None}
+    assert engine.rules.hot is None
+    with engine.recorded() as records:
+        assert torch.equal(together(engine), together(plain))
+    assert [record.choices for record in records] == [None] * len(records)
+    assert {layer.chosen_by for layer in engine.runner._fused._native._structures} == {None}
     assert engine._source._transitions.idle
 
 
@@ -159,7 +156,7 @@ def test_no_step_waits_once_all_experts_are_there(open_hot):
     assert counts.ssd_bytes == counts.moved_bytes == counts.promoted * engine.store.form.kinds[1].size > 0
     engine._source.release_pins()
     assert max(map(len, hot_of(engine).values())) <= 2
-    assert engine.hot.size == sum(map(len, hot_of(engine).values()))
+    assert engine.rules.hot.size == sum(map(len, hot_of(engine).values()))
     assert used == {2, 4}
 
 
@@ -169,8 +166,8 @@ def test_the_hottest_experts_of_a_layer_are_the_hot_ones(open_hot):
     engine.fill()
     together(engine)
     for layer, hot in hot_of(engine).items():
-        scores = engine.hot._scores.values[layer]
-        assert len(hot) == engine.hot.capacity[layer] == 2
+        scores = engine.rules.hot._scores.values[layer]
+        assert len(hot) == engine.rules.hot.capacity[layer] == 2
         assert min(scores[e] for e in hot) >= max(scores[e] for e in range(8) if e not in hot)
 
 
@@ -195,12 +192,12 @@ def test_the_heat_of_earlier_runs_takes_the_place_of_a_warm_up(open_hot):
     engine = open_hot(Hotness(warmup=1000, interval=1000), experts=12)
     engine.fill()
     engine.fill_first(heat)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPTS[0])
     assert hot_of(engine) == {0: set(), 2: set()}
     for token in DECODED[0]:
         engine.step(Step((Segment(sequence, (token,)),)))
-        engine._source.advance_changes(settle=True)
+        engine._source.advance_changes(TransferCounts(), settle=True)
     assert hot_of(engine) == {0: {3, 6}, 2: {3, 6}}
     now = engine.heat()
     assert {key.layer for key in now} == {*ROUTED}
@@ -234,7 +231,7 @@ def test_fewer_blocks_than_experts(open_hot, limits):
     counts = engine.take_counts()
     assert 0 < counts.vram_hits < counts.requests
     assert counts.promoted > 0
-    assert engine.hot.size <= engine.plan.hot_experts
+    assert engine.rules.hot.size <= engine.plan.hot_experts
     engine.forget_experts()
     assert not engine.vram.resident()
 
@@ -242,10 +239,10 @@ def test_fewer_blocks_than_experts(open_hot, limits):
 def test_a_step_that_fails_leaves_no_counts(open_hot):
     """NaN behind the layers, or in a router: the scores of later steps are finite, and those of a sound engine."""
     engine, other = open_hot(STILL), open_hot(STILL)
-    sequences = [each.new_sequence() for each in (engine, other)]
+    sequences = [each.sequences.new() for each in (engine, other)]
     for each, sequence in zip((engine, other), sequences, strict=True):
         each.prefill(sequence, PROMPTS[0])
-    inner = engine._model.model
+    inner = engine.model.model
     for weights in (inner.norm.weight.data, inner.layers[0].mlp.gate.weight.data):
         before = weights.clone()
         weights.fill_(torch.nan)
@@ -257,21 +254,21 @@ def test_a_step_that_fails_leaves_no_counts(open_hot):
     for token in DECODED[0]:
         for each, sequence in zip((engine, other), sequences, strict=True):
             each.step(Step((Segment(sequence, (token,)),)))
-    assert (engine.hot._scores.values == other.hot._scores.values).all()
-    assert engine.hot._scores.values.any()
+    assert (engine.rules.hot._scores.values == other.rules.hot._scores.values).all()
+    assert engine.rules.hot._scores.values.any()
 
 
 def test_a_cancelled_prompt_leaves_no_counts(open_hot):
     """StepCancelled within a prompt: the next step's choices alone are counted."""
     engine, other = open_hot(STILL), open_hot(STILL)
-    sequence, ended = engine.new_sequence(), iter([False, True])
+    sequence, ended = engine.sequences.new(), iter([False, True])
     step = Step((Segment(sequence, tuple(PROMPTS[1]), PromptAttention()),), cancelled=lambda: next(ended))
     with pytest.raises(StepCancelled):
         engine.step(step)
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     together(engine)
     together(other)
-    assert (engine.hot._scores.values == other.hot._scores.values).all()
+    assert (engine.rules.hot._scores.values == other.rules.hot._scores.values).all()
 
 
 def test_a_damaged_plane_fails_no_step(open_hot, monkeypatch):
@@ -288,7 +285,7 @@ def test_a_damaged_plane_fails_no_step(open_hot, monkeypatch):
     engine.fill()
     assert torch.equal(together(engine), together(open_hot(None, levels=(2,))))
     engine._source.release_pins()
-    assert engine.hot.size == engine.take_counts().promoted == 0
+    assert engine.rules.hot.size == engine.take_counts().promoted == 0
 
 
 def test_levels_change_at_run_time(open_hot):
@@ -314,11 +311,11 @@ def test_from_hotness_to_levels_by_damage(open_hot, damageable):
     engine = open_hot(store=damageable, levels=(8, 4))
     hot = engine.settings
     engine.configure(hot.with_(levels=(8, 4, 2, 0), hotness=None, bits=3.0))
-    assert engine.damage is not None
-    assert engine.hot is None
+    assert engine.rules.damage is not None
+    assert engine.rules.hot is None
     engine.configure(hot)
     together(engine)
-    assert engine.hot.settings == SOON
+    assert engine.rules.hot.settings == SOON
 
 
 def test_a_limit_of_hot_experts(open_hot, tiny_store):
@@ -375,7 +372,7 @@ def test_a_kernel_whose_levels_have_one_size_is_refused(checkpoint, tmp_path, mo
         store.plan(settings=RunSettings(levels=(4, 2), hotness=SOON), **limits)
     settings = RunSettings(levels=(8, 4), hotness=SOON)
     plan = store.plan(settings=settings, **limits, parallel=3)
-    with Engine(store, plan, settings) as engine:
+    with CountedEngine(store, plan, settings) as engine:
         with pytest.raises(UserError, match="which take the same blocks"):
             engine.configure(settings.with_(levels=(4, 2)))
         together(engine)

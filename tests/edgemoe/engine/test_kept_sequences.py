@@ -12,8 +12,10 @@ from integrity import check_kept
 from edgemoe.engine import kept_sequences
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import LEAST_TOKENS
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.request import CANCELLED, Request
 from edgemoe.engine.sampling import PromptScores, Sampler
-from edgemoe.engine.scheduler import CANCELLED, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import NotFinite
 from edgemoe.kv import blocks
 from edgemoe.kv.sequence import SequenceKV
@@ -136,8 +138,8 @@ def test_a_cancelled_prompt_leaves_its_finished_chunks(engine):
     scheduler = Scheduler(engine, Pace(chunk=8), keep=True)
     request = Greedy(STEM)
     scheduler.submit(request)
-    scheduler._step()
-    scheduler._step()
+    scheduler._loop.step()
+    scheduler._loop.step()
     scheduler.cancel(request)
     scheduler.wait(request)
     assert request.reason == CANCELLED
@@ -206,7 +208,7 @@ def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, ti
             for step in range(60):
                 if step == leaves:
                     scheduler.cancel(request)
-                scheduler._step()
+                scheduler._loop.step()
             key = tuple(request.tokens[: request.prompt])
             if key not in known:
                 known[key] = plain(other, list(key), 3)

@@ -46,13 +46,13 @@ def store_of(tmp_path_factory: pytest.TempPathFactory):
 
 def answered(engine):
     """Logits behind the prompt, and behind three more tokens; and what the prompt moved."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.take_counts()
     logits = [engine.prefill(sequence, PROMPT)]
     counts = engine.take_counts()
     logits += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in (11, 250, 42)]
     assert sequence.length == len(PROMPT) + 3
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     check_integrity(engine.vram)
     return torch.stack(logits), counts
 
@@ -103,9 +103,9 @@ def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monke
     for block in (BLOCK, 64):
         monkeypatch.setattr(blocks, "BLOCK_ROWS", block)
         taken.clear()
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         engine.prefill(sequence, PROMPT)
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         results.append(list(taken))
     (first, cut), (_, whole) = results[0][0][:2], results[1][0][:2]
     assert first == 0
@@ -137,13 +137,13 @@ def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store, monkeypa
     assert torch.equal(got, want)
     assert {blocks for rows, blocks in seen if rows > BLOCK} == {3}
     assert {blocks for rows, blocks in seen if rows <= BLOCK} == {min(first.values())}
-    sequence, turns = engine.new_sequence(), iter(range(4, -1, -1))
+    sequence, turns = engine.sequences.new(), iter(range(4, -1, -1))
     long = Step((Segment(sequence, tuple(PROMPT), PromptAttention()),), lambda: next(turns) == 0)
     with pytest.raises(StepCancelled) as cancelled:
         engine.step(long)
     left = [value for frame, _ in walk_tb(cancelled.tb) for value in frame.f_locals.values()]
     assert not [value for value in left if isinstance(value, torch.Tensor) and len(PROMPT) in value.shape]
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     assert (memory.blocks, engine.budget.used, memory.long_step_bytes) == (first, used, 0)
 
 
@@ -154,7 +154,7 @@ def test_an_interrupt_while_experts_get_blocks_back_finds_no_step_half_done(
     monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
     engine = open_engine(tiny_store, experts=3, prefill_rows=64)
     want = answered(engine)[0][:2]
-    sequence, resize = engine.new_sequence(), engine.memory._resize
+    sequence, resize = engine.sequences.new(), engine.memory._resize
     logits = [engine.prefill(sequence, PROMPT)]
 
     def interrupted(blocks: object) -> None:
@@ -175,10 +175,10 @@ def test_logits_of_every_row_borrow_the_memory_of_a_long_step(open_engine, tiny_
     """A scored prompt has the bytes that the plan's scored_rows counts on, and the logits of one without a limit."""
     monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
     want = open_engine(tiny_store, prefill_rows=64)
-    whole = want.all_logits(want.new_sequence(), PROMPT, decode=False)
+    whole = want.all_logits(want.sequences.new(), PROMPT, decode=False)
     engine, seen = open_engine(tiny_store, experts=3, prefill_rows=64), set[int]()
     engine.watch(lambda layer, chosen: seen.add(engine.memory.long_step_bytes))
-    assert torch.equal(engine.all_logits(engine.new_sequence(), PROMPT, decode=False), whole)
+    assert torch.equal(engine.all_logits(engine.sequences.new(), PROMPT, decode=False), whole)
     assert seen == {engine.plan.long_step_bytes}
     assert engine.plan.scored_rows >= open_engine(tiny_store, experts=3, prefill_rows=BLOCK).plan.scored_rows
 
@@ -186,7 +186,7 @@ def test_logits_of_every_row_borrow_the_memory_of_a_long_step(open_engine, tiny_
 def test_a_cancel_within_a_layer_leaves_the_sequence_as_it_was(open_engine, tiny_store):
     """StepCancelled between two blocks of attention, and between two experts: lengths and tiers are whole."""
     engine = open_engine(tiny_store, experts=3, prefill_rows=64)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPT[:9])
     for call in (1, 3, 8, 12, 20):
         turns = iter(range(call - 1, -1, -1))
@@ -201,7 +201,7 @@ def test_a_cancel_within_a_layer_leaves_the_sequence_as_it_was(open_engine, tiny
         assert not engine.vram.residents.leases
         assert not engine.vram.residents.pending
     again = engine.prefill(sequence, PROMPT)
-    engine.end_sequence(sequence)
-    other = engine.new_sequence()
+    engine.sequences.end(sequence)
+    other = engine.sequences.new()
     engine.prefill(other, PROMPT[:9])
     assert torch.equal(engine.prefill(other, PROMPT), again)

@@ -26,10 +26,10 @@ def alone(engine: Engine) -> torch.Tensor:
     """Logits [sequences, steps, vocabulary] of the last prompt's end and of single tokens."""
     rows = []
     for prompt, tokens in zip(PROMPTS, DECODED, strict=True):
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         of = [engine.prefill(sequence, prompt)]
         of += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         rows.append(torch.stack(of))
     return torch.stack(rows)
 
@@ -81,7 +81,7 @@ def test_modules_agree_as_the_kernel_does(open_engine, tiny_store):
     remapping = Remapping(8, 4)
     engine = open_engine(tiny_store, level=4, parallel=4, remapping=remapping)
     fused = together(engine)
-    engine._runner._fused = None
+    engine.runner._fused = None
     seen = []
 
     def check(module: object, inputs: object, output: tuple[torch.Tensor, ...]) -> None:
@@ -94,7 +94,7 @@ def test_modules_agree_as_the_kernel_does(open_engine, tiny_store):
             )
             seen.append(chosen)
 
-    for layer in engine._model.model.layers:
+    for layer in engine.model.model.layers:
         if hasattr(layer.mlp, "gate"):
             layer.mlp.gate.register_forward_hook(check)
     through = together(engine)
@@ -139,7 +139,7 @@ def test_a_rule_chooses_in_the_routers_place(open_engine, tiny_store):
 
     chosen: list[torch.Tensor] = []
     engine.watch(lambda layer, experts: chosen.append(experts.clone()))
-    with engine.rerouted(last):
+    with engine.studied(reroute=last):
         assert not torch.equal(alone(engine), before)
         assert {layer for layer, _ in seen} == {0, 2}
         assert {rows for _, rows in seen} == {1, *map(len, PROMPTS)}
@@ -152,7 +152,7 @@ def test_a_rule_that_is_the_routers_own_keeps_the_modules_bits(open_engine, tiny
     """Gate weights of the same experts are made as the routers make them."""
     engine = open_engine(tiny_store, level=4, parallel=4)
     fused = together(engine)
-    with engine.rerouted(lambda layer, logits, top_k: logits.float().topk(top_k).indices):
+    with engine.studied(reroute=lambda layer, logits, top_k: logits.float().topk(top_k).indices):
         own = together(engine)
     assert (own - fused).norm() < 0.03 * fused.norm()
 
@@ -160,5 +160,5 @@ def test_a_rule_that_is_the_routers_own_keeps_the_modules_bits(open_engine, tiny
 def test_only_routers_with_scores_can_be_ruled(open_engine, tiny_store, monkeypatch):
     engine = open_engine(tiny_store, level=4)
     monkeypatch.setitem(engine.store.config, "model_type", "phimoe")
-    with pytest.raises(UserError, match="for --study"), engine.rerouted(lambda *step: step[1]):
+    with pytest.raises(UserError, match="for --study"), engine.studied(reroute=lambda *step: step[1]):
         pass

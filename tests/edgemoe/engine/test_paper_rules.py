@@ -7,13 +7,15 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from counted_engine import CountedEngine
 
-from edgemoe.bench.timeline import TimedSource, Timeline
-from edgemoe.engine import engine as engine_module
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.bench.timeline import TimedSource, TimedStep, Timeline
+from edgemoe.engine import parts as parts_module
+from edgemoe.engine.engine import StoreModel
+from edgemoe.engine.parts import Wraps
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
-from edgemoe.prefetch.base import ExpertSource
+from edgemoe.prefetch.base import ExpertSource, StepExperts
 from edgemoe.storage.base import ExpertKey
 
 BASE, D4 = 8192, 4096
@@ -32,28 +34,39 @@ class Recorded(TimedSource):
         self.wanted: list[dict[ExpertKey, int]] = []
         self.predicted: list[dict[ExpertKey, int]] = []
 
+    def begin(self) -> RecordedStep:
+        return RecordedStep(self._source.begin(), self)
+
+
+class RecordedStep(TimedStep):
+    """A step of a Recorded source."""
+
+    def __init__(self, step: StepExperts, source: Recorded) -> None:
+        super().__init__(step, source, Timeline())
+        self._notes = source
+
     def request(self, wanted: Mapping[ExpertKey, int], **how):
-        self.wanted.append(dict(wanted))
+        self._notes.wanted.append(dict(wanted))
         return super().request(wanted, **how)
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int], **how: bool) -> None:
-        self.predicted.append(dict(predicted))
+        self._notes.predicted.append(dict(predicted))
         super().read_ahead(predicted, **how)
 
 
 def run(store: StoreModel, monkeypatch: pytest.MonkeyPatch, experts: int, **changes: object):
     """Answers PROMPTS with blocks for so many experts: (source, bytes read, bytes of the pool, what is resident)."""
     monkeypatch.setattr(
-        engine_module, "SCAN_WORKERS", 0
+        parts_module, "SCAN_WORKERS", 0
     )  # one reader: experts arrive in the order of their reads
     settings = RunSettings(**{"levels": (4, 2), "retention": 0.6, "critical": "ceil"} | PAPER | changes)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     plan = store.plan(vram_limit=least + (experts - 2) * SIZE[4], settings=settings, context=64)
     pool = sum(plan.vram_blocks[kind.name] * kind.size for kind in store.form.kinds_at(4))
-    with Engine(store, plan, settings, wrap_source=Recorded) as engine:
+    with CountedEngine(store, plan, settings, Wraps(source=Recorded)) as engine:
         source = engine._source
         assert isinstance(source, Recorded)
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         for prompt in PROMPTS:
             sequence.crop(0)
             token = int(engine.prefill(sequence, prompt).argmax())

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -18,10 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
 
-from edgemoe.engine import scheduler as scheduler_module
+from edgemoe.engine import loop as loop_module
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.loop import REQUESTS_A_TRIM
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.request import CANCELLED, Request
+from edgemoe.engine.rules import Rules
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import CANCELLED, REQUESTS_A_TRIM, Pace, Request, Scheduler
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import (
     ContextExceeded,
     DoesNotFit,
@@ -30,6 +34,7 @@ from edgemoe.errors import (
     ReadFailed,
     UserError,
 )
+from edgemoe.experts.step import StepContext
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.blocks import BLOCK_ROWS
@@ -70,13 +75,13 @@ class Kept(Request):
 
 def alone(engine: Engine, tokens: list[int], new: int) -> torch.Tensor:
     """The logits of every greedy token, from steps of one sequence without a scheduler."""
-    sequence, tokens, prompt, rows = engine.new_sequence(), list(tokens), PromptAttention(), []
+    sequence, tokens, prompt, rows = engine.sequences.new(), list(tokens), PromptAttention(), []
     for start in range(0, len(tokens), CHUNK):
         logits = engine.step(Step((Segment(sequence, tuple(tokens[start : start + CHUNK]), prompt),)))[0]
     while True:
         rows.append(logits)
         if len(rows) == new:
-            engine.end_sequence(sequence)
+            engine.sequences.end(sequence)
             return torch.stack(rows)
         logits = engine.step(Step((Segment(sequence, (int(logits.argmax()),)),)))[0]
 
@@ -106,7 +111,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
 
     Other sequences decode between all layers of a prompt.
     """
-    monkeypatch.setattr(scheduler_module, "WORK_BETWEEN", 1)
+    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 1)
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
     single = open_engine(tiny_store, **how)
     want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
@@ -128,7 +133,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
             for i, at in leaves.items():
                 if at == step and at >= joins[i]:
                     scheduler.cancel(requests[i])
-            scheduler._step()
+            scheduler._loop.step()
         assert scheduler.active == 0
         for i, request in enumerate(requests):
             assert request.reason == "length" or (request.reason == CANCELLED and i in leaves)
@@ -144,7 +149,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
 def test_a_step_is_of_one_kind_and_has_each_sequence_once(open_engine, tiny_store):
     """A sequence twice, or a prompt beside new tokens, is refused before anything runs; so are too many rows."""
     engine = open_engine(tiny_store, parallel=2)
-    one, two = engine.new_sequence(), engine.new_sequence()
+    one, two = engine.sequences.new(), engine.sequences.new()
     with pytest.raises(ValueError, match="each sequence once"):
         Step((Segment(one, (3,)), Segment(one, (4,))))
     with pytest.raises(ValueError, match="prompts or of new tokens"):
@@ -161,27 +166,27 @@ def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
     used = engine.budget.used
     free = (engine.plan.vram_limit_bytes - used) // engine.shape.kv.bytes_for(16)
     assert free >= 8
-    sequences = [engine.new_sequence(16) for _ in range(free)]
+    sequences = [engine.sequences.new(16) for _ in range(free)]
     with pytest.raises(DoesNotFit, match="free for kv"):
-        engine.new_sequence(16)
+        engine.sequences.new(16)
     for sequence in sequences:
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
     assert engine.budget.used == used
 
 
 def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_store, monkeypatch):
     """While a sequence decodes, a chunk of the second prompt comes after every 3 of its steps."""
-    engine, steps, step = open_engine(tiny_store, parallel=2), [], Engine.step
+    engine, steps, run = open_engine(tiny_store, parallel=2), [], Engine.run
 
-    def noted(self: Engine, one: Step, **how: bool) -> torch.Tensor:
-        steps.append(("decode" if one.decodes else "chunk", one.rows))
-        return step(self, one, **how)
+    def noted(self: Engine, context: StepContext) -> Iterator[int]:
+        steps.append(("decode" if context.decode else "chunk", context.step.rows))
+        return run(self, context)
 
-    monkeypatch.setattr(Engine, "step", noted)
+    monkeypatch.setattr(Engine, "run", noted)
     scheduler = Scheduler(engine, Pace(chunk=4, every=3))
     first, second = Kept([5] * 4, 12), Kept([9] * 10, 2)
     scheduler.submit(first)
-    scheduler._step()
+    scheduler._loop.step()
     scheduler.submit(second)
     scheduler.wait(first)
     scheduler.wait(second)
@@ -189,45 +194,45 @@ def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_sto
     expected = [("chunk", 4), *three, ("chunk", 4), *three, ("chunk", 4), *three, ("chunk", 2), ("decode", 2)]
     assert steps[: len(expected)] == expected
     assert set(steps[len(expected) :]) == {("decode", 1)}
-    assert first.trace.decode_rows == first.trace.decode_steps + 1
+    assert first.trace.decode.rows == first.trace.decode.steps + 1
 
 
 def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_store, monkeypatch):
-    """Two layers of 8 rows are the work of one pause, which comes before the second layer's experts: two decode steps.
+    """Two layers of 8 rows are the work of one pause, which comes after the second layer: two decode steps.
 
     A request that is cancelled before a pause ends there. Each request keeps its counts.
     """
-    monkeypatch.setattr(scheduler_module, "WORK_BETWEEN", 8)
-    engine, steps, step = open_engine(tiny_store, experts=3, parallel=3), [], Engine.step
+    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 8)
+    engine, steps, run = open_engine(tiny_store, experts=3, parallel=3), [], Engine.run
 
-    def noted(self: Engine, one: Step, **how: bool) -> torch.Tensor:
-        steps.append(("decode" if one.decodes else "chunk", one.rows))
-        logits = step(self, one, **how)
+    def noted(self: Engine, context: StepContext) -> Iterator[int]:
+        steps.append(("decode" if context.decode else "chunk", context.step.rows))
+        yield from run(self, context)
         steps.append("end")
-        return logits
 
     scheduler = Scheduler(engine, Pace(chunk=8, every=2))
     first, second, prompt = Kept([5] * 4, 30), Kept([6] * 4, 30), Kept([9] * 16, 2)
     for request in (first, second):
         scheduler.submit(request)
-    while len(scheduler._running) < 2:
-        scheduler._step()
+    while len(scheduler._queue.running) < 2:
+        scheduler._loop.step()
     scheduler.submit(prompt)
-    monkeypatch.setattr(Engine, "step", noted)
-    scheduler._since_chunk, scheduler._work = 2, 0
-    scheduler._step()
+    monkeypatch.setattr(Engine, "run", noted)
+    scheduler._loop._since_chunk, scheduler._loop._work = 2, 0
+    scheduler._loop.step()
     decode = [("decode", 2), "end"]
     assert steps == [("chunk", 8), *decode, *decode, "end"]
     assert (prompt.done, prompt.partly) == (8, 0)
-    total = scheduler.prefill + scheduler.decode
-    assert prompt.trace.prefill.requests > 0
-    assert total.requests == sum(r.trace.prefill.requests for r in (first, second, prompt)) + (
-        scheduler.decode.requests
-    )
+    prefill, decoded = (total.transfers for total in scheduler.totals)
+    mine, *others = (r.trace.prefill.transfers.requests for r in (prompt, first, second))
+    assert mine > 0
+    assert others[0] == others[1]  # their prompts ran in one step, whose counts both have
+    assert prefill.requests == mine + others[0]
+    assert decoded.requests == first.trace.decode.transfers.requests
     steps.clear()
     engine.watch(lambda layer, chosen: scheduler.cancel(second))
-    scheduler._since_chunk, scheduler._work = 2, 0
-    scheduler._step()
+    scheduler._loop._since_chunk, scheduler._loop._work = 2, 0
+    scheduler._loop.step()
     assert steps[:1] == [("chunk", 8)]
     assert second.reason == CANCELLED
     assert ("decode", 1) in steps
@@ -238,17 +243,17 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
 
 def test_a_prompts_cancel_between_layers_ends_it_alone(open_engine, tiny_store, monkeypatch):
     """A cancel that comes while other sequences decode within the prompt's step ends the prompt, and them not."""
-    monkeypatch.setattr(scheduler_module, "WORK_BETWEEN", 1)
+    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 1)
     engine = open_engine(tiny_store, parallel=2)
     scheduler, used = Scheduler(engine, Pace(chunk=8, every=2)), engine.budget.used
     first, prompt = Kept([5] * 4, 12), Kept([9] * 16, 2)
     scheduler.submit(first)
-    scheduler._step()
+    scheduler._loop.step()
     scheduler.submit(prompt)
     on_token = first.on_token
     first.on_token = lambda token, logits: (scheduler.cancel(prompt), on_token(token, logits))[1]
-    scheduler._since_chunk = 4
-    scheduler._step()
+    scheduler._loop._since_chunk = 4
+    scheduler._loop.step()
     assert prompt.reason == CANCELLED
     scheduler.wait(first)
     assert torch.equal(torch.stack(first.rows), alone(open_engine(tiny_store), [5] * 4, 12))
@@ -263,7 +268,7 @@ def test_prompts_first_fill_a_step(open_engine, tiny_store):
         scheduler.submit(request)
     for request in requests:
         scheduler.wait(request)
-    assert [request.trace.decode_rows for request in requests] == [3 * 5] * 3
+    assert [request.trace.decode.rows for request in requests] == [3 * 5] * 3
     with pytest.raises(UserError, match="0 or more decode steps"):
         Pace(every=-1)
 
@@ -324,9 +329,9 @@ def test_logits_that_are_not_finite_end_one_sequence_alone(open_engine, tiny_sto
     single = open_engine(tiny_store, level=4)
     used, scheduler = engine.budget.used, Scheduler(engine, Pace(chunk=CHUNK, every=1))
     requests = batch(scheduler, 4, new=16)
-    while len(scheduler._running) < 4:
-        scheduler._step()
-    bad = scheduler._running[1]
+    while len(scheduler._queue.running) < 4:
+        scheduler._loop.step()
+    bad = scheduler._queue.running[1]
     assert bad.sequence
     bad.sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite, match="layer 0's output") as caught:
@@ -418,20 +423,20 @@ def test_a_fault_at_any_step_of_a_batch_leaves_nothing(open_engine, tiny_store, 
     undisturbed = Scheduler(engine, Pace(chunk=CHUNK, every=1))
     want, steps = batch(undisturbed, new=3), 0
     while undisturbed.active:
-        undisturbed._step()
+        undisturbed._loop.step()
         steps += 1
     assert steps > 20
     for at in range(steps):
         scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=1))
         requests = batch(scheduler, new=3)
         for _ in range(at):
-            scheduler._step()
+            scheduler._loop.step()
         with monkeypatch.context() as patch:
             fault(engine, scheduler, requests, patch)
             with pytest.raises(KeyboardInterrupt) if fault is ctrl_c else nullcontext(), DeferredInterrupt():
-                scheduler._step()
+                scheduler._loop.step()
         while scheduler.active:
-            scheduler._step()
+            scheduler._loop.step()
         for request, whole in zip(requests, want, strict=True):
             assert request.ended
             assert request.sequence is None
@@ -446,7 +451,7 @@ def test_a_fault_at_any_step_of_a_batch_leaves_nothing(open_engine, tiny_store, 
 def test_a_kept_sequence_stays_with_its_owner(open_engine, tiny_store):
     """A request in a sequence of the caller's leaves it with all tokens but the last, also when it is cancelled."""
     engine = open_engine(tiny_store)
-    sequence: SequenceKV = engine.new_sequence()
+    sequence: SequenceKV = engine.sequences.new()
     scheduler = Scheduler(engine)
     first = Kept([5, 6, 7], 4, sequence=sequence)
     scheduler.run(first)
@@ -480,7 +485,7 @@ def test_threads_share_the_steps(open_engine, tiny_store):
 def test_each_gap_between_tokens_is_observed_once(open_engine, tiny_store, monkeypatch):
     """A wanted time per token sees each new token of the first running request, and only once."""
     engine, seen = open_engine(tiny_store), []
-    monkeypatch.setattr(Engine, "observe_token", lambda self, seconds: seen.append(seconds))
+    monkeypatch.setattr(Rules, "observe_token", lambda self, seconds: seen.append(seconds))
     request = Kept([5, 6], 5)
     Scheduler(engine).run(request)
     assert seen == request.trace.gaps
@@ -513,7 +518,7 @@ def test_a_failed_fill_is_only_logged(open_engine, tiny_store, monkeypatch, capl
     scheduler.start(fill=True)
     request = Kept([5], 1)
     scheduler.run(request)
-    while scheduler._driving or not caplog.text:
+    while scheduler._turns.taken or not caplog.text:
         assert scheduler._thread.is_alive()
     scheduler.close()
     assert request.reason == "length"
@@ -587,7 +592,7 @@ def test_dropping_an_ended_request_ends_none_within_a_step(open_engine, tiny_sto
 
     scheduler.submit(other)
     while len(other.rows) < 2:
-        scheduler._step()
+        scheduler._loop.step()
     scheduler.run(Request([9], Sampler(GREEDY), on_token=on_token))
     assert seen == [(None, True)]
     scheduler.drop(other)
@@ -597,17 +602,17 @@ def test_dropping_an_ended_request_ends_none_within_a_step(open_engine, tiny_sto
 def test_no_step_runs_within_a_pause(open_engine, tiny_store, monkeypatch):
     """A pause begins between two steps, the driving thread waits through it, and every token follows behind it."""
     engine, inside, running = open_engine(tiny_store), [], threading.Event()
-    step = engine.step
+    run = engine.run
 
-    def watched(*arguments, **others):
+    def watched(context):
         inside.append(True)
         running.set()
         try:
-            return step(*arguments, **others)
+            yield from run(context)
         finally:
             inside.pop()
 
-    monkeypatch.setattr(engine, "step", watched)
+    monkeypatch.setattr(engine, "run", watched)
     scheduler, request = Scheduler(engine), Kept([5, 6], 40)
     scheduler.start()
     scheduler.submit(request)

@@ -33,15 +33,15 @@ def test_bits_follow_the_time_of_tokens(store, open_engine, caplog):
     engine = open_engine(store, levels=FOUR, tpot_target=0.05, exact=False)
     first = engine.settings.mean_bits
     for _ in range(100):
-        engine.observe_token(0.5)
+        engine.rules.observe_token(0.5)
     assert engine.settings.mean_bits == 2.5 < first
     (warning,) = caplog.messages
     assert warning == "50 ms a token cannot be met: 2.5 bits a weight take 500 ms here: raise the limit"
     for _ in range(400):
-        engine.observe_token(0.001)
+        engine.rules.observe_token(0.001)
     assert engine.settings.mean_bits == 8.5
     assert engine.settings.tpot_target == 0.05
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, TOKENS)
     assert {*engine.take_use().scheduled} == {8}
 
@@ -50,14 +50,14 @@ def test_a_new_target_begins_again(store, open_engine):
     """Another target, or none, forgets what was learned for the one before."""
     engine = open_engine(store, levels=FOUR, tpot_target=0.05, exact=False)
     for _ in range(100):
-        engine.observe_token(0.5)
+        engine.rules.observe_token(0.5)
     engine.configure(engine.settings.with_(tpot_target=0.7, bits=None))
     for _ in range(50):
-        engine.observe_token(0.5)
+        engine.rules.observe_token(0.5)
     assert engine.settings.mean_bits > 2.5
     engine.configure(engine.settings.with_(tpot_target=None, bits=3.0))
     for _ in range(50):
-        engine.observe_token(0.5)
+        engine.rules.observe_token(0.5)
     assert engine.settings.bits == 3.0
 
 
@@ -122,7 +122,7 @@ def test_an_answer_says_what_it_cost(store, run):
 def test_predicted_kl_is_the_sum_over_layers(store, open_engine):
     """Of a token, by the compiled kernel or by the modules, as numbers of the calibration have it."""
     engine = open_engine(store, levels=FOUR, bits=3.0, exact=True)
-    damage, sequence = engine.damage, engine.new_sequence()
+    damage, sequence = engine.rules.damage, engine.sequences.new()
     assert damage is not None
     routed = []
     engine.watch(lambda layer, chosen: routed.append((layer, chosen)))

@@ -115,8 +115,8 @@ def test_an_engine_has_its_own_again_behind_the_block(open_engine, tiny_store, t
     engine = open_engine(store, level=2)
     with compensated(engine, None, STORED):
         engine.configure(engine.settings.with_(compensation=Compensation(1)))
-        assert engine._runtime.compensators is not None
-    assert (engine._runtime.compensators, engine.settings.compensation) == (None, None)
+        assert engine.compensators is not None
+    assert (engine.compensators, engine.settings.compensation) == (None, None)
 
 
 def test_levels_of_as_many_bits_stand_beside_the_rows():

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from counted_engine import CountedEngine
 from demo_wordings import MOST_TOKENS, Wording, is_sensible, read_wordings
 
 from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.evaluate.chats import outside
 from edgemoe.models.conversion.run import convert_checkpoint
@@ -36,7 +37,7 @@ def new_chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
     plan = store.plan(vram_limit=None, settings=settings, context=512)
     tokenizer = load_tokenizer(directory)
     sampling = Sampling(0, 1, 0, 1, 0, MOST_TOKENS, frozenset({tokenizer.eos_token_id}))
-    with Engine(store, plan, settings) as engine:
+    with CountedEngine(store, plan, settings) as engine:
         model = Model(engine, tokenizer, sampling, keep=True)
         yield lambda: Conversation(model)
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 import typer
 from conftest import a_tokenizer
+from counted_engine import CountedEngine
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from edgemoe.commands import eval as evaluation
 from edgemoe.commands.eval import EXAMPLES, eval_command
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
@@ -284,8 +285,8 @@ def test_decode_rows_are_token_by_token(tiny_store, text):
     store = StoreModel.open(tiny_store)
     plan = store.plan(vram_limit=None, settings=settings, context=32)
     tokens = tuple(a_tokenizer()(text.read_text())["input_ids"][:24])
-    with Engine(store, plan, settings) as engine:
-        sequence = engine.new_sequence()
+    with CountedEngine(store, plan, settings) as engine:
+        sequence = engine.sequences.new()
         together = engine.all_logits(sequence, tokens, decode=True)
         scheduled = engine.take_use().scheduled
         sequence.crop(0)
@@ -314,8 +315,8 @@ def test_decode_with_reuse_runs_token_by_token(evaluate, tiny_store, text):
     store = StoreModel.open(tiny_store)
     plan = store.plan(vram_limit=None, settings=settings, context=32)
     tokens = a_tokenizer()(text.read_text())["input_ids"][:24]
-    with Engine(store, plan, settings) as engine:
-        sequence = engine.new_sequence()
+    with CountedEngine(store, plan, settings) as engine:
+        sequence = engine.sequences.new()
         logits = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in tokens])
         use = engine.take_use()
     loss = torch.nn.functional.cross_entropy(logits[:-1].double(), torch.tensor(tokens[1:]))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 import typer
+from counted_engine import CountedEngine
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from edgemoe.commands.eval import EXAMPLES, eval_command
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
 from edgemoe.evaluate.observations import Observations, observe
 from edgemoe.experts.layer import Routed
 from edgemoe.policy.settings import RunSettings
@@ -104,8 +105,8 @@ def test_rows_are_those_of_transformers(tiny_store, of_transformers):
     store = StoreModel.open(tiny_store)
     settings = RunSettings.uniform(8)
     done: list[None] = []
-    with Engine(store, store.plan(vram_limit=None, settings=settings, context=64), settings) as engine:
-        found = observe(engine, engine.new_sequence(), WINDOWS, lambda: done.append(None))
+    with CountedEngine(store, store.plan(vram_limit=None, settings=settings, context=64), settings) as engine:
+        found = observe(engine, engine.sequences.new(), WINDOWS, lambda: done.append(None))
     assert len(done) == 2
     for row in found.routing():
         load, heavy = torch.zeros(8), torch.zeros(8)

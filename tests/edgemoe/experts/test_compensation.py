@@ -12,10 +12,12 @@ import pytest
 import torch
 from compensated_steps import DECODED, PROMPTS, RANKS, alone, together
 from compensator_bytes import add_random
+from counted_engine import CountedEngine
 
 import edgemoe
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.kept_sequences import KeptSequences
+from edgemoe.engine.parts import Wraps
 from edgemoe.errors import DamagedData, DoesNotFit, UserError
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import Part
@@ -69,7 +71,7 @@ def test_limits_and_other_sequences_change_no_bit(open_engine, compensated, sett
 def test_modules_compensate_as_the_kernel_does(open_engine, compensated):
     """Through modules new tokens have the same logits to rounding, which are not those without compensators."""
     engine = open_engine(compensated, level=2, **ONE)
-    fused, engine._runner._fused = alone(engine), None
+    fused, engine.runner._fused = alone(engine), None
     through = alone(engine)
     engine.configure(engine.settings.with_(compensation=None))
     off = alone(engine)
@@ -100,7 +102,7 @@ def test_the_likeliest_are_counted(open_engine, compensated, experts, compensati
     alone(engine)
     engine.take_use()
     seen = chosen_of(engine)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.step(Step((Segment(sequence, (9,)),)))
     engine.step(Step((Segment(sequence, (200,)),)))
     use = engine.take_use()
@@ -127,10 +129,12 @@ def test_sequences_of_a_step_share_an_expert(open_engine, compensated):
     """An expert that is the likeliest of one token and not of another is one part, and counted alike on both ways."""
     resident = open_engine(compensated, parallel=4, level=2, **ONE)
     limited = open_engine(compensated, parallel=4, level=2, experts=2, **ONE)
-    kernel = limited._runtime.kernel = SeenParts(limited._runtime.kernel)
+    runtime = limited.runner._runtime
+    kernel = SeenParts(runtime.kernel)
+    object.__setattr__(runtime, "kernel", kernel)
     both = []
     for engine in (resident, limited):
-        sequences = [engine.new_sequence() for _ in PROMPTS]
+        sequences = [engine.sequences.new() for _ in PROMPTS]
         for sequence, prompt in zip(sequences, PROMPTS, strict=True):
             engine.prefill(sequence, prompt)
         engine.take_use()
@@ -162,8 +166,8 @@ def test_a_prompt_compensates_its_most_important_experts(compensated, count):
         return kernels[-1]
 
     prompt = [7, 7, 120, 33, 2, 90, 14, 201, 8]
-    with Engine(
-        store, store.plan(vram_limit=None, settings=settings, context=64), settings, wrap_kernel=wrap
+    with CountedEngine(
+        store, store.plan(vram_limit=None, settings=settings, context=64), settings, Wraps(kernel=wrap)
     ) as engine:
         gates: dict[int, torch.Tensor] = {}
 
@@ -174,9 +178,9 @@ def test_a_prompt_compensates_its_most_important_experts(compensated, count):
                 sums = torch.zeros(8).index_add_(0, routed.chosen.flatten(), routed.gates.flatten().float())
                 gates[layer] = sums
 
-        with engine.probed(Probe()):
-            engine.prefill(engine.new_sequence(), prompt)
-        compensators = engine._runtime.compensators
+        with engine.studied(probe=Probe()):
+            engine.prefill(engine.sequences.new(), prompt)
+        compensators = engine.compensators
         used: dict[int, set[int]] = {}
         for part in (part for call in kernels[0].calls for part in call if part.compensator):
             key = next(k for k, found in compensators._experts.items() if found is part.compensator)

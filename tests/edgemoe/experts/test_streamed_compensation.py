@@ -26,6 +26,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.compensator_bytes import CompensatorBytes
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import BLOCK, ExpertKey
 from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
 from edgemoe.storage.files.retry import PATIENCE
@@ -89,7 +90,7 @@ def test_no_bit_depends_on_what_is_in_memory(open_engine, streamed, seed):
         assert torch.equal(alone(engine), want)
         assert torch.equal(together(engine), want)
     assert engine.take_counts().compensator_bytes > 0
-    tier = engine._runtime.compensators.where.tier
+    tier = engine.compensators.where.tier
     check_integrity(tier)
     assert not tier.residents.leases
     assert sum(index_of(streamed).entry(key).length for key in tier.resident()) <= limit
@@ -114,19 +115,19 @@ def test_reads_are_counted_in_bytes_and_bits(open_engine, own):
 def test_fused_decode_stops_for_a_missing_compensator_alone(open_engine, own, monkeypatch):
     """A layer is a request of its own only where one that it needs is absent; the kernel computes all others."""
     engine = open_engine(own, level=2, compensation=Compensation(1), compensators_limit=fewest(own))
-    compensators, requests = engine._runtime.compensators, []
-    tier, request = compensators.where.tier, engine._source.request
+    compensators, requests = engine.compensators, []
+    tier, request = compensators.where.tier, FetcherStep.request
     engine.fill()
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPTS[1])
     absent: list[bool] = []
 
-    def seen(wanted, **how):
+    def seen(step, wanted, **how):
         requests.append(min(wanted).layer)
         absent.append(any(not tier.level_of(key) for key in how["compensated"]))
-        return request(wanted, **how)
+        return request(step, wanted, **how)
 
-    monkeypatch.setattr(engine._source, "request", seen)
+    monkeypatch.setattr(FetcherStep, "request", seen)
     chosen: list[tuple[int, int]] = []
     engine.watch(lambda layer, experts: chosen.append((layer, int(experts[0, 0]))))
     for token in (11, 250, 42, 99, 7, 180, 64, 12):
@@ -166,14 +167,14 @@ def test_experts_at_more_bits_read_none(open_engine, own):
 
 def missed(engine: Engine, store: Path) -> tuple[ExpertKey, list[int]]:
     """An expert whose compensator a token needs and the budget has not, and that token's prompt."""
-    compensators, found = engine._runtime.compensators, []
+    compensators, found = engine.compensators, []
     engine.watch(lambda layer, experts: found.append(ExpertKey(layer, int(experts[0, 0]))))
     for token in range(3, 300):
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         tier, found[:] = compensators.where.tier, []
         before = tier.resident()
         engine.prefill(sequence, [token])
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         lacking = [key for key in found if compensators.of(key) and key not in before]
         if lacking:
             for key in list(tier.resident()):
@@ -189,14 +190,14 @@ def engine(open_engine, own) -> Engine:
 
 def answer(engine: Engine, prompt: list[int]) -> torch.Tensor:
     """The logits of a prompt, with no compensator in memory before it."""
-    tier = engine._runtime.compensators.where.tier
+    tier = engine.compensators.where.tier
     for key in list(tier.resident()):
         tier.drop(key)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     try:
         return engine.prefill(sequence, prompt)
     finally:
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         check_integrity(tier)
         assert not tier.residents.leases
         assert not tier.residents.pending

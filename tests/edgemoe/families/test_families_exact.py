@@ -380,7 +380,7 @@ def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, m
     want = continued(engine, tokens)
     sequence = a_sequence(engine)
     got = [engine.all_logits(sequence, tokens[:2], decode=False)]
-    source, last = engine._runtime.source, engine.shape.layers - 1
+    source, last = engine._source, engine.shape.layers - 1
     request = source.request
 
     def fails(wanted, **how):

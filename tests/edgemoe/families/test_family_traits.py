@@ -253,6 +253,6 @@ def test_a_plan_knows_whose_attention_is_compiled(open_engine, tmp_path, model_t
 
 def attentions(engine) -> list[bool]:
     """Of every attention module, whether the compiled kernel computes it."""
-    modules = [m for name, m in engine._model.named_modules() if name.endswith(".self_attn.module")]
+    modules = [m for name, m in engine.model.named_modules() if name.endswith(".self_attn.module")]
     assert modules
     return [isinstance(module, GroupedQueryAttention) for module in modules]

@@ -181,7 +181,7 @@ def test_attention_beyond_the_context_or_of_other_heads_is_refused(rows):
 def fused(open_engine, tiny_store) -> tuple[Engine, object]:
     """An engine with a sequence of three tokens, whose next token goes through the fused layers."""
     engine = open_engine(tiny_store)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, [5, 6, 7])
     return engine, sequence
 
@@ -204,7 +204,7 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
 def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
     """A decoder layer whose part has another size than its neighbours fails the step; the sequence stays as it was."""
     engine, sequence = fused
-    decode = engine._runner._fused._native
+    decode = engine.runner._fused._native
     layer = decode._structures[2]
     dense = decode._dense[2]
     router = decode._layers[2].router._router

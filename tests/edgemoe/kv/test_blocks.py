@@ -12,7 +12,8 @@ from integrity import check_integrity, check_kept
 
 from edgemoe.engine import kept_sequences
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.scheduler import Pace, Scheduler
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import DoesNotFit
 from edgemoe.kv.blocks import BLOCK, chain
 from edgemoe.kv.sequence import SequenceKV
@@ -131,7 +132,7 @@ def test_settings_that_change_within_a_request_leave_nothing(open_engine, tiny_s
     scheduler, used = Scheduler(engine, Pace(chunk=BLOCK, every=1), keep=True), engine.budget.used
     one, two = Greedy(SYSTEM[:100], 20), Greedy(SYSTEM[:100], 2)
     scheduler.submit(one)
-    scheduler._step()
+    scheduler._loop.step()
     assert one.rows
     engine.configure(engine.settings.with_(retention=0.75))
     scheduler.submit(two)
@@ -174,7 +175,7 @@ def test_a_request_that_grows_takes_the_memory_of_kept_ones(open_engine, tiny_st
     request = Greedy([(11 * i) % 290 + 3 for i in range(4 * BLOCK - 10)])
     scheduler.submit(request)
     while not request.ended:
-        scheduler._step()
+        scheduler._loop.step()
         left.append(len(scheduler._kept._kept))
         assert engine.budget.used <= engine.budget.limit
         check_kept(scheduler)
@@ -198,14 +199,14 @@ def test_a_new_request_waits_where_the_contexts_of_running_ones_are_promised(ope
 
 def test_a_step_never_writes_beyond_reserved_memory(engine):
     """The engine refuses rows whose bytes the budget does not have."""
-    sequence = engine.new_sequence(reserve=BLOCK)
+    sequence = engine.sequences.new(reserve=BLOCK)
     engine.step(Step((Segment(sequence, (5,) * BLOCK),)))
     with pytest.raises(AssertionError, match="beyond the reserved"):
         engine.step(Step((Segment(sequence, (5,)),)))
-    engine.reserve_tokens(sequence, BLOCK + 1)
+    engine.sequences.reserve(sequence, BLOCK + 1)
     engine.step(Step((Segment(sequence, (5,)),)))
     used = engine.budget.used
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     assert used - engine.budget.used == blocks_of(engine, 2)
 
 

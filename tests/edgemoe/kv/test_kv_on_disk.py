@@ -15,7 +15,8 @@ from greedy import Greedy, assert_right, run
 from integrity import check_kept
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.scheduler import Pace, Scheduler
+from edgemoe.engine.pace import Pace
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import NotFinite, UserError
 from edgemoe.kv.blocks import BLOCK
 from edgemoe.kv.prefix_cache import PrefixCache
@@ -144,7 +145,7 @@ def test_a_prompt_is_on_disk_before_its_answer_ends(open_engine, started, tiny_s
     request = Greedy(SYSTEM, 100)
     scheduler.submit(request)
     while not request.trace.token_times:
-        scheduler._step()
+        scheduler._loop.step()
     scheduler.disk.flush()
     assert not request.ended
     assert scheduler.disk.counts().blocks_written == 2
@@ -162,11 +163,11 @@ def test_blocks_are_read_between_the_steps_of_others(open_engine, started, tiny_
     other, late = Greedy([5, 6, 7] * 5, 40), Greedy(SYSTEM)
     scheduler.submit(other)
     while len(other.rows) < 4:
-        scheduler._step()
+        scheduler._loop.step()
     scheduler.submit(late)
     answered = {}  # tokens from disk -> the other's tokens at that time
     while not late.rows:
-        scheduler._step()
+        scheduler._loop.step()
         answered[late.cached] = len(other.rows)
     assert {*answered} - {0} == {BLOCK, 2 * BLOCK}
     assert answered[BLOCK] + 2 <= answered[2 * BLOCK]
@@ -186,7 +187,7 @@ def test_a_cancel_while_blocks_are_read_keeps_what_was_read(
     scheduler = started(engine, tmp_path)
     request = Greedy(SYSTEM)
     scheduler.submit(request)
-    scheduler._step()
+    scheduler._loop.step()
     scheduler.cancel(request)
     scheduler.wait(request)
     assert request.cached == BLOCK

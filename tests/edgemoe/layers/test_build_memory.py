@@ -20,7 +20,8 @@ from edgemoe.layers import build
 from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_bytes
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
-from edgemoe.engine import engine as module
+from edgemoe.engine import parts as module
+from edgemoe.engine.engine import Engine
 
 def measured(*arguments):
     reset_peak()
@@ -33,7 +34,7 @@ built, module.build_model = build.build_model, measured
 store = StoreModel.open(Path(sys.argv[1]))
 settings = RunSettings.uniform(8)
 for _ in range(2):  # the first one also loads code
-    with module.Engine(store, store.plan(vram_limit=1 << 30, settings=settings, context=16), settings) as engine:
+    with Engine(store, store.plan(vram_limit=1 << 30, settings=settings, context=16), settings) as engine:
         dense = engine.plan.dense_bytes
 print(dense)
 """

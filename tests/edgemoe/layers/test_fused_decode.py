@@ -10,7 +10,7 @@ from availability import needs_native
 from family_models import VOCABULARY, blocks_of, random_model, router_of, save
 from integrity import check_integrity
 
-from edgemoe.engine import engine as engine_module
+from edgemoe.engine import rules as rules_module
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
@@ -21,6 +21,7 @@ from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
+from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import ExpertKey
 
 pytestmark = needs_native
@@ -85,19 +86,19 @@ def store(request, tmp_path_factory) -> Path:
 
 def decoded(engine: Engine, tokens: list[int] = DECODED) -> tuple[torch.Tensor, ExpertUse]:
     """Logits [tokens, vocabulary] of single steps behind the prompt, and the levels that these steps used."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPT)
     engine.take_use()
     engine.take_counts()
     rows = [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     return torch.stack(rows), engine.take_use()
 
 
 def by_modules(engine: Engine) -> Engine:
     """Leaves every step of an engine to transformers' modules."""
-    assert engine._runner._fused is not None
-    engine._runner._fused = None
+    assert engine.runner._fused is not None
+    engine.runner._fused = None
     return engine
 
 
@@ -159,10 +160,10 @@ def test_better_planes_are_used_alike(store, open_engine):
 @pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
 def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
     """In every call, of one sequence and of two, levels are the policy's for what the tiers have at that moment."""
-    monkeypatch.setattr(engine_module, "read_speed", lambda *_: 1.0)
-    monkeypatch.setattr(engine_module, "copy_speed", lambda *_: 10.0)
+    monkeypatch.setattr(rules_module, "read_speed", lambda *_: 1.0)
+    monkeypatch.setattr(rules_module, "copy_speed", lambda *_: 10.0)
     engine = open_engine(store, exact=False, levels=(8, 4, 2, 0), bits=3.0, parallel=2, **tiers)
-    policy, run, seen = engine._runtime.policy, NativeDecodeLayers.run, set()
+    policy, run, seen = engine.rules.policy, NativeDecodeLayers.run, set()
     assert policy.tiers.dram == (0.1 if "dram_experts" in tiers else 1.0)
 
     def checked(self, layers, hidden, *rest):
@@ -174,17 +175,17 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
             seen.update((rows, int(level)) for level in want.flatten())
         for key in engine._keys:
             slower = engine.dram.level_of(key) if engine.dram else 0
-            assert engine._held.places[key] == place_of(engine.vram.level_of(key), slower)
+            assert engine.held.places[key] == place_of(engine.vram.level_of(key), slower)
         return done
 
     monkeypatch.setattr(NativeDecodeLayers, "run", checked)
     decoded(engine)
-    pair = [engine.new_sequence() for _ in range(2)]
+    pair = [engine.sequences.new() for _ in range(2)]
     for sequence in pair:
         engine.prefill(sequence, PROMPT)
     for token in DECODED:
         engine.step(Step(tuple(Segment(each, (token + i,)) for i, each in enumerate(pair))))
-    if any(layer.router for layer in engine._runner._fused._native._layers):
+    if any(layer.router for layer in engine.runner._fused._native._layers):
         assert {(rows, level) for rows in (1, 2) for level in (2, 4)} <= seen
 
 
@@ -195,7 +196,7 @@ def test_counts_are_those_of_the_modules(store, open_engine, limit):
     for leave in (by_modules, lambda engine: engine):
         engine = leave(open_engine(store, levels=(4, 2), exact=True, **LIMITS[limit]))
         decoded(engine)
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         engine.prefill(sequence, PROMPT)
         engine.take_counts()
         for token in DECODED:
@@ -231,7 +232,7 @@ def test_a_resident_model_takes_one_call(tmp_path, open_engine, fused_calls, mon
     engine.fill()
     decoded(engine)
     fused_calls.clear()
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     monkeypatch.setattr(ExpertLayer, "forward", lambda *_: pytest.fail("a layer's experts were requested"))
     for token in DECODED:
         engine.step(Step((Segment(sequence, (token,)),)))
@@ -251,15 +252,15 @@ def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, f
     numbers = range(5)
     want, used = [], ExpertUse()
     for i in numbers:
-        sequence = single.new_sequence()
+        sequence = single.sequences.new()
         single.prefill(sequence, PROMPT[: 3 + i])
         single.take_use()
         want.append([single.step(Step((Segment(sequence, (token + i,)),)))[0] for token in DECODED[:4]])
-        single.end_sequence(sequence)
+        single.sequences.end(sequence)
         used += single.take_use()
     for limit in LIMITS.values():
         engine = open_engine(store, exact=True, parallel=5, kv=kv, **RULES[rule], **limit)
-        sequences = [engine.new_sequence() for _ in numbers]
+        sequences = [engine.sequences.new() for _ in numbers]
         for i, sequence in enumerate(sequences):
             engine.prefill(sequence, PROMPT[: 3 + i])
         engine.take_use()
@@ -275,15 +276,16 @@ def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, f
 def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeypatch):
     """A request of more than half of a layer's experts for several sequences is a scan; for one sequence none is."""
     engine, scans = open_engine(store, experts=5, parallel=5), []
-    source = engine._runtime.source
-    request = source.request
+    request = FetcherStep.request
 
-    def noted(wanted: dict[ExpertKey, int], *, scan: bool = False, **how: object) -> object:
+    def noted(
+        step: FetcherStep, wanted: dict[ExpertKey, int], *, scan: bool = False, **how: object
+    ) -> object:
         scans.append((len(wanted), scan))
-        return request(wanted, scan=scan, **how)
+        return request(step, wanted, scan=scan, **how)
 
-    monkeypatch.setattr(source, "request", noted)
-    sequences = [engine.new_sequence() for _ in range(5)]
+    monkeypatch.setattr(FetcherStep, "request", noted)
+    sequences = [engine.sequences.new() for _ in range(5)]
     for i, sequence in enumerate(sequences):
         engine.prefill(sequence, PROMPT[: 3 + i])
     scans.clear()
@@ -306,7 +308,7 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
 
     def together() -> tuple[torch.Tensor, type]:
         engine = open_engine(store)
-        some = [engine.new_sequence()]
+        some = [engine.sequences.new()]
         if sequences == 2:
             some.append(type(some[0])(engine.shape.kv, engine.plan.context))
         for length, sequence in zip((5, 9)[:sequences], some, strict=True):
@@ -315,8 +317,8 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
             engine.step(Step(tuple(Segment(one, (token + i,)) for i, one in enumerate(some))))
             for token in range(12)
         ]
-        assert (engine._runner._fused is None) == (native_parts is False)
-        attention = engine._model.model.layers[0].self_attn
+        assert (engine.runner._fused is None) == (native_parts is False)
+        attention = engine.model.model.layers[0].self_attn
         return torch.stack(rows), type(attention.module)
 
     native_parts = True

@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from counted_engine import CountedEngine
 from device_double import DoubleDevice, poisoned
 from engine_rig import limited
 from family_models import random_model, save
@@ -31,6 +32,7 @@ from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.memory import tiers
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch.step import FetcherStep
 
 pytestmark = [
     pytest.mark.triton,
@@ -100,17 +102,19 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
             form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
             opened = replace(opened, form=form, compute=compute, device=device)
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
-            return stack.enter_context(Engine(opened, limited(opened, chosen, experts, dram_experts), chosen))
+            return stack.enter_context(
+                CountedEngine(opened, limited(opened, chosen, experts, dram_experts), chosen)
+            )
 
         yield open_one
 
 
 def logits(engine: Engine) -> torch.Tensor:
     """Logits after each of three tokens behind a prompt, [3, vocab]. The interpreter takes a second a token."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, [5, 17, 200, 31, 7])
     rows = [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in (11, 250, 11)]
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     return torch.stack(rows)
 
 
@@ -123,7 +127,7 @@ def modules(monkeypatch) -> Callable[[], None]:
 def require_equal_answers(open_on: Callable[..., Engine], modules: Callable[[], None], **how) -> None:
     """Compares an engine's logits and counts with those of transformers' modules, which differ by rounding."""
     engine = open_on(**how)
-    assert isinstance(engine._runner._fused, GraphDecode)
+    assert isinstance(engine.runner._fused, GraphDecode)
     got, counts, use = logits(engine), engine.take_counts(), engine.take_use()
     modules()
     plain = open_on(**how)
@@ -168,7 +172,9 @@ def test_experts_are_read_where_they_lie(open_on, monkeypatch, settings):
     assert torch.equal(logits(engine), want)  # groups stop where an expert is read from disk
     engine.take_counts()
     moved, promote = [], engine._source.promote
-    monkeypatch.setattr(engine._source, "promote", lambda wanted: (moved.append(wanted), promote(wanted)))
+    monkeypatch.setattr(
+        engine._source, "promote", lambda wanted, counts: (moved.append(wanted), promote(wanted, counts))
+    )
     tried = []
     run_layers = GraphDecode._run_layers
     monkeypatch.setattr(GraphDecode, "_run_layers", lambda *parts: (tried.append(1), run_layers(*parts))[1])
@@ -183,10 +189,10 @@ def test_experts_are_read_where_they_lie(open_on, monkeypatch, settings):
 def test_layers_without_a_miss_send_no_request(open_on, monkeypatch):
     """With every expert resident a new token's hits are counted, and their source gets no request."""
     engine = open_on(levels=(4,))
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, list(range(20)))
     engine.fill()
-    monkeypatch.setattr(engine._source, "request", None)
+    monkeypatch.setattr(FetcherStep, "request", None)
     engine.take_counts()
     engine.step(Step((Segment(sequence, (7,)),)))
     counts = engine.take_counts()

@@ -38,8 +38,8 @@ store = StoreModel.open(Path(directory)).with_kv(KVFormat(kv, kv))
 given = dict(settings=settings, context=context, prefill_rows=prefill_rows)
 limit = store.plan(vram_limit=None, **given).minimum_vram_bytes
 with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
-    engine.prefill(engine.new_sequence(), [(7 * i) % 290 + 5 for i in range(context - 2)])
-    print(json.dumps((engine.peak_bytes(), limit)))
+    engine.prefill(engine.sequences.new(), [(7 * i) % 290 + 5 for i in range(context - 2)])
+    print(json.dumps((engine.peak.bytes, limit)))
 """
 
 

@@ -159,7 +159,7 @@ def test_a_chat_keeps_the_experts_that_it_used(tiny_store, tmp_path, run):
 def test_the_next_start_warms_up_the_hottest_first(tiny_store, open_engine, eviction):
     """With room for six experts these are the six hottest, in any layer."""
     engine = open_engine(tiny_store, experts=6, level=4, eviction=eviction)
-    engine.prefill(engine.new_sequence(), PROMPT)
+    engine.prefill(engine.sequences.new(), PROMPT)
     heat = engine.vram.heat()
     assert heat
     assert all(0 < value <= 1 for value in heat.values())

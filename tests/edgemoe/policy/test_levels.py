@@ -140,11 +140,11 @@ def test_use_by_hand():
 
 
 def run(engine, tokens=PROMPT, *, rest=()):
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     logits = engine.prefill(sequence, tokens)
     for token in rest:
         logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
-    engine.end_sequence(sequence)
+    engine.sequences.end(sequence)
     return logits
 
 
@@ -186,7 +186,7 @@ def test_tokens_under_the_decode_policy_equal_single_steps(open_engine, tiny_sto
     """all_logits(decode=True) chooses levels by token: logits equal those of single steps, to rounding."""
     how = {"levels": (4, 0), "retention": 0.75, "exact": True}
     engine = open_engine(tiny_store, **how)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     singly = torch.stack([engine.step(Step((Segment(sequence, (t,)),)))[0] for t in PROMPT])
     single_use = engine.take_use()
     sequence.crop(0)
@@ -244,7 +244,7 @@ def test_a_prompts_last_token_alone_is_judged_as_a_prompt(open_engine, tiny_stor
     how = {"levels": (4, 2), "retention": 0.5, "depth": "equal", "importance": "random"}
     engine = open_engine(tiny_store, exact=True, prefill_rows=8, **how)
     judged.clear()
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPT[:tokens])
     assert [(len(chosen), decode) for _, chosen, _, decode, _ in judged[-2:]] == [(1, False)] * 2
     for _, chosen, _, _, levels in judged[-2:]:
@@ -268,14 +268,14 @@ def test_a_long_prompt_is_ranked_over_all_its_steps(open_engine, tiny_store, jud
     ranks = []
     for rows in (32, 8):
         engine = open_engine(tiny_store, prefill_rows=rows, **how)
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         engine.prefill(sequence, PROMPT[:4])
         engine.step(Step((Segment(sequence, (7,)),)))
         judged.clear()
         engine.prefill(sequence, PROMPT)
         assert len(judged) == 2 * -(-len(PROMPT) // rows)
         ranks.append([given[-5:] for _, _, given, _, _ in judged[-2:]])
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
     of_all = len(PROMPT) + 5
     for whole, cut in zip(*ranks, strict=True):
         assert ((whole - cut).abs() * of_all).max() <= 1.01  # two nearly equal tokens may change places

@@ -28,7 +28,7 @@ BIAS = {"70": 1000}
 def slow(tiny_store) -> Iterator[object]:
     """A server of two sequences, one more in the queue, whose layers sleep as long as `pause` says."""
     model = a_model(tiny_store, parallel=2)
-    model._scheduler._chunk = 4
+    model._scheduler._loop._chunk = 4
     with server_of(model, most=3) as server:
         server.pause = 0.0
         model.engine.watch(lambda layer, chosen: time.sleep(server.pause))
@@ -211,7 +211,7 @@ def test_a_storm_of_cancels_leaves_nothing(slow):
 def test_a_retry_and_a_next_turn_compute_the_rest(tiny_store):
     """A client that left in its prompt, comes back, and goes on: usage, timings and metrics count what was kept."""
     model = a_model(tiny_store, keep=True)
-    model._scheduler._chunk = 4
+    model._scheduler._loop._chunk = 4
     with server_of(model) as server:
         model.engine.watch(lambda layer, chosen: time.sleep(0.05))
         gone_after(server, 0.5, stream=True)

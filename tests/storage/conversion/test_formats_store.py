@@ -253,7 +253,7 @@ def test_a_gpt_oss_in_mxfp4_answers_as_its_dequantized_self(open_engine, tmp_pat
     store = convert_checkpoint(packed, tmp_path / "store", max_level=None, layout="auto", dense_bits=16)
     assert (store.max_level, store.source_format) == (8, "MXFP4")
     engine = open_engine(tmp_path / "store", level=8)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     got = engine.all_logits(sequence, TOKENS, decode=False).float().log_softmax(-1)
     with torch.no_grad():
         want = load(plain)(torch.tensor([TOKENS])).logits[0].float().log_softmax(-1)

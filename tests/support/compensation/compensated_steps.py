@@ -16,13 +16,13 @@ RANKS = {0: (8, 5, 3), 1: (0, 0, 0), 2: (0, 16, 0)}
 
 def together(engine: Engine) -> torch.Tensor:
     """Logits [sequences, steps, vocabulary] of the tokens after the prompts, one of each in a step."""
-    sequences = [engine.new_sequence() for _ in PROMPTS]
+    sequences = [engine.sequences.new() for _ in PROMPTS]
     rows = [torch.stack([engine.prefill(s, p) for s, p in zip(sequences, PROMPTS, strict=True)])]
     for tokens in zip(*DECODED, strict=True):
         pairs = zip(sequences, tokens, strict=True)
         rows.append(engine.step(Step(tuple(Segment(sequence, (token,)) for sequence, token in pairs))))
     for sequence in sequences:
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
     return torch.stack(rows, 1)
 
 
@@ -30,11 +30,11 @@ def alone(engine: Engine, *, decoded: bool = True) -> torch.Tensor:
     """Logits [sequences, steps, vocabulary] of the prompts' ends and of the tokens after them, one after another."""
     rows = []
     for prompt, tokens in zip(PROMPTS, DECODED, strict=True):
-        sequence = engine.new_sequence()
+        sequence = engine.sequences.new()
         of = [engine.prefill(sequence, prompt)]
         if not decoded:
             engine.take_use()
         of += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
-        engine.end_sequence(sequence)
+        engine.sequences.end(sequence)
         rows.append(torch.stack(of))
     return torch.stack(rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from device_double import poisoned
 from integrity import check_integrity
+from one_step import OneStepFetcher
 from toys import SLICED, ToyForm, ToyReader, WholeToy, contents, expected
 
 from edgemoe.cache.base import EvictionPolicy
@@ -17,7 +18,6 @@ from edgemoe.cache.device_arena import pinned
 from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.prefetch.device_path import DevicePath, Staging
-from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.storage.base import ExpertKey
 
 LAYERS, EXPERTS = 2, 6
@@ -57,7 +57,7 @@ class DeviceRig:
         self.dram = self._tier("dram", dram, partial(pinned, device, "dram"), "cpu") if dram else None
         self.staging = Staging(device, SLICED.kinds, 3)
         self.path = DevicePath(self.vram, self.dram, form, device, self.staging)
-        self.fetcher = Fetcher(self.vram, self.dram, form, self.reader, path=self.path, workers=2)
+        self.fetcher = OneStepFetcher(self.vram, self.dram, form, self.reader, path=self.path, workers=2)
         self.fetcher.configure("full")
 
     def _tier(self, name: str, experts: int, arenas, place: str) -> PlaneTier:

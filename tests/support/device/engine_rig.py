@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from counted_engine import CountedEngine
 from device_double import DoubleDevice, poisoned
 from integrity import check_integrity
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.parts import Wraps
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.kernels.registry import Compute
@@ -83,7 +85,7 @@ def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[
             if device and ends:
                 doubles.append(device)
             wrap = (lambda kernel: Launched(kernel, device)) if device else (lambda kernel: kernel)
-            return stack.enter_context(Engine(store, plan, chosen, wrap_kernel=wrap))
+            return stack.enter_context(CountedEngine(store, plan, chosen, Wraps(kernel=wrap)))
 
         yield open_one
     for device in doubles:
@@ -92,7 +94,7 @@ def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 def logits(engine: Engine) -> torch.Tensor:
     """Logits after the prompt and after each decoded token, [9, vocab]."""
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     rows = [engine.prefill(sequence, PROMPT)]
     rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
     for tier in (engine.vram, engine.dram):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from counted_engine import CountedEngine
 from device_rig import DeviceRig, turmoil
 from family_models import random_model, save
 from integrity import check_integrity
@@ -174,14 +175,14 @@ def open_on(device, store) -> Iterator[Callable[..., Engine]]:
                 least = model.plan(vram_limit=None, settings=chosen, context=64).minimum_vram_bytes
                 limit = least + (experts - MINIMUM_EXPERTS) * each
             plan = model.plan(vram_limit=limit, dram_limit=dram_experts * each, settings=chosen, context=64)
-            return stack.enter_context(Engine(model, plan, chosen))
+            return stack.enter_context(CountedEngine(model, plan, chosen))
 
         yield open_one
     gc.collect()
 
 
 def logits(engine: Engine) -> torch.Tensor:
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     rows = [engine.prefill(sequence, PROMPT)]
     rows += [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in DECODED]
     return torch.stack(rows)
@@ -201,7 +202,7 @@ def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
 def test_captured_launches_answer_as_modules_do(open_on, experts_only, monkeypatch, level):
     """New tokens' logits equal those of transformers' modules but for rounding, and do not depend on the limits."""
     engine = open_on(of=experts_only, levels=(level,))
-    assert isinstance(engine._runner._fused, GraphDecode)
+    assert isinstance(engine.runner._fused, GraphDecode)
     got = logits(engine)
     for experts, dram in ((2, 0), (3, 16), (7, 3)):
         assert torch.equal(logits(open_on(experts, dram, of=experts_only, levels=(level,))), got)
@@ -213,13 +214,13 @@ def test_captured_launches_answer_as_modules_do(open_on, experts_only, monkeypat
 def test_the_drivers_count_stays_within_the_limit(open_on):
     """After prompts and many steps, all of the process's memory on the GPU is within --vram-limit."""
     engine = open_on(4, 8)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     for _ in range(5):
         sequence.crop(0)
         engine.prefill(sequence, PROMPT)
         for token in DECODED:
             engine.step(Step((Segment(sequence, (token,)),)))
-    assert 0 < engine.peak_bytes() <= engine.plan.vram_limit_bytes
+    assert 0 < engine.peak.bytes <= engine.plan.vram_limit_bytes
 
 
 def test_a_limit_below_the_smallest_is_refused(open_on, device, store):

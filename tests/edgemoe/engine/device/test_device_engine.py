@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from counted_engine import CountedEngine
 from device_double import DRIVER_BYTES, DoubleDevice
 from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 
@@ -89,7 +90,7 @@ def test_device_allocations_stay_within_the_plan(open_on):
     assert device.allocated - planes in range(plan.dense_bytes, plan.dense_bytes + ROUNDING_BYTES)
     assert device.capped == plan.vram_limit_bytes - DRIVER_BYTES
     assert plan.driver_bytes == DRIVER_BYTES
-    assert engine.peak_bytes() == device.allocated + DRIVER_BYTES < plan.vram_limit_bytes
+    assert engine.peak.bytes == device.allocated + DRIVER_BYTES < plan.vram_limit_bytes
     assert plan.staging_bytes == sum(device.pinned.values()) > 0
     first, second = plan.lines()
     assert "driver 1 KB, dense" in first
@@ -128,7 +129,7 @@ def test_out_of_memory_once_is_no_error(open_on):
     want = logits(open_on(None))
     device = DoubleDevice(3)
     engine = open_on(device, 4)
-    engine._runtime.kernel.refusals = 1
+    engine.runner._runtime.kernel.refusals = 1
     assert torch.equal(logits(engine), want)
     assert device.emptied == 1
 
@@ -137,9 +138,9 @@ def test_out_of_memory_twice_fails_that_step_alone(open_on):
     """The error has the device's message; the sequence goes on as if the step had never run."""
     want = logits(open_on(None))
     engine = open_on(DoubleDevice(4), 4, 3)
-    sequence = engine.new_sequence()
+    sequence = engine.sequences.new()
     rows = [engine.prefill(sequence, PROMPT)]
-    engine._runtime.kernel.refusals = 2
+    engine.runner._runtime.kernel.refusals = 2
     with pytest.raises(DoesNotFit, match=r"Tried to allocate 2\.00 GiB") as error:
         engine.step(Step((Segment(sequence, (DECODED[0],)),)))
     assert error.value.exit_code == 3
@@ -192,8 +193,8 @@ def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
 
     monkeypatch.setattr(device, "allocate", noted)
     store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
-    with Engine(store, limited(store, settings, 3, 4), settings) as engine:
-        engine.prefill(engine.new_sequence(), PROMPT)
+    with CountedEngine(store, limited(store, settings, 3, 4), settings) as engine:
+        engine.prefill(engine.sequences.new(), PROMPT)
         assert device.pinned
         mapping = engine.dram.blocks._arenas["base"]._memory
     device.end()  # drops the double's own references to memory
@@ -215,10 +216,10 @@ def test_a_failed_engine_frees_everything(tiny_store, monkeypatch, fails):
     device = DoubleDevice()
     store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
     plan = limited(store, settings, 3, 4)
-    monkeypatch.setattr(f"edgemoe.engine.engine.{fails}", fail)
+    monkeypatch.setattr(f"edgemoe.engine.parts.{fails}", fail)
     before = threads_and_files()
     with pytest.raises(RuntimeError, match="not today") as caught:
-        Engine(store, plan, settings)
+        CountedEngine(store, plan, settings)
     assert threads_and_files() == before
     assert device.pinned == {}
     assert caught.value.__context__ is None

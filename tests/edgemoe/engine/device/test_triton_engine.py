@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from counted_engine import CountedEngine
 from interpreter import round_like_a_gpu
 
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
 from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kernels.registry import Compute, kernels_for
 from edgemoe.kernels.triton import experts as triton_experts
@@ -32,8 +33,10 @@ def logits(directory: Path, compute: Compute, *, experts: int | None) -> torch.T
     if experts is not None:
         least = store.plan(vram_limit=None, settings=settings, context=16).minimum_vram_bytes
         limit = least + (experts - MINIMUM_EXPERTS) * store.form.bytes_at(4)
-    with Engine(store, store.plan(vram_limit=limit, settings=settings, context=16), settings) as engine:
-        sequence = engine.new_sequence()
+    with CountedEngine(
+        store, store.plan(vram_limit=limit, settings=settings, context=16), settings
+    ) as engine:
+        sequence = engine.sequences.new()
         prefilled = engine.prefill(sequence, PROMPT)
         return torch.stack([prefilled, engine.step(Step((Segment(sequence, (11,)),)))[0]])
 

@@ -1,0 +1,236 @@
+"""The steps of an engine's requests: which prompts run together, when others decode, and what comes of each step."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+
+import torch
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.pace import WORK_BETWEEN, Pace
+from edgemoe.engine.queue import RequestQueue
+from edgemoe.engine.request import CANCELLED, Request
+from edgemoe.errors import DoesNotFit, NotFinite
+from edgemoe.experts.step import StepContext, StepTotals
+from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.machine.process import return_free_memory
+from edgemoe.policy.importance import PromptAttention
+
+REQUESTS_A_TRIM = 64
+"""Ended requests after which free memory goes back to the system: that takes a millisecond."""
+
+
+class StepLoop:
+    """Runs one step after another. Used by the thread that has its turn.
+
+    A prompt's step pauses after each layer; for each WORK_BETWEEN of its work some steps of the running sequences come
+    between, so that running answers go on while a prompt comes in.
+
+    Args:
+        engine: runs the steps.
+        queue: the requests.
+        pace: how prompts and answers share the steps.
+        closed: True ends a prompt's step at its next layer.
+
+    Attributes:
+        prefill, decode: sums over all steps of prompts, and over all steps of new tokens.
+    """
+
+    def __init__(self, engine: Engine, queue: RequestQueue, pace: Pace, closed: Callable[[], bool]) -> None:
+        self._engine, self._queue, self._pace, self._closed = engine, queue, pace, closed
+        self._chunk = pace.rows(engine)
+        self._work, self._since_chunk, self._ended = 0, 0, 0
+        self._prompt_s = 0.0
+        """Seconds of prompts' layers since the last new token."""
+        self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
+        self.prefill, self.decode = StepTotals(), StepTotals()
+
+    def step(self) -> None:
+        """Runs one step, if there is one to run, and hands out its tokens."""
+        self.end_cancelled()
+        self._hand_out()
+        if refused := self._queue.admit():
+            self.end(refused[0], error=refused[1])
+        chunk_is_due = not self._queue.running or self._since_chunk >= self._pace.every
+        if self._queue.prompts and chunk_is_due:
+            self._since_chunk = 0
+            self._prefill()
+        elif self._queue.running:
+            self._since_chunk += 1
+            self._decode()
+        self._hand_out()
+
+    def end_cancelled(self, within: Collection[Request] = ()) -> None:
+        """Ends requests that were cancelled, except those whose step is under way."""
+        for request in self._queue:
+            if request.cancelled and request not in within:
+                self.end(request, CANCELLED)
+
+    def _prefill(self) -> None:
+        """Runs the next chunk of one prompt, or of several that fit into one step."""
+        first = self._queue.prompts[0]
+        try:
+            if self._queue.read_blocks(first):
+                return
+        except Exception as error:
+            self.end(first, error=error)
+            return
+        parts = self._reserved(self._queue.next_prompts(self._chunk))
+        if not parts:
+            return
+        requests = [request for request, _ in parts]
+        segments = [
+            Segment(r.sequence, tuple(r.tokens[r.done : r.done + rows]), r.attention)
+            for r, rows in parts
+            if r.sequence
+        ]
+        step = Step(tuple(segments), lambda: self._unwanted(requests))
+        all_rows = first.on_rows is not None
+        context = self._run(requests, lambda: self._run_prompts(step, requests, all_rows=all_rows))
+        for request in requests:
+            request.partly = 0
+        if context is None or context.logits is None:
+            return
+        self.prefill = self.prefill.plus(context.record)
+        rows_of = [context.logits] if all_rows else context.logits.split(1)
+        for (request, rows), logits in zip(parts, rows_of, strict=True):
+            request.trace.prefill = request.trace.prefill.plus(context.record)
+            if request.on_rows:
+                self._score(request, request.on_rows, logits)
+            request.done += rows
+            if request.done == request.prompt and not request.ended:
+                request.attention = PromptAttention()  # new tokens have no ranks: the prompt's sums go
+                self._sampled.append((request, logits[-1]))
+                self._queue.prompt_done(request)
+
+    def _reserved(self, parts: Sequence[tuple[Request, int]]) -> list[tuple[Request, int]]:
+        """The first parts of a step for which there is memory. A request that finds too little alone ends."""
+        reserved: list[tuple[Request, int]] = []
+        for request, rows in parts:
+            try:
+                self._queue.reserve(request, rows)
+            except Exception as error:
+                if not (reserved and isinstance(error, DoesNotFit)):
+                    self.end(request, error=error)
+                break
+            reserved.append((request, rows))
+        return reserved
+
+    def _run_prompts(self, step: Step, requests: Sequence[Request], *, all_rows: bool) -> StepContext:
+        """Runs a step of prompts, and steps of the running sequences between its layers where it is time."""
+        context, layers = self._engine.begin(step, all_rows=all_rows), self._engine.shape.layers
+        before = 0.0
+        with closing(self._engine.run(context)) as run:
+            for layer in run:
+                self._prompt_s += context.record.seconds - before
+                before = context.record.seconds
+                for request, segment in zip(requests, step.segments, strict=True):
+                    request.partly = len(segment.tokens) * (layer + 1) // layers
+                self._work += step.rows
+                if self._queue.running and self._work >= WORK_BETWEEN * layers:
+                    self._work = 0
+                    self._decode_between(requests)
+        self._prompt_s += context.record.seconds - before
+        return context
+
+    def _decode_between(self, prompts: Sequence[Request]) -> None:
+        """Runs the steps of new tokens that come between two layers of a prompt's step."""
+        for _ in range(self._pace.every):
+            self.end_cancelled(within=prompts)
+            if not self._queue.running or self._unwanted(prompts):
+                return
+            self._decode()
+            self._hand_out()
+
+    def _score(
+        self, request: Request, on_rows: Callable[[int, torch.Tensor], None], logits: torch.Tensor
+    ) -> None:
+        try:
+            on_rows(request.done, logits)
+        except BaseException as error:  # raised by the callback: the request's caller gets it
+            self.end(request, error=error)
+        if request.scored and request.done + len(logits) == request.prompt:
+            self.end(request, "scored")
+
+    def _decode(self) -> None:
+        """Runs a step of one new token of each running sequence."""
+        requests = list(self._queue.running)
+        segments = [Segment(r.sequence, (r.tokens[-1],)) for r in requests if r.sequence]
+        context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests))
+        if context is None or context.logits is None:
+            return
+        self.decode = self.decode.plus(context.record)
+        for request in requests:
+            request.trace.decode = request.trace.decode.plus(context.record)
+        self._sampled.extend(zip(requests, context.logits, strict=True))
+
+    def _run_tokens(self, step: Step, requests: Sequence[Request]) -> StepContext:
+        for request in requests:
+            self._queue.reserve(request, 1)
+        context = self._engine.begin(step)
+        for _ in self._engine.run(context):
+            pass
+        return context
+
+    def _unwanted(self, requests: Sequence[Request]) -> bool:
+        return self._closed() or all(request.cancelled for request in requests)
+
+    def _run(self, requests: Sequence[Request], run: Callable[[], StepContext]) -> StepContext | None:
+        """Runs a step; None where it failed, and the requests that an error belongs to have ended."""
+        try:
+            return run()
+        except StepCancelled:
+            self.end_cancelled()
+        except NotFinite as error:
+            # The others run again, without those whose logits are not finite.
+            for i in error.segments:
+                self.end(requests[i], error=error)
+        except Exception as error:
+            for request in requests:
+                self.end(request, error=error)
+        return None
+
+    def _hand_out(self) -> None:
+        """Chooses and hands out the token after each row of the last step."""
+        while self._sampled:
+            request, logits = self._sampled[0]
+            if not request.ended:
+                try:
+                    self._token(request, logits)
+                except BaseException as error:  # raised by a callback: the request's caller gets it
+                    self.end(request, error=error)
+            self._sampled.popleft()
+
+    def _token(self, request: Request, logits: torch.Tensor) -> None:
+        sampling, sequence = request.sampler.sampling, request.sequence
+        assert sequence
+        new = len(request.tokens) - request.prompt
+        token = request.sampler.next(request.tokens, logits, new)
+        times = request.trace.token_times
+        times.append(time.perf_counter())
+        request.tokens.append(token)
+        if request is self._queue.running[0]:
+            if new:
+                # Prompts' layers between two tokens say nothing about the bits of new tokens.
+                self._engine.rules.observe_token(times[-1] - times[-2] - self._prompt_s)
+            self._prompt_s = 0.0
+        if request.on_token(token, logits) or token in sampling.stop:
+            self.end(request, "stop")
+        elif new + 1 >= sampling.max_new_tokens:
+            self.end(request, "length")
+        elif sequence.length >= sequence.context:
+            self.end(request, "context")
+
+    def end(self, request: Request, reason: str | None = None, error: BaseException | None = None) -> None:
+        """Takes a request out and frees its KV; without effect where it has ended."""
+        if request.ended:
+            return
+        self._queue.remove(request, error)
+        request.reason, request.error = reason, error
+        self._ended += 1
+        if self._ended % REQUESTS_A_TRIM == 0:
+            return_free_memory()  # malloc keeps the holes that a rare long prompt leaves between other blocks
+        request.on_end()

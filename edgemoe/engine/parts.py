@@ -1,0 +1,127 @@
+"""What an engine is made of, opened in order: tiers, reader, compensators, the expert source, the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.engine.device_runner import DeviceModelRunner
+from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.held import HeldExperts
+from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.kernels.base import ExpertKernel
+from edgemoe.kernels.compensators import Compensators
+from edgemoe.layers.build import build_model
+from edgemoe.machine.out_of_memory import taking
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.memory.tiers import form_of, open_tiers
+from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch.base import ExpertSource
+from edgemoe.prefetch.fetcher import Fetcher
+from edgemoe.prefetch.workers import SCAN_WORKERS
+from edgemoe.storage.store.manifest import DENSE_NAME
+from edgemoe.storage.store.reader import RecordReader
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The opened parts of an engine.
+
+    Args:
+        vram, dram: tiers of experts; dram is None where there is no slower one.
+        fetcher: brings experts.
+        source: the fetcher, or what wraps it.
+        held: where the planes of each expert lie.
+        compensators: those of the store; None: settings use none.
+        model: transformers' model with this program's attention and experts.
+        runner: runs steps through it.
+    """
+
+    vram: PlaneTier
+    dram: PlaneTier | None
+    fetcher: Fetcher
+    source: ExpertSource
+    held: HeldExperts
+    compensators: Compensators | None
+    model: nn.Module
+    runner: ModelRunner
+
+
+@dataclass(frozen=True)
+class Wraps:
+    """What measures an engine's parts.
+
+    Args:
+        kernel: wraps the kernel.
+        source: wraps the expert source.
+    """
+
+    kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel
+    source: Callable[[ExpertSource], ExpertSource] = lambda source: source
+
+
+@contextmanager
+def open_parts(
+    skeleton: Any, store: StoreModel, plan: MemoryPlan, settings: RunSettings, wraps: Wraps
+) -> Iterator[EngineParts]:
+    """Opens the parts of an engine, and closes them at the block's end, in reverse order.
+
+    Args:
+        skeleton: the model without weights (layers.build.skeleton).
+        store: an opened store.
+        plan: the division of the limit.
+        settings: how to run the model.
+        wraps: what measures the parts.
+
+    Raises:
+        DoesNotFit: a device has too little memory.
+        DamagedData: the store is damaged.
+    """
+    device, shape = store.device, store.shape
+    form = form_of(store.form, settings)
+    kernel = wraps.kernel(store.compute.kernel(store.manifest.geometry, store.compute.layout))
+    with ExitStack() as opened:
+        if device:
+            device.cap(plan.vram_limit_bytes - plan.driver_bytes)
+            opened.callback(device.cap, None)
+        tiers = open_tiers(form, plan, settings, device)
+        opened.callback(tiers.close)
+        reader = RecordReader.open(store.directory, store.manifest)
+        opened.callback(reader.close)
+        compensators = None
+        if settings.compensation:
+            budget = plan.compensators_resident_bytes
+            compensators = Compensators.of_store(
+                store.directory, store.manifest, budget=budget, policy=settings.eviction
+            )
+        if compensators:
+            opened.callback(compensators.close)  # after the reads of the source have ended
+        fetcher = Fetcher(
+            tiers.vram,
+            tiers.dram,
+            form,
+            reader,
+            path=tiers.path,
+            workers=settings.readers,
+            scan_workers=0 if device else SCAN_WORKERS,
+        )
+        source = wraps.source(fetcher)
+        opened.callback(source.close)
+        source.configure(settings.speculate)
+        source.use_compensators(compensators.where if compensators else None)
+        runtime = ExpertRuntime(source, kernel, shape.experts_per_layer, device)
+        with taking(device, "dense weights", plan.minimum_vram_bytes):
+            file = store.manifest.files[DENSE_NAME]
+            model = build_model(skeleton, store.directory / DENSE_NAME, file, runtime)
+            if device:
+                runner: ModelRunner = DeviceModelRunner(model, runtime, plan)
+            else:
+                runner = ModelRunner(model, runtime, plan.parallel)
+        held = HeldExperts(fetcher, shape.layers, shape.experts_per_layer)
+        yield EngineParts(tiers.vram, tiers.dram, fetcher, source, held, compensators, model, runner)

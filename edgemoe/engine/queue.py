@@ -1,0 +1,154 @@
+"""The requests of one engine from their arrival to their end, and the keys and values that they get."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from edgemoe.engine.arrivals import Arrivals
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.kept_sequences import LEAST_TOKENS, KeptSequences
+from edgemoe.engine.request import Request
+from edgemoe.errors import DoesNotFit, NotFinite
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.policy.importance import needs_attention
+
+
+class RequestQueue:
+    """Requests that wait, those whose prompts run, and those that decode. For the thread that drives.
+
+    Args:
+        engine: runs their steps.
+        kept: the KV of ended requests; None: none is kept.
+
+    Attributes:
+        arrived: requests that wait for their KV. Thread-safe.
+        prompts: requests whose prompts run, the first to be admitted first.
+        running: requests that decode.
+    """
+
+    def __init__(self, engine: Engine, kept: KeptSequences | None) -> None:
+        self._engine, self._kept = engine, kept
+        self.arrived = Arrivals[Request]()
+        self.prompts: list[Request] = []
+        self.running: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([*self.arrived, *self.prompts, *self.running])
+
+    @property
+    def admitted(self) -> int:
+        """Requests that have their KV."""
+        return len(self.prompts) + len(self.running)
+
+    def admit(self) -> tuple[Request, Exception] | None:
+        """Gives the requests whose turn it is their KV, as far as there are places and the budget has it.
+
+        Returns:
+            a request that cannot get its KV, even alone, and the error; None: there is none.
+        """
+        while (request := self.arrived.first()) is not None:
+            if self.admitted >= self._engine.plan.parallel or self._shares_a_prompt(request):
+                return None
+            if request.sequence is None:
+                wanted = request.prompt + request.sampler.sampling.max_new_tokens
+                try:
+                    self._give_sequence(request, min(wanted, self._engine.plan.context))
+                except Exception as error:
+                    waits = self.admitted and isinstance(error, DoesNotFit)
+                    return None if waits else (request, error)
+            request.trace.admitted = time.perf_counter()
+            self.prompts.append(self.arrived.take())
+        return None
+
+    def _shares_a_prompt(self, request: Request) -> bool:
+        """Whether a prompt that runs has at least half of a request's tokens: the request waits, and copies them."""
+        if self._kept is None:
+            return False
+        shared = max((_shared(request.tokens, other.tokens) for other in self.prompts), default=0)
+        return shared >= max(LEAST_TOKENS, request.prompt // 2)
+
+    def _give_sequence(self, request: Request, context: int) -> None:
+        """Gives a request its KV, with what is kept of the prompt's first tokens; all but one at most."""
+        if self._kept is None:
+            request.sequence = self._engine.sequences.new(context)
+            return
+        most = min(request.prompt - 1, request.prompt if request.on_rows is None else request.rows_from)
+        running = [(other.tokens, other.sequence) for other in self.running if other.sequence]
+        request.sequence, request.cached = self._kept.sequence_for(request.tokens[:most], running)
+        request.done = request.cached
+
+    def read_blocks(self, request: Request) -> bool:
+        """Reads the next blocks of a prompt that are on disk. Returns False where there are none.
+
+        Raises:
+            DoesNotFit, DamagedData: as KeptSequences.read_blocks.
+        """
+        assert request.sequence
+        read = self._kept.read_blocks(request.sequence) if self._kept else None
+        if read is not None:
+            request.done = request.cached = read
+        return read is not None
+
+    def next_prompts(self, rows: int) -> list[tuple[Request, int]]:
+        """Chooses the prompts of the next step, the first to be admitted first, and how many tokens of each it takes.
+
+        A prompt's tokens are divided in the same way whatever runs with it. One whose rows are wanted runs alone.
+
+        Args:
+            rows: most tokens in a step.
+        """
+        plan, chosen, left = self._engine.plan, list[tuple[Request, int]](), rows
+        ranked = needs_attention(self._engine.settings.importance)
+        for request in self.prompts:
+            most = min(rows, plan.scored_rows) if request.on_rows else rows
+            tokens = min(most, request.prompt - request.done)
+            alone = request.on_rows or (chosen and chosen[0][0].on_rows)
+            # The plan has the sums of attention of one context.
+            sums = sum(each.prompt for each, _ in chosen) + request.prompt
+            if chosen and (alone or tokens > left or (ranked and sums > plan.context)):
+                break
+            chosen.append((request, tokens))
+            left -= tokens
+        return chosen
+
+    def reserve(self, request: Request, tokens: int) -> None:
+        """Reserves the memory of a request's next tokens.
+
+        Raises:
+            DoesNotFit: the budget has too little left.
+        """
+        if self._kept and request.sequence:
+            self._kept.reserve(request.sequence, tokens)
+
+    def prompt_done(self, request: Request) -> None:
+        """Lets a request decode: its prompt has run."""
+        self.prompts.remove(request)
+        self.running.append(request)
+        if self._kept and request.sequence:
+            self._kept.has_prompt(request.sequence, request.tokens)
+
+    def remove(self, request: Request, error: BaseException | None) -> None:
+        """Takes a request out. Its KV is kept, or freed; after a value that is not finite, all that may have it."""
+        self.arrived.remove(request)
+        self.prompts = [other for other in self.prompts if other is not request]
+        self.running = [other for other in self.running if other is not request]
+        sequence = request.sequence
+        if sequence and not request.kept:
+            self._free(sequence, request.tokens, error)
+            request.sequence = None
+
+    def _free(self, sequence: SequenceKV, tokens: Sequence[int], error: BaseException | None) -> None:
+        if self._kept is None:
+            self._engine.sequences.end(sequence)
+        elif isinstance(error, NotFinite):
+            self._kept.discard(sequence, tokens)
+        else:
+            self._kept.keep(sequence, tokens)
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens two prompts share."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

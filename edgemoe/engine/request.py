@@ -1,0 +1,104 @@
+"""A request for an answer: its prompt, the tokens after it, and what its steps took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from edgemoe.engine.sampling import Sampler
+from edgemoe.experts.step import StepTotals
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.policy.importance import PromptAttention
+
+CANCELLED = "cancelled"
+"""The reason of a request that was cancelled."""
+
+
+@dataclass
+class Trace:
+    """Times and counts of one request. What a step counts, it counts for all its rows.
+
+    Args:
+        start: seconds of time.perf_counter() at arrival.
+        admitted: when the request got its KV; None: it waits.
+        token_times: when the host has got each token.
+        prefill, decode: sums over the steps that the request took part in.
+    """
+
+    start: float
+    admitted: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    prefill: StepTotals = field(default_factory=StepTotals)
+    decode: StepTotals = field(default_factory=StepTotals)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the start to the first token."""
+        return self.token_times[0] - self.start
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token after the first; None for fewer than two tokens."""
+        n = len(self.token_times)
+        return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between consecutive tokens."""
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, and the tokens after it.
+
+    Args:
+        tokens: ids of the prompt; grows by the answer's ids, of which the sequence lacks the last.
+        sampler: chooses tokens; its settings end the answer.
+        start: seconds of time.perf_counter() at arrival.
+        on_token: called with each token, one of `stop` included, and the float32 logits [vocab] it was chosen from, in
+            the thread that drives the scheduler; True ends the answer.
+        on_end: called once, when the request has ended.
+        sequence: a sequence of the caller's, which has the prompt's first tokens, fewer than all, and stays at the end;
+            None: one is made and freed.
+        on_rows: called with the number of rows before it and float32 logits [rows, vocab], for all rows of the prompt
+            in turn; None: these are not computed.
+        scored: ends the request with its prompt; otherwise the prompt is answered.
+        rows_from: the first row of the prompt that `on_rows` is to get.
+        client: requests of several clients that wait are admitted in turn.
+
+    Attributes:
+        cached: tokens of the prompt that are not computed again.
+        done: tokens of the prompt that the sequence has.
+        partly: tokens that the layers of the step under way amount to.
+        reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
+        error: that ended it.
+    """
+
+    tokens: list[int]
+    sampler: Sampler
+    start: float = field(default_factory=time.perf_counter)
+    on_token: Callable[[int, torch.Tensor], bool] = lambda token, logits: False
+    on_end: Callable[[], None] = lambda: None
+    sequence: SequenceKV | None = None
+    on_rows: Callable[[int, torch.Tensor], None] | None = None
+    scored: bool = False
+    rows_from: int = 0
+    client: str = ""
+    reason: str | None = None
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt, self.trace = len(self.tokens), Trace(self.start)
+        self.cancelled, self.kept = False, self.sequence is not None
+        self.attention = PromptAttention()
+        self.cached = self.done = self.sequence.length if self.sequence else 0
+        self.partly = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no step will run for it any more."""
+        return self.reason is not None or self.error is not None

@@ -1,0 +1,228 @@
+"""The rules of an engine's next steps: levels, what they go by, hot experts, and bits for a wanted time per token."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cached_property
+
+from edgemoe.engine.hot_experts import HotExperts
+from edgemoe.engine.limited_memory import LimitedMemory
+from edgemoe.engine.parts import EngineParts
+from edgemoe.errors import UserError
+from edgemoe.families.table import known_family
+from edgemoe.kernels.compensators import Compensators
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.memory.split import require_sizes
+from edgemoe.models.plans.requirements import require_base_level
+from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.bits import BITS_PER_WEIGHT
+from edgemoe.policy.damage import Damage
+from edgemoe.policy.levels import LevelPolicy
+from edgemoe.policy.settings import RunSettings
+from edgemoe.policy.target import BitsController
+from edgemoe.policy.tier_prices import TierPrices
+from edgemoe.speed.tiers import copy_speed, read_speed
+from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.store.reader import RecordReader
+
+SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
+"""Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
+
+FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
+"""Fields of RunSettings that an engine cannot change."""
+
+_ABOVE_LOWEST = 0.01
+"""Bits above those of the lowest level: fewer cannot be a mean of several levels."""
+
+_log = logging.getLogger("edgemoe")
+
+
+def first_settings(settings: RunSettings) -> RunSettings:
+    """The settings to open an engine with: one level, where damage may have to be measured by steps of the engine."""
+    if not (settings.priced or settings.hotness):
+        return settings
+    return settings.with_(levels=settings.levels[:1], bits=None, tpot_target=None, hotness=None)
+
+
+class Rules:
+    """Makes the policy of the steps that follow. A step keeps the policy that it began with.
+
+    Args:
+        store: the opened store.
+        plan: the division of the limit.
+        memory: the limit's blocks.
+        parts: tiers, source and compensators of the engine.
+        settings: the first ones (first_settings).
+
+    Attributes:
+        policy: the policy of the next step.
+        damage: what fewer bits of each expert cost; None until settings go by it (Engine.require_damage).
+        hot: the hot experts, where precision follows hotness; else None.
+    """
+
+    def __init__(
+        self,
+        store: StoreModel,
+        plan: MemoryPlan,
+        memory: LimitedMemory,
+        parts: EngineParts,
+        settings: RunSettings,
+    ) -> None:
+        self._store, self._plan, self._memory, self._parts = store, plan, memory, parts
+        self.damage: Damage | None = None
+        self.hot: HotExperts | None = None
+        self._controller: BitsController | None = None
+        self._heat: Mapping[ExpertKey, float] = {}
+        self._missed: float | None = None
+        self.policy = self._policy(settings)
+
+    @property
+    def settings(self) -> RunSettings:
+        """The settings of the next step."""
+        return self.policy.settings
+
+    def require(self, settings: RunSettings, compensators: Compensators | None) -> None:
+        """Refuses settings that need another engine (Engine.configure).
+
+        Args:
+            settings: the settings of the steps that follow.
+            compensators: the compensators of these steps; None: they have none.
+        """
+        self._require_same_engine(settings)
+        if settings.compensation:
+            _require_compensators(settings, compensators)
+
+    def configure(self, settings: RunSettings) -> None:
+        """Changes the settings of the steps that follow (Engine.configure); `damage` is known where they go by it."""
+        now, policy = self.settings, self._policy(settings)
+        if settings.hotness:
+            require_sizes(self._store.form, settings.levels)
+        if (settings.levels, settings.tpot_target) != (now.levels, now.tpot_target):
+            self._controller = _controller_of(settings)
+        source = self._parts.source
+        source.configure(settings.speculate)
+        if (settings.hotness, settings.levels) != (now.hotness, now.levels):
+            source.release_pins()  # they were made for the levels before
+            self._follow_hotness(settings)
+        self.policy = policy
+
+    def _require_same_engine(self, settings: RunSettings) -> None:
+        """Refuses settings for which another engine must be opened, and names the first of them."""
+        now, most = self.settings, self._plan.levels[0]
+        if settings.levels[0] > most:
+            raise UserError(
+                f"levels of at most {most} bits, for which memory was divided",
+                f"{settings.levels[0]}",
+                "start again with this level",
+            )
+        for name in FIXED:
+            wanted, fixed = getattr(settings, name), getattr(now, name)
+            if wanted != fixed:
+                raise UserError(
+                    f"{name} {fixed}, as at the start", f"{name} {wanted}", "start again with this setting"
+                )
+
+    def _follow_hotness(self, settings: RunSettings) -> None:
+        """Makes what moves the planes of hot experts, or ends it."""
+        if self.hot:
+            self.hot.end()
+        self.hot = None
+        if settings.hotness:
+            parts = self._parts
+            self.hot = HotExperts.of_blocks(
+                settings, self._memory.blocks, self._store, parts.source, parts.vram
+            )
+            self.hot.start_from(self._heat)
+
+    def start_from(self, heat: Mapping[ExpertKey, float]) -> None:
+        """Makes the hottest experts of an earlier run the first hot sets."""
+        self._heat = heat
+        if self.hot:
+            self.hot.start_from(heat)
+
+    @property
+    def filled_levels(self) -> tuple[int, ...]:
+        """The levels that free blocks are filled at, high to low.
+
+        Without any heat the lower level of all experts comes first, and routers decide which are hot.
+        """
+        settings = self.settings
+        return tuple(level for level in (settings.levels if self._heat else settings.scheduled) if level)
+
+    def observe_token(self, seconds: float) -> None:
+        """Takes the time of a new token: with a tpot_target the bits of later tokens follow it.
+
+        A target that the fewest bits miss is logged as a warning, once a target.
+        """
+        controller = self._controller
+        if controller is None:
+            return
+        before = controller.bits
+        controller.observe(seconds)
+        if controller.bits != before:
+            self.policy = self._policy(self.settings.with_(bits=controller.bits))
+        if controller.least and self._missed != controller.target:
+            self._missed = controller.target
+            _log.warning(
+                "%.3g ms a token cannot be met: %.3g bits a weight take %.3g ms here: raise the limit",
+                *(1000 * controller.target, controller.range[0], 1000 * controller.least),
+            )
+
+    def require_gate(self, option: str) -> None:
+        """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""
+        family = self._store.config["model_type"]
+        if known_family(family).gate is None:
+            wanted = f"a model whose routers choose by one score for each expert, for {option}"
+            raise UserError(wanted, f"model_type {family}", f"leave {option} out")
+
+    def _policy(self, settings: RunSettings) -> LevelPolicy:
+        device = self._store.device
+        if settings.hotness and device:
+            found = f"--device {device.name}"
+            raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
+        if settings.remapping:
+            self.require_gate("--lynx")
+        tiers = None
+        if settings.priced and not settings.exact:
+            tiers = TierPrices(self._parts.held.places, self._dram_price, settings.promotion == "whole")
+        layers, experts = sorted(self._store.manifest.layers), self._store.shape.experts_per_layer
+        return LevelPolicy(settings, layers, experts, self.damage, tiers)
+
+    @cached_property
+    def _dram_price(self) -> float:
+        """Seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from, measured now.
+
+        Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
+        """
+        store, plan = self._store, self._plan
+        if self._parts.dram is None:
+            return 1.0
+        kinds = store.form.kinds_at(plan.levels[0])
+        fastest = {} if store.device else plan.vram_blocks
+        blocks = {kind.name: fastest.get(kind.name, 0) + plan.dram_blocks.get(kind.name, 0) for kind in kinds}
+        if all(count >= store.shape.experts for count in blocks.values()):
+            return 1.0
+        with closing(RecordReader.open(store.directory, store.manifest)) as reader:
+            read = read_speed(reader, store.manifest, plan.levels[0], SPEED_SECONDS)
+        return min(read / copy_speed(store.device, SPEED_BYTES, SPEED_SECONDS), 1.0)
+
+
+def _require_compensators(settings: RunSettings, compensators: Compensators | None) -> None:
+    """Refuses compensation without compensators in memory, or for another level than theirs."""
+    assert settings.compensation
+    if compensators is None:
+        action = f"start again with {settings.compensation.option}"
+        raise UserError("compensators in memory", settings.name, action)
+    require_base_level(settings, compensators.level)
+
+
+def _controller_of(settings: RunSettings) -> BitsController | None:
+    """What adjusts the bits of new tokens to a wanted time; None: no setting wants it."""
+    if settings.tpot_target is None:
+        return None
+    lowest = min(level for level in settings.levels if level)
+    fewest = BITS_PER_WEIGHT[lowest] + (0 if 0 in settings.levels else _ABOVE_LOWEST)
+    most = BITS_PER_WEIGHT[settings.levels[0]]
+    return BitsController(settings.tpot_target, max(settings.mean_bits, fewest), (fewest, most))

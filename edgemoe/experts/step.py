@@ -1,0 +1,249 @@
+"""A step on its way through the layers: what they need of it, and the record that it leaves.
+
+The scheduler makes a context for each step (Engine.begin), the step owns it, and whatever the step counts, predicts or
+chooses is in it. Another step may therefore run between two layers of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from edgemoe.experts.use import ChoiceCounts, ExpertUse
+from edgemoe.kernels.base import Part, Rows
+from edgemoe.kernels.compensators import Compensators
+from edgemoe.kv.step import Step, StepKV
+from edgemoe.policy.levels import LevelPolicy
+from edgemoe.policy.remapping import Remapping
+from edgemoe.prefetch.base import StepExperts
+from edgemoe.prefetch.counts import TransferCounts
+
+Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
+"""Layer, logits [T, E] that order experts as its router does, and k -> experts, int64 [T, k], the likeliest first."""
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What a layer's router has chosen for the rows of a step.
+
+    Args:
+        hidden: bf16 [T, H], its input, where the model is.
+        chosen: int64 [T, k], experts.
+        gates: [T, k], their gate weights, 0 where an expert is skipped.
+        ranks: float [T], PromptAttention.ranks; None where the settings do not depend on attention.
+    """
+
+    hidden: torch.Tensor
+    chosen: torch.Tensor
+    gates: torch.Tensor
+    ranks: torch.Tensor | None
+
+
+class MeasuredLayer(Protocol):
+    """The experts of a layer, as far as a probe uses them."""
+
+    layer: int
+    """Index of the layer in the model."""
+
+    def apply(self, x: Rows, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor) -> None:
+        """Computes the parts' rows [R, H] (ExpertLayer.apply)."""
+
+
+class ExpertProbe(Protocol):
+    """Measures experts in steps of several rows."""
+
+    def computed(
+        self,
+        layer: MeasuredLayer,
+        x: Rows,
+        parts: Sequence[Part],
+        experts: Sequence[int],
+        out: torch.Tensor,
+    ) -> None:
+        """Takes the rows of some experts: inputs, and outputs [R, H] before their gate weights."""
+
+    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+        """Takes what a layer's router has chosen, and the sum [T, H] of its experts, which it may change."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is measured or changed in the steps of a study.
+
+    Args:
+        probe: measures experts; None: nothing is measured.
+        reroute: chooses the experts; None: the routers choose.
+        compensators: those of the experts; None: the experts have none.
+        policy: chooses levels in place of the settings' rules; None: these do.
+        modules: new tokens take transformers' modules: a rule that compiled code does not have holds there.
+        choices: the record counts how often the routers choose each expert.
+        watch: called with each layer and its router's choice, int64 [T, k]; None: nothing is called.
+    """
+
+    probe: ExpertProbe | None = None
+    reroute: Reroute | None = None
+    compensators: Compensators | None = None
+    policy: LevelPolicy | None = None
+    modules: bool = False
+    choices: bool = False
+    watch: Callable[[int, torch.Tensor], None] | None = None
+
+
+@dataclass
+class StepRecord:
+    """What a step leaves, for answers, metrics, benchmarks and hotness alike.
+
+    Args:
+        decodes: the step had a new token of each sequence; otherwise it had tokens of prompts.
+        sequences, rows: how many.
+        transfers: what moved between tiers.
+        use: the levels at which experts were computed.
+        active: layer -> distinct experts that the routers chose.
+        choices: how often routers chose each expert; None: no setting counts them.
+        seconds: time that the step took, without steps that ran between its layers.
+    """
+
+    decodes: bool
+    sequences: int
+    rows: int
+    transfers: TransferCounts = field(default_factory=TransferCounts)
+    use: ExpertUse = field(default_factory=ExpertUse)
+    active: dict[int, int] = field(default_factory=dict)
+    choices: ChoiceCounts | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Sums over the records of several steps.
+
+    >>> StepTotals.of([StepRecord(True, 2, 2), StepRecord(True, 1, 1)]).rows
+    3
+    """
+
+    steps: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    transfers: TransferCounts = field(default_factory=TransferCounts)
+    use: ExpertUse = field(default_factory=ExpertUse)
+
+    @classmethod
+    def of(cls, records: Iterable[StepRecord]) -> StepTotals:
+        """Sums up records."""
+        total = cls()
+        for record in records:
+            total = total.plus(record)
+        return total
+
+    def plus(self, record: StepRecord) -> StepTotals:
+        """Returns the sums with one more record."""
+        return StepTotals(
+            self.steps + 1,
+            self.rows + record.rows,
+            self.seconds + record.seconds,
+            self.transfers + record.transfers,
+            self.use + record.use,
+        )
+
+    def __add__(self, other: StepTotals) -> StepTotals:
+        return StepTotals(
+            self.steps + other.steps,
+            self.rows + other.rows,
+            self.seconds + other.seconds,
+            self.transfers + other.transfers,
+            self.use + other.use,
+        )
+
+
+class StepContext:
+    """A step on its way through the layers. Made by Engine.begin, and used for this one step.
+
+    Args:
+        step: the rows.
+        all_rows: logits are wanted after every row; otherwise after each segment's last.
+        kv: the step's keys and values, and the attention that its tokens receive.
+        policy: chooses levels, from the first layer to the last, whatever is configured meanwhile.
+        experts: the step's requests, predictions and transfers.
+        study: what is measured or changed in its place.
+        counts_choices: the record counts the choices of the routers.
+
+    Attributes:
+        record: what the step leaves; complete once it has ended.
+        logits: float32 [segments or rows, vocab], in RAM, once it has ended.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        kv: StepKV,
+        policy: LevelPolicy,
+        experts: StepExperts,
+        *,
+        study: Study,
+        all_rows: bool = False,
+        choices: ChoiceCounts | None = None,
+    ) -> None:
+        self.step, self.kv, self.policy, self.experts = step, kv, policy, experts
+        self.study, self.all_rows = study, all_rows
+        self.record = StepRecord(
+            step.decodes, len(step.segments), step.rows, transfers=experts.counts, choices=choices
+        )
+        self.logits: torch.Tensor | None = None
+
+    @property
+    def decode(self) -> bool:
+        """Whether the rows are new tokens, each judged alone."""
+        return self.kv.decode
+
+    @property
+    def use(self) -> ExpertUse:
+        """The levels at which the step's experts have been computed so far."""
+        return self.record.use
+
+    @property
+    def remapping(self) -> Remapping | None:
+        """How the tokens of the step agree on experts; None: it has one token, or a prompt's, or each token chooses."""
+        return self.policy.settings.remapping if self.decode and len(self.step.segments) > 1 else None
+
+    @property
+    def parts(self) -> list[slice]:
+        """The rows of each segment, for which levels are chosen together: a prompt's, or all new tokens."""
+        if self.decode:
+            return [slice(0, self.step.rows)]
+        return [slice(row, row + rows) for _, row, rows in self.kv.spans]
+
+    def note_choice(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> None:
+        """Counts what a layer's router has chosen: int64 [T, k] experts and their gate weights [T, k], in RAM."""
+        self.record.active[layer] = len(chosen.unique())
+        if self.study.watch:
+            self.study.watch(layer, chosen)
+        if self.record.choices:
+            self.record.choices.add(layer, chosen, gates)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Makes this the step that transformers' modules compute in the block: see `current_step`."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+
+_CURRENT: ContextVar[StepContext] = ContextVar("step")
+
+
+def current_step() -> StepContext:
+    """Returns the step whose layer is being computed.
+
+    transformers' blocks pass no argument on to routers and experts: these find their step here.
+
+    Raises:
+        LookupError: no step's layer is being computed.
+    """
+    return _CURRENT.get()

@@ -1,0 +1,141 @@
+"""The experts of one step: its requests, the prediction of its next layer, and what it has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from edgemoe.prefetch.base import StepExperts
+from edgemoe.prefetch.compensators.leases import CompensatorLeases
+from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.layer_request import LayerRequest
+from edgemoe.prefetch.lookahead import Lookahead
+from edgemoe.prefetch.speculation import Speculation
+from edgemoe.prefetch.transfers import Transfer, Transfers
+from edgemoe.storage.base import ExpertKey
+
+
+class FetcherStep(StepExperts):
+    """Implements StepExperts over a Fetcher's transfers. Used by the engine's thread.
+
+    Args:
+        transfers: of experts.
+        compensators: transfers of compensators; None: requests want none.
+        lookahead: what the predictions of all steps share.
+        counts: what has moved since the last step, to which this step adds.
+        left: unwanted reads that an earlier step left under way.
+        ended: called at the end with what `left` is for the next step.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        compensators: Transfers | None,
+        lookahead: Lookahead,
+        counts: TransferCounts,
+        left: Iterable[Transfer],
+        ended: Callable[[Sequence[Transfer]], None],
+    ) -> None:
+        self.counts = counts
+        self._transfers, self._compensators = transfers, compensators
+        self._lookahead, self._ended = lookahead, ended
+        self._speculation = Speculation(transfers, lookahead, counts)
+        self._speculation.take_over(left)
+        lookahead.predictions.append(self._speculation)
+        self._request: LayerRequest | None = None
+
+    @property
+    def predicting(self) -> bool:
+        """Whether a prediction waits for the next layer's request or hits."""
+        return self._speculation.pending
+
+    def request(
+        self,
+        wanted: Mapping[ExpertKey, int],
+        *,
+        scan: bool = False,
+        ordered: bool = False,
+        compensated: Mapping[ExpertKey, int] | None = None,
+    ) -> LayerRequest:
+        """Brings the experts of `wanted`. Ctrl-C within the context is raised when the next list is taken, or by its
+        end.
+
+        Raises:
+            ValueError: the source is closed. Entering and iterating raise as StepExperts.request.
+        """
+        if self._transfers.workers.closed:
+            raise ValueError("expected an open fetcher, got a closed one")
+        compensators = CompensatorLeases(self._compensators, compensated or {}, self.counts, scan=scan)
+        self._request = LayerRequest(
+            self._transfers,
+            self._lookahead,
+            self._speculation,
+            self.counts,
+            wanted,
+            scan=scan,
+            ordered=ordered,
+            compensators=compensators,
+        )
+        return self._request
+
+    def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
+        """Starts reading predicted experts. Without effect unless `looks_ahead`, or `scans_ahead` in a scan."""
+        if self._request is None or not self._request.open:
+            raise ValueError("expected an open request to read ahead in, got none")
+        self._speculation.predict(predicted, scan=scan)
+        self._request.advance()
+
+    def count_hits(
+        self,
+        layers: Sequence[Sequence[tuple[ExpertKey, int]]],
+        *,
+        scan: bool = False,
+        compensated: Sequence[ExpertKey] = (),
+    ) -> None:
+        """Counts experts that were computed without a request."""
+        if self._transfers.path.asynchronous:
+            self._transfers.path.computed()
+        passed = len(layers)
+        if self._speculation.pending:
+            self._speculation.resolve(dict(layers[0]))
+            passed -= 1
+        self._speculation.pass_layers(passed)
+        experts = [expert for layer in layers for expert in layer]
+        self.counts.add_requests([level for _, level in experts])
+        self.counts.vram_hits += len(experts)
+        tier = self._transfers.vram
+        if not scan:
+            tier.clear_evict_first()
+        # A request leases them in the order of their keys.
+        tier.mark_used([key for layer in layers for key, _ in sorted(layer)])
+        if self._compensators:
+            if not scan:
+                self._compensators.vram.clear_evict_first()
+            self._compensators.vram.mark_used(compensated)
+
+    def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
+        """Counts experts that were computed without a request, in the fastest tier or read in the slower one."""
+        counts, bytes_at = self.counts, self._transfers.form.bytes_at
+        for (own, wanted), experts in levels.items():
+            counts.add_requests([wanted] * experts)
+            if own >= wanted:
+                counts.vram_hits += experts
+            else:
+                counts.dram_hits += experts
+                counts.dram_bytes += experts * (bytes_at(wanted) - (bytes_at(own) if own else 0))
+        self._speculation.pass_layers(layers)
+        self._transfers.vram.clear_evict_first()
+
+    def count_predictions(self, layers: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
+        """Counts predictions for which there was nothing to read."""
+        for layer, predicted, wanted in layers:
+            self.counts.of_layer(layer).compare(predicted, wanted)
+
+    def end(self) -> None:
+        """Ends the prediction, counts repeated reads, and leaves reads that cannot be cancelled to the next step."""
+        if self._speculation not in self._lookahead.predictions:
+            return
+        self._lookahead.predictions.remove(self._speculation)
+        self.counts.read_retries += self._transfers.new_retries()
+        if self._compensators:
+            self.counts.read_retries += self._compensators.new_retries()
+        self._ended(self._speculation.leave())
