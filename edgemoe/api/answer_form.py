@@ -49,19 +49,19 @@ CALLS_AS_TAGS = _CHATML | {
         "content": _TEXT,
     }
 }
-"""The same with a tag for each argument: Qwen 3 Coder, Qwen 3.5."""
+"""Response template of ChatML with a tag for each argument of a call: Qwen 3 Coder, Qwen 3.5."""
 
 _OURS = (
     (("<|im_start|>", "<tool_call>", "<function=", "<parameter="), CALLS_AS_TAGS),
     (("<|im_start|>", "<tool_call>", '"arguments"'), CALLS_AS_JSON),
 )
-"""What a chat template writes -> the response template of its answers, for tokenizers that have none."""
+"""Texts in a chat template -> the response template of its answers, for tokenizers that have none."""
 
 CPU_SECONDS = 5.0
-"""For reading sample texts by a response template of a model."""
+"""Time in which a model's response template must read the sample texts."""
 
 MEMORY_BYTES = 512 << 20
-"""For the same, beside the program's own."""
+"""Memory that it may take for that, next to the program's own."""
 
 _SAMPLES = ("a" * 3000, "<" * 1000, " " * 1000, "\n" * 1000, '{"a": ' * 200, "<a>" * 500, "0" * 1000)
 
@@ -119,9 +119,9 @@ class AnswerForm:
         """A reader of one answer.
 
         Args:
-            prompt: text behind which the answer comes, special tokens included.
-            tools: that may be called; None: calls are text.
-            most: calls, behind which the answer is read no further; None: any number.
+            prompt: text after which the answer comes, special tokens included.
+            tools: functions that may be called; None: calls are text.
+            most: number of calls after which the answer is read no further; None: any number.
         """
         anchored = self._template.start_anchor_re.search(prompt) is not None
         parser = ResponseParser(self._template, prefix=prompt if anchored else "", tools=list(tools or []))

@@ -21,7 +21,7 @@ class Call:
     """A call of a tool.
 
     Args:
-        name: of the tool.
+        name: the tool's.
         arguments: JSON object.
         id: names the call in later messages.
     """
@@ -51,13 +51,13 @@ class Delta:
 class AnswerReader:
     """Finds the parts of one answer as its text comes. Text around a part is stripped of whitespace.
 
-    A part that the parser cannot read, such as half a call, is content as it was written, and so is all text behind it.
+    A part that the parser cannot read, such as half a call, is content as it was written, and so is all text after it.
 
     Args:
-        parser: at the end of the prompt.
-        special: as in AnswerForm.
+        parser: has read the prompt to its end.
+        special: see AnswerForm.
         calls: whether calls are parts of their own; otherwise they are content.
-        most: as in AnswerForm.reader.
+        most: see AnswerForm.reader.
 
     Attributes:
         calls: so far.
@@ -68,7 +68,7 @@ class AnswerReader:
         self, parser: ResponseParser, special: Sequence[str], *, calls: bool, most: int | None = None
     ) -> None:
         self._parser, self._special, self._with_calls, self._most = parser, special, calls, most
-        self._raw = ""  # behind the last part that has gone out
+        self._raw = ""  # text after the last part that has gone out
         self._broken = False
         self._spaces: dict[str, str] = {}
         self.calls: list[Call] = []
@@ -162,7 +162,7 @@ class AnswerReader:
         return deltas
 
     def _texts(self, parts: Sequence[tuple[Kind, str]]) -> list[Delta]:
-        """Deltas of texts; whitespace waits for text behind it, and is left out before the first."""
+        """Deltas of texts; whitespace waits for text after it, and is left out before the first."""
         deltas = []
         for kind, text in parts:
             for token in self._special:

@@ -41,7 +41,7 @@ class ChatPrompts:
     """Makes the prompts of a model's chats, and keeps its answers with calls (Replays). Thread-safe.
 
     Args:
-        model: of the chats.
+        model: answers the chats.
     """
 
     def __init__(self, model: Model) -> None:
@@ -74,10 +74,10 @@ class ChatPrompts:
         """Makes the prompt of a conversation.
 
         Args:
-            messages: of the conversation.
-            variables: for the chat template.
-            tools: that the answer may call.
-            schema: of the answer, JSON.
+            messages: the conversation.
+            variables: the chat template's.
+            tools: functions that the answer may call.
+            schema: a JSON schema that the answer has.
 
         Raises:
             UserError: the chat template refuses the messages, or there are no calls of tools with this model.

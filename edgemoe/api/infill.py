@@ -13,16 +13,16 @@ _TOKENS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""Before the text, between it and the one behind the gap, and before the answer: Qwen, StarCoder, DeepSeek."""
+"""Tokens before the text, between it and the one after the gap, and before the answer: Qwen, StarCoder, DeepSeek."""
 
 
-def infill_prompt(tokenizer: Any, before: str | Sequence[int], behind: str) -> list[int]:
+def infill_prompt(tokenizer: Any, before: str | Sequence[int], after: str) -> list[int]:
     """Returns token ids of a prompt whose answer comes between two texts.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's.
         before: text or token ids.
-        behind: text.
+        after: text.
 
     Raises:
         UserError: the tokenizer has no tokens for it.
@@ -38,6 +38,6 @@ def infill_prompt(tokenizer: Any, before: str | Sequence[int], behind: str) -> l
             tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             if isinstance(text, str)
             else text
-            for text in (before, behind)
+            for text in (before, after)
         ]
     return [*lead, marks[0], *texts[0], marks[1], *texts[1], marks[2]]

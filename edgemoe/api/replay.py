@@ -25,7 +25,7 @@ MOST_REPLAYED = 256
 """Answers of one conversation, each of which is rendered to find its place."""
 
 MOST_TOKENS = 1 << 20
-"""Of all turns."""
+"""Most tokens of all turns together."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Turn:
     Args:
         tokens: ids, without the one that ended it; an array of C's int.
         texts: kind -> text.
-        calls: at least one.
+        calls: one or more.
     """
 
     tokens: array[int]
@@ -102,10 +102,10 @@ class Replays:
         """Encodes a conversation, with the model's own tokens of answers that the chat template writes alike.
 
         Args:
-            tokenizer: of the model.
-            messages: of the conversation; an answer's reasoning is put back where the client has left it out.
-            variables: of the template.
-            form: of the model's answers.
+            tokenizer: the model's.
+            messages: the conversation; an answer's reasoning is put back where the client has left it out.
+            variables: the template's.
+            form: finds the parts of the model's answers.
             ends: texts of the tokens that end an answer.
 
         Returns:

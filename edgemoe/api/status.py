@@ -1,4 +1,4 @@
-"""What a model does now: how far an answer is, and what is resident, waits, runs and has moved."""
+"""The state of a model: how far an answer is, and what is resident, waits, runs and has moved."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Progress:
 
     Args:
         state: see State.
-        prompt_tokens: of the whole prompt.
-        cached_tokens: of these, tokens whose KV was there before.
-        done_tokens: of the prompt, tokens that have a KV, cached ones included; and of the step under way as many as
+        prompt_tokens: number of tokens of the whole prompt.
+        cached_tokens: number of these whose KV was there before.
+        done_tokens: number of its tokens that have a KV, cached ones included; and of the step under way as many as
             its layers amount to.
-        new_tokens: of the answer, so far.
+        new_tokens: number of tokens of the answer, so far.
     """
 
     state: State
@@ -53,7 +53,7 @@ def _state(request: Request, new: int) -> State:
 
 @dataclass(frozen=True)
 class Status:
-    """What a model does, and has done since it was loaded.
+    """The state of a model, and its counts since it was loaded.
 
     Args:
         waiting, running: requests.
@@ -62,7 +62,7 @@ class Status:
         limit_bytes, kv_limit_bytes: all of it; what is planned for KV.
         peak_bytes: the most that was taken (Engine.peak_bytes).
         resident: tier (vram, dram) -> level -> experts.
-        experts: of the whole model.
+        experts: number of experts of the whole model.
         disk: what the prefix cache has and has done; None: there is none.
         moved, use: transfers, and experts by level, of all steps.
     """

@@ -76,7 +76,7 @@ class TemplateRenderer:
 
         Args:
             template: jinja2 source.
-            variables: for the template; JSON.
+            variables: the template's; JSON.
 
         Raises:
             UserError: the template refuses its messages.
@@ -161,8 +161,8 @@ def render_chat(
     without a chat template, the texts joined by newlines.
 
     Args:
-        tokenizer: of the model.
-        messages: of the conversation.
+        tokenizer: the model's.
+        messages: the conversation.
         more: further variables of the template, JSON, such as `tools`; none replaces the messages.
         to_answer: up to the begin of the next answer.
 
@@ -203,7 +203,7 @@ def encode_chat(
     The length is not compared with the tokenizer's own limit, as the engine knows the context.
 
     Args:
-        tokenizer, messages, more: as in render_chat.
+        tokenizer, messages, more: see render_chat.
 
     Raises:
         UserError, ModelRefused: from TemplateRenderer.render; the tokenizer cannot encode the text.

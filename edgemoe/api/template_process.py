@@ -96,7 +96,7 @@ def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, 
 
     Args:
         template: jinja2 source.
-        variables: of the template.
+        variables: the template's.
         most: maximum characters of output.
 
     Returns:

@@ -18,7 +18,7 @@ from edgemoe.grammar.schema import refused
 from edgemoe.storage.files.untrusted import foreign_code
 
 AUTO, REQUIRED = "auto", "required"
-"""Choices of a tool beside a name: text or calls; at least one call."""
+"""Choices of a tool that are no name: text or calls; at least one call."""
 
 _NAMES = ("edgemoe_first", "edgemoe_second")
 _ARGUMENTS = ({"place": "here"}, {"place": "there"})
@@ -105,9 +105,9 @@ def call_form(
     """How the chat template writes calls, as it writes an answer with two of them.
 
     Args:
-        tokenizer: of the model.
-        form: of its answers, which must find the calls.
-        variables: of the template.
+        tokenizer: the model's.
+        form: finds the parts of its answers, and must find the calls.
+        variables: the template's.
         ends: texts of the tokens that end an answer.
 
     Raises:
@@ -200,7 +200,7 @@ def _form_in(
 
 
 def reasoning_of(form: AnswerForm | None, prompt: str) -> Reasoning | None:
-    """The reasoning that may come behind a prompt, before an answer of a wanted form; None: none."""
+    """The reasoning that may come after a prompt, before an answer of a wanted form; None: none."""
     if form is None or form.reasoning is None:
         return None
     opening, closing = form.reasoning

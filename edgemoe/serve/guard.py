@@ -34,9 +34,9 @@ class Access:
     """Who may send requests.
 
     Args:
-        hosts: names under which the server is reached, beside addresses and localhost.
-        origins: of web pages on other sites, such as https://chat.example.com, that may send requests.
-        key: that requests must have; None: none.
+        hosts: names under which the server is reached, next to addresses and localhost.
+        origins: web pages on other sites, such as https://chat.example.com, that may send requests.
+        key: text that requests must have; None: they need none.
     """
 
     hosts: Collection[str] = ()

@@ -24,7 +24,7 @@ class Event:
     """News of one answer: a part of it, or all of it at its end.
 
     Args:
-        index: of the answer in its request.
+        index: number of the answer in its request.
         part: text, or what its reader has found in it; "" with `answer`.
         answer: the whole one.
     """
@@ -58,8 +58,8 @@ class Job:
     Args:
         model: computes them.
         wanted: each answer.
-        kind: for the list of requests.
-        client: that sent it.
+        kind: a word for the list of requests.
+        client: address of the sender.
         on_end: called once, when the job is left.
     """
 
@@ -80,7 +80,7 @@ class Job:
         self.futures: list[AnswerFuture] = []
         self.answers: list[Answer | None] = [None] * len(self.prompts)
         self.error: ApiError | None = None
-        """That ended it."""
+        """The error that ended it."""
 
     async def submit(self) -> None:
         """Submits every answer.
@@ -180,7 +180,7 @@ class Queue:
         most: requests; and as many beyond them, of clients that had none.
 
     Attributes:
-        jobs: that wait or run.
+        jobs: requests that wait or run.
     """
 
     def __init__(self, most: int) -> None:

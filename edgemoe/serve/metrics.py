@@ -39,11 +39,11 @@ _TIMES = {
 
 
 class Metrics:
-    """What answers have cost, and what the model does. For the event loop's thread.
+    """Counts the costs of answers, and reads the state of the model. For the event loop's thread.
 
     Args:
-        name: of the model; the label model_name of every figure.
-        queue: of the requests.
+        name: the model's, which is the label model_name of every figure.
+        queue: the requests that wait or run.
     """
 
     def __init__(self, name: str, queue: Queue) -> None:

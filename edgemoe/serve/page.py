@@ -45,7 +45,7 @@ def _hash(raw: bytes, tag: bytes) -> str:
 
 
 def state(serving: Serving) -> dict[str, Any]:
-    """What the page shows; the name alone while the model loads."""
+    """The figures that the page shows; the name alone while the model loads."""
     model = serving.model
     if model is None:
         return {"model": serving.name, "state": "loading"}

@@ -1,4 +1,4 @@
-"""The server's process: its port, its signals, and the model that loads beside it."""
+"""The server's process: its port, its signals, and the model that loads meanwhile."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Protocol(H11Protocol):
             self._deadline = self.loop.call_later(HEADER_SECONDS, self._expire)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP; behind a response that has begun, closes the connection alone."""
+        """Refuses bytes that are no HTTP; once a response has begun, closes the connection alone."""
         try:
             super().send_400_response(msg)
         except LocalProtocolError:
@@ -109,7 +109,7 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """One model behind a port. The first Ctrl-C, or SIGTERM, drains it; the second one raises KeyboardInterrupt.
+    """Serves one model at a port. The first Ctrl-C, or SIGTERM, drains it; the second one raises KeyboardInterrupt.
 
     Args:
         serving: gets the model.

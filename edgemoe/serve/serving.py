@@ -1,4 +1,4 @@
-"""What a server has: the model once it is open, its name, the requests under way, and figures."""
+"""The state of a server: the model once it is open, its name, the requests under way, and figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("edgemoe.serve")
 
 
 class Serving:
-    """One model behind endpoints. For the event loop's thread.
+    """One served model. For the event loop's thread.
 
     Args:
         name: the model's, as clients see it.

@@ -22,8 +22,8 @@ class MessageReply(Reply):
 
     Args:
         model: the name that the request has.
-        prompt_tokens: of it.
-        reader: of the answer; None: it is text.
+        prompt_tokens: number of the prompt's tokens.
+        reader: finds the answer's parts; None: the answer is text.
     """
 
     def __init__(self, model: str, prompt_tokens: int, reader: AnswerReader | None) -> None:

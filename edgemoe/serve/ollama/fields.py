@@ -66,7 +66,7 @@ class Options(Known):
 
 
 class Body(Known):
-    """What both kinds of requests have. `keep_alive` has no effect: the model stays."""
+    """The fields of both kinds of requests. `keep_alive` has no effect: the model stays."""
 
     model: str
     stream: bool | None = None

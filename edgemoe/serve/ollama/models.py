@@ -1,4 +1,4 @@
-"""What ollama's clients read of a model: /api/tags and /api/show."""
+"""The description of a model that ollama's clients read: /api/tags and /api/show."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class OllamaReply(Reply):
     """The shapes of one answer, whole or as lines of JSON.
 
     Args:
-        shape: of the endpoint.
-        reader: of the answer; None: it is text.
+        shape: the endpoint's.
+        reader: finds the answer's parts; None: the answer is text.
         text_of: each token's text.
     """
 

@@ -21,8 +21,8 @@ class ChatReply(OpenAIReply):
     """The shapes of /v1/chat/completions.
 
     Args:
-        model, prompts, text_of: as in OpenAIReply.
-        readers: of each answer; None: it is text.
+        model, prompts, text_of: see OpenAIReply.
+        readers: each finds one answer's parts; None: the answer is text.
     """
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"

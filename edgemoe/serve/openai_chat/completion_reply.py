@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of completions.
+    """Says which part of completions is shown.
 
     Args:
-        tokens: of an answer; None: all.
+        tokens: shown of each answer; None: all.
         best: (n, m): of each m answers the n with the highest mean log probability of a token.
         logprobs: whether they are shown.
     """
@@ -35,8 +35,8 @@ class CompletionReply(OpenAIReply):
     """The shapes of /v1/completions.
 
     Args:
-        model, prompts, text_of: as in OpenAIReply.
-        shown: of the answers.
+        model, prompts, text_of: see OpenAIReply.
+        shown: the part of the answers that is shown.
         echo: the text of each answer's prompt, which comes before the answer; None: it does not.
     """
 

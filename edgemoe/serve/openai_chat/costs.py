@@ -1,4 +1,4 @@
-"""What answers have cost: OpenAI's usage, llama.cpp's timings, and our own counts."""
+"""The costs of answers: OpenAI's usage, llama.cpp's timings, and our own counts."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def timings(answer: Answer) -> Shape:
 
 
 def counts(answer: Answer) -> Shape:
-    """What an answer has cost, under the names of `edgemoe chat --json`."""
+    """Counts of an answer, under the names of `edgemoe chat --json`."""
     names = [field.name for field in fields(answer)]
     return {name: getattr(answer, name) for name in names if name not in _OUTSIDE}

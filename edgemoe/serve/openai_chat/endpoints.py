@@ -22,7 +22,7 @@ from edgemoe.serve.request.fields import parse
 from edgemoe.serve.serving import Serving
 
 _TOKENIZER = ("eos_token", "bos_token", "pad_token", "unk_token", "chat_template", "model_max_length")
-"""What clients read of a tokenizer."""
+"""Attributes of a tokenizer that clients read."""
 
 
 class Chats(Exchange[ChatFields]):

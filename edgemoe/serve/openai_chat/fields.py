@@ -12,7 +12,7 @@ from edgemoe.serve.request.fields import Fields
 
 
 class StreamOptions(Fields):
-    """What a stream has next to its pieces."""
+    """Chunks of a stream next to its pieces."""
 
     include_usage: bool | None = None
 

@@ -1,4 +1,4 @@
-"""What OpenAI's shapes of chats and completions have in common, whole and in chunks."""
+"""The common part of OpenAI's shapes of chats and completions, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REASONS = {"context": "length"}
 
 
 class OpenAIReply(Reply):
-    """What the shapes of OpenAI's chats and completions have in common.
+    """The common part of the shapes of OpenAI's chats and completions.
 
     Args:
         model: the model's name.

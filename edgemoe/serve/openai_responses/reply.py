@@ -28,7 +28,7 @@ class ResponseReply(Reply):
 
     Args:
         echo: fields of the request that the response repeats.
-        reader: of the answer; None: it is text.
+        reader: finds the answer's parts; None: the answer is text.
         count: tokens of a text.
     """
 

@@ -60,7 +60,7 @@ class Exchange(ABC, Generic[Given]):
 
     @abstractmethod
     def request(self, given: Given) -> ChatRequest | CompletionRequest:
-        """What a body asks of the model.
+        """The request that a body means.
 
         Raises:
             ApiError: a field that the request does not have, or a wrong one.

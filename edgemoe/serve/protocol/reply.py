@@ -1,4 +1,4 @@
-"""What a protocol makes of answers: one JSON object, or the parts of a stream."""
+"""The contract of a reply: answers as one JSON object, or as the parts of a stream."""
 
 from __future__ import annotations
 

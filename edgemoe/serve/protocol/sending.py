@@ -32,7 +32,7 @@ class Delivery:
     """How a request wants its answers.
 
     Args:
-        stream: in parts, as they come; otherwise they are one object.
+        stream: they go out in parts, as they come; otherwise they are one object.
         usage: a stream ends with a chunk of usage.
         progress: a stream has chunks of the prompt's progress before the first token.
     """

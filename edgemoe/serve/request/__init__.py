@@ -1,1 +1,1 @@
-"""What a request asks of the model: a chat or a completion, checked, whatever protocol it came in."""
+"""The chat or completion that a request means, checked, whatever protocol it came in."""

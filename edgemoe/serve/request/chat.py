@@ -23,7 +23,7 @@ _ROLES = {"developer": "system"}
 """OpenAI's newer names of roles -> those that chat templates have."""
 
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
-"""Of a function."""
+"""The form of a function's name."""
 
 
 class Part(Fields):
