@@ -150,21 +150,32 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
     for key, value in document.items():
         if isinstance(value, dict):
             _check_key(path, key, known, "a command")
+            taken = own if key == command else {}
             for inner, one in value.items():
-                if inner in study_keys() and inner not in known[key] and "study" in known[key]:
-                    action = f'write study = ["{inner}={one}"]'
-                    raise UserError(
-                        f"an option of {key} in {path}", f"{inner!r}, a setting of studies", action
-                    )
-                _check_key(path, inner, known[key], f"an option of {key}")
-                fitting = _fitting(path, inner, one, known[key][inner])
-                if key == command:
-                    own[inner] = fitting
+                if not _is_study(inner, known[key]):
+                    _check_key(path, inner, known[key], f"an option of {key}")
+                _take(taken, path, inner, one, known[key])
         else:
             _check_key(path, key, everywhere, "an option")
-            if key in known[command]:
-                common[key] = _fitting(path, key, value, known[command][key])
+            if key in known[command] or _is_study(key, known[command]):
+                _take(common, path, key, value, known[command])
+    if "study" in common and "study" in own:
+        own["study"] = common["study"] + own["study"]
     return common | own
+
+
+def _is_study(key: str, known: Collection[str]) -> bool:
+    """Whether a key is a setting of studies for a command that takes these by --study."""
+    return key in study_keys() and key not in known and "study" in known
+
+
+def _take(options: dict[str, Any], path: Path, key: str, value: Any, known: dict[str, Any]) -> None:
+    """Adds a value to options in the form that its parser takes, a setting of studies to those of --study."""
+    if _is_study(key, known):
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        key, value = "study", f"{key}={text}"
+    fitting = _fitting(path, key, value, known[key])
+    options[key] = [*options.get(key, ()), *fitting] if key == "study" else fitting
 
 
 def _check_key(path: Path, key: str, known: Collection[str], what: str) -> None:
