@@ -3,6 +3,7 @@
 rows.py        which settings are measured; the ablation
 prompts.py     prompts from a text, conversations or random tokens
 run.py         rows, runs and arms in turn: the report
+batch.py       several requests at once: the report; batch_run.py: their arrivals; batch_rows.py: a row
 sample.py      one prompt and the tokens decoded after it
 bandwidth.py   bytes per second of each tier, measured in the same run
 summary.py     samples of one row combined, with the bound and the look-ahead

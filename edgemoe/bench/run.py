@@ -10,12 +10,11 @@ where the filesystem allows it, so that an expert outside the tiers is always co
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +81,14 @@ class BenchRequest:
         """Tokens of context that a run takes."""
         return self.prompt_tokens + self.new_tokens
 
+    def prompt_sets(self, store: StoreModel, count: int) -> list[PromptSet]:
+        """Returns the sets of `count` prompts to measure with, text first.
+
+        Raises:
+            UserError: as make_prompts.
+        """
+        return make_prompts(store, self.prompts, self.prompt_file, self.prompt_tokens, count, self.seed)
+
 
 def run_bench(
     store: StoreModel,
@@ -106,9 +113,7 @@ def run_bench(
         DamagedData: an expert cannot be read.
     """
     plans = make_plans(store, request)
-    sets = make_prompts(
-        store, request.prompts, request.prompt_file, request.prompt_tokens, request.runs, request.seed
-    )
+    sets = request.prompt_sets(store, request.runs)
     facts = environment(store)
     samples, probes = _measure(store, request, plans, sets, notify or (lambda what: None))
     measured = bandwidth.best(probes)
@@ -242,6 +247,6 @@ def _conditions(
         + ("once free memory was filled from the disk" if request.fill else "right after the cold run"),
         "load_s": max(row["load_s"]["mean"] for row in rows),
         "peak_process_bytes": max(row["peak_process_bytes"] for row in rows),
-        "bandwidth_probes": [dataclasses.asdict(probe) for probe in probes],
+        "bandwidth_probes": [asdict(probe) for probe in probes],
         "notes": notes,
     }

@@ -58,10 +58,15 @@ class Sample:
     tokens: list[int]
 
 
+def greedy(new_tokens: int) -> Sampler:
+    """A sampler that takes the likeliest token, `new_tokens` times; no token ends the answer before."""
+    return Sampler(Sampling(0, 1, 0, 1, 0, new_tokens, frozenset()))
+
+
 def take_sample(
     engine: Engine, sequence: SequenceKV, encode: Encode, new_tokens: int, *, load_s: float = 0.0
 ) -> Sample:
-    """Runs a prompt and decodes `new_tokens` (2 or more) greedily; the end-of-text token does not stop it.
+    """Runs a prompt and decodes `new_tokens` (2 or more) greedily.
 
     Args:
         engine: to run; its counters are reset.
@@ -76,10 +81,9 @@ def take_sample(
     """
     sequence.crop(0)
     disk = disk_read_bytes()
-    greedy = Sampler(Sampling(0, 1, 0, 1, 0, new_tokens, frozenset()))
     start = time.perf_counter()
     tokens = encode()
-    encoded, request = time.perf_counter(), Request(tokens, greedy, start, sequence=sequence)
+    encoded, request = time.perf_counter(), Request(tokens, greedy(new_tokens), start, sequence=sequence)
     total = len(tokens)
     with prefilling(lambda: (sequence.length, total)):
         Scheduler(engine).run(request)

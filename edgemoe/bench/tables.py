@@ -185,8 +185,14 @@ _LAYERS: list[Column] = [
 ]
 
 
+def _batch(row: Row) -> str:
+    name = str(row["batch"]) if row["full"] else f"{row['batch']}, NOT FULL: at most {row['most_rows']} rows"
+    return name if row["valid"] else f"{name}, INVALID: over its limit"
+
+
 _BATCH: list[Column] = [
-    ("batch", _text("batch")),
+    ("batch", _batch),
+    ("rows a step", _number("rows_per_step", 1)),
     ("requests", _text("requests")),
     *[
         (f"{name} {p} s", _number(f"{key}.{p}", 3))
@@ -200,7 +206,6 @@ _BATCH: list[Column] = [
     ("full steps tok/s", _number("full_tok_s", 2)),
     ("bound tok/s", _number("bound_tok_s", 2)),
     ("reached %", _number("fraction_of_bound", 0, 100)),
-    ("rows a step", _number("rows_per_step", 1)),
     *[(f"{tier.upper()} a step", _size(f"bytes_per_step.{tier}")) for tier in TIERS],
     *[
         (f"{phase}: active %{of}", _number(f"{key}.{phase}", 1, 100))

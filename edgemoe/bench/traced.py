@@ -7,7 +7,6 @@ import gc
 from collections.abc import Generator, Iterable
 from functools import partial
 
-from edgemoe.bench.prompts import make_prompts
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
 from edgemoe.bench.timeline import COMPUTE, SSD, WAIT, TimedForm, TimedKernel, TimedSource, Timeline
@@ -74,9 +73,7 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
     """
     timeline = Timeline()
     plans = make_plans(store, request)
-    (encode,) = make_prompts(
-        store, request.prompts, request.prompt_file, request.prompt_tokens, 1, request.seed
-    )[0].prompts
+    (encode,) = request.prompt_sets(store, 1)[0].prompts
     for row, plan in zip(request.rows, plans, strict=True):
         notify(f"timeline: {row.name}")
         timeline.group = row.name

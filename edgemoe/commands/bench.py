@@ -98,12 +98,11 @@ class Bench:
     def together(self) -> BatchRequest | None:
         """The batches that are measured; None: one sequence at a time."""
         from edgemoe.bench.batch import BatchRequest
-        from edgemoe.engine.pace import Pace
 
-        if self.batches.batch is None:
+        given = self.batches
+        if given.batch is None:
             return None
-        pace = Pace(self.batches.chunk, Pace.every if self.batches.every is None else self.batches.every)
-        return BatchRequest.parse(self.batches.batch, self.batches.arrival or "closed", pace)
+        return BatchRequest.parse(given.batch, given.arrival or "closed", given.chunk, given.every)
 
 
 @grouped

@@ -53,7 +53,8 @@ class BatchOptions:
         min=1,
     )
     every: int | None = option(
-        "With --batch: decode steps between two chunks while answers run; 0: prompts first. Default: 4.",
+        "With --batch: decode steps between two chunks while answers run; 0: prompts first. Default: 0 with closed "
+        "arrivals, so that every step has a token of each sequence; else 4.",
         min=0,
     )
 

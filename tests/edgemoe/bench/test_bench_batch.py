@@ -8,8 +8,8 @@ import pytest
 
 from edgemoe.bench import bandwidth
 from edgemoe.bench.batch import BatchRequest
-from edgemoe.engine.engine import Engine
-from edgemoe.engine.pace import Pace
+from edgemoe.bench.tables import FORMATS
+from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import UserError
 
 SHORT = ("--prompt-tokens", 12, "--new-tokens", 6, "--runs", 2, "--exact", 4)
@@ -22,9 +22,10 @@ def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arr
     monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
     # The process's own noise exceeds a limit below 1 MB.
-    monkeypatch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes)
+    monkeypatch.setattr(PeakMemory, "bytes", 0)
     plot = tmp_path / "batch.png"
     arguments = ("--model", tiny_store, "--batch", "1,3", "--arrival", arrival, "--every", 1, *SHORT)
+    arguments += ("--prompts", "random")  # answers to conversations end in the same tokens here
     code, out, err = run("bench", *arguments, "--plot", plot, "--json")
     report = json.loads(out)
     assert code == 0, err
@@ -50,10 +51,48 @@ def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arr
     assert (one["active_paper"]["decode"], three["active_paper"]["decode"]) == (0.063, None)
 
 
+@pytest.fixture
+def batch(run, tiny_store, monkeypatch):
+    """Returns a function that benchmarks batches of the tiny store: the report, or its table."""
+    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr(PeakMemory, "bytes", 0)  # the process's own noise exceeds a limit below 1 MB
+
+    def bench(*options: object) -> str:
+        code, out, err = run("bench", "--model", tiny_store, *SHORT, *options)
+        assert code == 0, err
+        return out
+
+    return bench
+
+
+@pytest.mark.e2e
+def test_closed_batches_are_full(batch):
+    """Every step of new tokens has a row of each sequence; decode counts experts of these steps alone."""
+    four = json.loads(batch("--batch", 4, "--json"))["rows"][0]
+    assert (four["full"], four["rows_per_step"], four["most_rows"]) == (True, 4, 4)
+    assert four["step_s"]["n"] == 2 * 5  # two waves, and a prompt's step has the first of six tokens
+    assert {len(of) for of in four["active_per_layer"].values()} == {2}
+    assert all(layer["active"] <= 1 for layer in four["active_per_layer"]["decode"])
+
+
+@pytest.mark.e2e
+def test_a_batch_that_never_fills_is_marked(batch):
+    """The second request comes 1.9 s after the first, by when that is answered: the row and a note say so."""
+    options = ("--batch", 2, "--arrival", "poisson:1", "--runs", 1, "--new-tokens", 2)
+    report = json.loads(batch(*options, "--json"))
+    (row,) = report["rows"]
+    assert (row["full"], row["rows_per_step"], row["most_rows"], row["full_tok_s"]) == (False, 1, 1, None)
+    assert report["environment"]["notes"] == [
+        "batch 2 is not one: no step had 2 rows, the largest had 1, the mean was 1.0"
+    ]
+    assert "2, NOT FULL: at most 1 rows" in FORMATS["md"](report)
+
+
 @pytest.mark.parametrize("batches", ["", "0", "1,x", "65", "-1"])
 def test_wrong_batches_are_refused(batches):
     with pytest.raises(UserError, match="batches of 1 to 64"):
-        BatchRequest.parse(batches, "closed", Pace())
+        BatchRequest.parse(batches, "closed")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +100,7 @@ def test_wrong_batches_are_refused(batches):
 )
 def test_wrong_arrivals_are_refused(arrival):
     with pytest.raises(UserError, match="closed or poisson:RATE"):
-        BatchRequest.parse("1", arrival, Pace())
+        BatchRequest.parse("1", arrival)
 
 
 @pytest.mark.parametrize(
