@@ -34,7 +34,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.lynx.cached import cached_quality
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.score import Windows, reference_quality, text_windows
+from edgemoe.evaluate.score import Text, Windows, reference_quality, text_windows
 from edgemoe.experts.use import mean_bits
 from edgemoe.models.open import open_model
 from edgemoe.models.options.groups import Opening
@@ -177,8 +177,8 @@ def measure(
 ) -> dict[str, Any]:
     """Runs a rule with a cache and, where `dram` is above 0, a second tier; returns its row."""
     settings = rule.settings.with_(eviction=eviction)
-    change, waste = partial(changes, rule=rule), lambda: None
-    run = cached_quality(store, settings, cache, windows, logits, change, waste, dram)
+    text = Text(windows, logits, lambda: None)
+    run = cached_quality(store, settings, cache, text, partial(changes, rule=rule), dram)
     scheduled, quality = run.use.scheduled, run.quality
     bits = BITS_PER_WEIGHT[4] / store.form.bytes_at(4) / sum(scheduled.values())
     return {

@@ -47,12 +47,8 @@ def batch_row(
         "batch": batch,
         "setting": settings.name,
         "requests": len(run.traces),
-        "valid": run.peak_bytes <= plan.limit_bytes(store.device),
         "full": bool(full),
-        "peak_vram_bytes": run.peak_bytes,
-        "limit_bytes": plan.limit_bytes(store.device),
-        "vram_limit_bytes": plan.vram_limit_bytes,
-        "plan": plan.as_json(),
+        **_memory(store, plan, run),
         **_times(run),
         "decode_tok_s": sum(rows) / sum(decode_s),
         "rows_per_step": mean_rows,
@@ -77,6 +73,17 @@ def not_full(rows: list[dict[str, Any]]) -> list[str]:
         for row in rows
         if not row["full"]
     ]
+
+
+def _memory(store: StoreModel, plan: MemoryPlan, run: Run) -> dict[str, Any]:
+    limit = plan.limit_bytes(store.device)
+    return {
+        "valid": run.peak_bytes <= limit,
+        "peak_vram_bytes": run.peak_bytes,
+        "limit_bytes": limit,
+        "vram_limit_bytes": plan.vram_limit_bytes,
+        "plan": plan.as_json(),
+    }
 
 
 def _times(run: Run) -> dict[str, Any]:

@@ -10,22 +10,17 @@ from typing import Any
 import psutil
 import torch
 
-from edgemoe import __version__
 from edgemoe.engine.engine import StoreModel
+from edgemoe.evaluate.environment import program_and_model
 from edgemoe.machine.cpu import identity
 from edgemoe.machine.process import available_memory
 
 
 def environment(store: StoreModel) -> dict[str, Any]:
     """Returns facts about program, machine and model as one JSON object. Sizes in bytes."""
-    import transformers
-
-    return {
-        "edgemoe": __version__,
+    return program_and_model(store) | {
         "commit": _commit(Path(__file__).parent.parent.parent),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
         "platform": platform.platform(),
         "cpu": identity()["cpu"],
         "threads": torch.get_num_threads(),
@@ -36,12 +31,7 @@ def environment(store: StoreModel) -> dict[str, Any]:
         "layout": store.manifest.layout,
         "kernel": store.compute.name,
         "kernel_layout": store.compute.layout.name,
-        "model": store.directory.name,
-        "source": store.manifest.source,
-        "store": store.manifest.fingerprint,
-        "dense_bits": store.manifest.dense_bits,
         "max_level": store.manifest.max_level,
-        "kv_cache": str(store.shape.kv.format),
     }
 
 

@@ -99,16 +99,8 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
         vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=settings, context=WINDOW
     )
     windows = [] if request.text is None else _windows_of_text(store, request.text, request.tokens)
-    errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
-    count = len(windows) or request.tokens // WINDOW
-    run = {
-        "source": store.manifest.source,
-        "layout": store.manifest.layout,
-        "count": count,
-        "text": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
-    }
-    state = CalibrationState(store.directory, run, errors)
-    name = store.directory.name
+    count, name = len(windows) or request.tokens // WINDOW, store.directory.name
+    state = _state(store, windows, count)
     with Engine(store, plan, settings) as engine:
         sequence = engine.sequences.new()
         if request.text is None:
@@ -117,7 +109,7 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
         else:
             state.windows = windows
         disturbed = state.windows[:: math.ceil(len(state.windows) / DISTURBED_WINDOWS)]
-        steps = len(state.windows) + len(disturbed) * (len(errors.layers) + 1)
+        steps = len(state.windows) + len(disturbed) * (len(state.errors.layers) + 1)
         with CountProgress(f"calibrating {name}", steps) as progress:
             _measure_errors(engine, sequence, state, progress)
             _measure_sensitivity(engine, sequence, disturbed, state, progress)
@@ -125,6 +117,18 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
     made.save(store.directory)
     state.remove()
     return made
+
+
+def _state(store: StoreModel, windows: list[Window], count: int) -> CalibrationState:
+    """The state of a run on these windows, of a text or none: a new one, or that of the run which was interrupted."""
+    errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
+    run = {
+        "source": store.manifest.source,
+        "layout": store.manifest.layout,
+        "count": count,
+        "text": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
+    }
+    return CalibrationState(store.directory, run, errors)
 
 
 def _windows_of_text(store: StoreModel, text: Path, tokens: int) -> list[Window]:

@@ -27,7 +27,7 @@ from edgemoe.models.options.papers import take_hotness
 from edgemoe.models.options.settings import HotnessOptions, RankingOptions, complete_levels
 
 if TYPE_CHECKING:
-    from edgemoe.evaluate.run import EvalReport, EvalRequest
+    from edgemoe.evaluate.request import EvalReport, EvalRequest
     from edgemoe.evaluate.studies import Arm
     from edgemoe.kv.formats import KVFormat
     from edgemoe.models.store_model import StoreModel
@@ -136,7 +136,8 @@ def eval_command(
 
     sizes, form = parse_limits(opening), opening.kv_format()
     arms = _table(measure, ranking, hot)
-    from edgemoe.evaluate.run import EvalRequest, run_eval
+    from edgemoe.evaluate.request import EvalRequest
+    from edgemoe.evaluate.run import run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
 
     study = measure.study or ()
@@ -249,9 +250,9 @@ def _require_effect(arms: list[Arm], given: dict[str, Any]) -> None:
 
 def _check(request: EvalRequest, form: KVFormat, planned: StoreModel) -> None:
     """Refuses limits that the store of a conversion would not fit."""
-    from edgemoe.evaluate.run import plan_eval
+    from edgemoe.evaluate.plans import eval_plans
 
-    plan_eval(planned.with_kv(form), request)
+    eval_plans(planned.with_kv(form), request)
 
 
 def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None:

@@ -1,7 +1,10 @@
 """Quality of a model at a list of settings: perplexity, KL to the bf16 model, top-1 agreement, chat tasks.
 
 studies.py     which settings are measured: the table and the studies
-run.py         the evaluation: the reference, then every setting through one engine
+run.py         the evaluation: the reference, then every setting through an engine
+request.py     what it measures, and what it returns; plans.py: its memory
+settings_runs.py  an engine for each plan
+arm_rows.py    rows of settings; reference_rows.py: those of the bf16 model
 score.py       windows of text through the reference and through an engine
 metrics.py     logits to perplexity, KL and top-1 agreement
 accuracy.py    chat tasks answered by edgemoe and by the reference

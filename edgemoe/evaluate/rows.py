@@ -85,6 +85,8 @@ class EvalRow:
     """Turns that are right here and wrong in the study's first row."""
     lost: int | None = None
     """Turns that are wrong here and right in the study's first row."""
+    hot_experts: int | None = None
+    """Experts that may have the higher level at once where precision follows hotness, as `edgemoe plan` says."""
     exact: bool = True
     """False where resident planes above the scheduled level are used (conservative reuse)."""
     study: str = TABLE

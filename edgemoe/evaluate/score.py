@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.studies import LOWERED, Phase
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.step import StepRecord, StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -24,6 +26,53 @@ Windows = Sequence[tuple[int, ...]]
 
 _CHARACTERS_PER_TOKEN = 32
 """Above any tokenizer's mean; keeps a file of gigabytes from being read for its first tokens."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Windows that a setting is measured on.
+
+    Args:
+        windows: of token ids.
+        reference: the bf16 model's logits of the same windows; None: there are none.
+        done: called after every window.
+    """
+
+    windows: Windows
+    reference: LogitFile | None
+    done: Callable[[], None]
+
+
+class Measurement:
+    """The quality of one setting so far, and the records of its steps.
+
+    Args:
+        text: the windows.
+        records: of the steps, which grow while the engine runs.
+    """
+
+    def __init__(self, text: Text, records: Sequence[StepRecord]) -> None:
+        self._text, self._records, self._meter = text, records, QualityMeter()
+
+    def add(self, number: int, logits: torch.Tensor, first: int = 0) -> None:
+        """Adds the logits, float32 [n, vocab], after the tokens of a window from `first` on."""
+        text = self._text
+        kept = text.reference.read(number)[first:] if text.reference else None
+        self._meter.add(logits, text.windows[number][first:], kept)
+        text.done()
+
+    def result(self) -> tuple[Quality, ExpertUse]:
+        """Returns the quality, and the levels that experts were scheduled and computed at."""
+        return self._meter.quality(), StepTotals.of(self._records).use
+
+
+@contextmanager
+def measuring(engine: Engine, settings: RunSettings, text: Text) -> Iterator[Measurement]:
+    """Measures the steps inside the block, in these settings and from empty tiers on."""
+    engine.configure(settings)
+    engine.forget_experts()
+    with engine.recorded() as records:
+        yield Measurement(text, records)
 
 
 def text_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[tuple[int, ...]]:
@@ -93,37 +142,27 @@ def lowered_quality(
 
 
 def together_quality(
-    engine: Engine,
-    sequences: Sequence[SequenceKV],
-    settings: RunSettings,
-    windows: Windows,
-    reference: LogitFile | None,
-    done: Callable[[], None],
+    engine: Engine, sequences: Sequence[SequenceKV], settings: RunSettings, text: Text
 ) -> tuple[Quality, ExpertUse]:
     """Measures one setting in steps of one token of each of several windows, starting from empty tiers.
 
     Args:
-        engine, settings, windows, reference, done: as in setting_quality.
+        engine, settings, text: as in setting_quality.
         sequences: one for each window of a step, all different, with free blocks for a window.
 
     Returns:
         as setting_quality.
     """
-    engine.configure(settings)
-    engine.forget_experts()
-    meter = QualityMeter()
-    with engine.recorded() as records:
-        for first in range(0, len(windows), len(sequences)):
-            some = windows[first : first + len(sequences)]
+    with measuring(engine, settings, text) as measured:
+        for first in range(0, len(text.windows), len(sequences)):
+            some = text.windows[first : first + len(sequences)]
             for sequence in sequences:
                 sequence.crop(0)
-            logits = together_logits(engine, sequences, some)
-            for number, (window, rows) in enumerate(zip(some, logits, strict=True), first):
-                meter.add(rows, window, reference.read(number) if reference else None)
-                done()
+            for number, rows in enumerate(together_logits(engine, sequences, some), first):
+                measured.add(number, rows)
     for sequence in sequences:
         sequence.crop(0)
-    return meter.quality(), StepTotals.of(records).use
+    return measured.result()
 
 
 def together_logits(engine: Engine, sequences: Sequence[SequenceKV], parts: Windows) -> list[torch.Tensor]:
@@ -153,14 +192,19 @@ def prompt_logits(engine: Engine, sequence: SequenceKV, window: Sequence[int]) -
         yield engine.all_logits(sequence, window[start : start + rows], decode=False, prompt=prompt)
 
 
+def own_logits(engine: Engine, sequence: SequenceKV, window: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Appends tokens, each with levels of its own; yields each step's logits, float32 [n, vocab].
+
+    Settings that are not exact run in single-token steps: in one step, planes read for a later token would serve an
+    earlier one.
+    """
+    rows = engine.plan.prefill_rows if engine.settings.exact else 1
+    for start in range(0, len(window), rows):
+        yield engine.all_logits(sequence, window[start : start + rows], decode=True)
+
+
 def setting_quality(
-    engine: Engine,
-    sequence: SequenceKV,
-    settings: RunSettings,
-    phase: Phase,
-    windows: Windows,
-    reference: LogitFile | None,
-    done: Callable[[], None],
+    engine: Engine, sequence: SequenceKV, settings: RunSettings, phase: Phase, text: Text
 ) -> tuple[Quality, ExpertUse]:
     """Measures one setting in one phase, starting from empty tiers.
 
@@ -169,30 +213,17 @@ def setting_quality(
         sequence: with free blocks for a window; its content is discarded.
         settings: to measure.
         phase: prefill: every expert has one level for a window's step of at most the plan's prefill_rows. decode: the
-            experts of every token have levels of their own, as in single-token steps. Settings that are not exact run
-            in single-token steps: in one step, planes read for a later token would serve an earlier one.
-        windows: of token ids.
-        reference: logits of the same windows, or None.
-        done: called after every window.
+            experts of every token have levels of their own, as in single-token steps (own_logits).
+        text: the windows.
 
     Returns:
         the quality, and the levels that experts were scheduled and computed at.
     """
-    engine.configure(settings)
-    engine.forget_experts()
-    meter = QualityMeter()
-    with engine.recorded() as records:
-        for number, window in enumerate(windows):
+    logits_of = prompt_logits if phase == "prefill" else own_logits
+    with measuring(engine, settings, text) as measured:
+        for number, window in enumerate(text.windows):
             sequence.crop(0)
-            if phase == "prefill":
-                steps = prompt_logits(engine, sequence, window)
-            else:
-                rows = engine.plan.prefill_rows if settings.exact else 1
-                parts = [window[start : start + rows] for start in range(0, len(window), rows)]
-                steps = (engine.all_logits(sequence, part, decode=True) for part in parts)
-            whole, *others = steps
-            logits = torch.cat([whole, *others]) if others else whole
-            meter.add(logits, window, reference.read(number) if reference else None)
-            done()
+            whole, *others = logits_of(engine, sequence, window)
+            measured.add(number, torch.cat([whole, *others]) if others else whole)
     sequence.crop(0)
-    return meter.quality(), StepTotals.of(records).use
+    return measured.result()

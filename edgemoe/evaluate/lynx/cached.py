@@ -11,10 +11,10 @@ import torch
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.lynx.rules import resident_first
-from edgemoe.evaluate.metrics import Quality, QualityMeter
+from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row
-from edgemoe.evaluate.score import Windows
+from edgemoe.evaluate.score import Measurement, Text, Windows
 from edgemoe.evaluate.studies import Arm
 from edgemoe.experts.step import StepTotals
 from edgemoe.experts.use import ExpertUse
@@ -87,7 +87,8 @@ def cached_rows(
             return engine.studied(reroute=resident_first(engine, alpha)) if alpha else nullcontext()
 
         with CountProgress(f"{arm.name} ({number} of {len(arms)})", len(windows)) as progress:
-            run = cached_quality(store, arm.settings, arm.cache, windows, logits, changed, progress.advance)
+            text = Text(windows, logits, progress.advance)
+            run = cached_quality(store, arm.settings, arm.cache, text, changed)
         row = setting_row(arm, "decode", run.quality, run.use)
         rows.append(replace(row, bytes_per_token=run.read_bytes / run.tokens))
     return rows
@@ -97,10 +98,8 @@ def cached_quality(
     store: StoreModel,
     settings: RunSettings,
     cache: float,
-    windows: Windows,
-    reference: LogitFile | None,
+    text: Text,
     changed: Callable[[Engine], AbstractContextManager[None]],
-    done: Callable[[], None],
     dram: float = 0.0,
 ) -> Cached:
     """Measures one setting in steps of one token, with an engine of its own.
@@ -109,26 +108,24 @@ def cached_quality(
         store: of the model.
         settings: of the engine; planes in memory are used above their level unless they are exact.
         cache: fraction of the bytes that all experts take at 4 bits.
-        windows: of token ids, two or more.
-        reference: logits of the same windows, or None.
+        text: two windows or more.
         changed: engine -> a block inside of which it runs.
-        done: called after every window.
         dram: fraction of a second tier; 0: there is none.
 
     Raises:
         DoesNotFit: from cached_plan.
     """
-    plan = cached_plan(store, settings, cache, max(map(len, windows)), dram)
-    total, meter = StepTotals(), QualityMeter()
+    plan = cached_plan(store, settings, cache, max(map(len, text.windows)), dram)
+    total = StepTotals()
     with Engine(store, plan, settings) as engine, changed(engine):
-        sequence = engine.sequences.new()
-        for number, window in enumerate(windows):
+        sequence, measured = engine.sequences.new(), Measurement(text, ())
+        for number, window in enumerate(text.windows):
             sequence.crop(0)
             with engine.recorded() as records:
-                ours = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
-            meter.add(ours, window, reference.read(number) if reference else None)
+                measured.add(
+                    number, torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in window])
+                )
             if number:
                 total += StepTotals.of(records)
-            done()
-    moved = total.transfers
-    return Cached(meter.quality(), total.use, moved.ssd_bytes, moved.dram_bytes, total.rows)
+    moved, (quality, _) = total.transfers, measured.result()
+    return Cached(quality, total.use, moved.ssd_bytes, moved.dram_bytes, total.rows)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.metrics import Quality, QualityMeter
-from edgemoe.evaluate.reference import LogitFile
-from edgemoe.evaluate.score import Windows, together_logits
+from edgemoe.evaluate.metrics import Quality
+from edgemoe.evaluate.score import Text, measuring, together_logits
 from edgemoe.evaluate.studies import Phase
-from edgemoe.experts.step import Reroute, StepTotals
+from edgemoe.experts.step import Reroute
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
@@ -22,11 +21,9 @@ def phases_quality(
     settings: RunSettings,
     rule: Reroute,
     phases: Sequence[Phase],
-    windows: Windows,
-    reference: LogitFile | None,
-    done: Callable[[], None],
+    text: Text,
 ) -> tuple[Quality, ExpertUse]:
-    """Measures new tokens, the second halves of windows, behind prompts, their first halves.
+    """Measures new tokens, the second halves of windows, after prompts, their first halves.
 
     A prompt's step has as many tokens as a step of new tokens has sequences, so as many agree in both.
 
@@ -36,9 +33,7 @@ def phases_quality(
         settings: to measure, without remapping.
         rule: by which tokens agree.
         phases: in which they do.
-        windows: of token ids, each of four tokens or more.
-        reference: logits of the same windows, or None.
-        done: called after every window.
+        text: windows of four tokens or more.
 
     Returns:
         the quality of the second halves, and the use of both.
@@ -47,24 +42,26 @@ def phases_quality(
     def agreeing(phase: Phase) -> AbstractContextManager[None]:
         return engine.studied(reroute=rule) if phase in phases else nullcontext()
 
-    engine.configure(settings)
-    engine.forget_experts()
-    meter, rows = QualityMeter(), len(sequences)
-    with engine.recorded() as records:
-        for first in range(0, len(windows), rows):
-            some = windows[first : first + rows]
+    rows = len(sequences)
+    with measuring(engine, settings, text) as measured:
+        for first in range(0, len(text.windows), rows):
+            some = text.windows[first : first + rows]
             halves = [len(window) // 2 for window in some]
             with agreeing("prefill"):
                 for window, sequence, half in zip(some, sequences, halves, strict=False):
-                    sequence.crop(0)
-                    for start in range(0, half, rows):
-                        engine.all_logits(sequence, window[start : min(start + rows, half)], decode=False)
+                    _prompt(engine, sequence, window[:half], rows)
             with agreeing("decode"):
                 parts = [window[half:] for window, half in zip(some, halves, strict=True)]
                 logits = together_logits(engine, sequences, parts)
-            for number, (window, half, own) in enumerate(zip(some, halves, logits, strict=True), first):
-                meter.add(own, window[half:], reference.read(number)[half:] if reference else None)
-                done()
+            for number, (half, own) in enumerate(zip(halves, logits, strict=True), first):
+                measured.add(number, own, half)
     for sequence in sequences:
         sequence.crop(0)
-    return meter.quality(), StepTotals.of(records).use
+    return measured.result()
+
+
+def _prompt(engine: Engine, sequence: SequenceKV, tokens: Sequence[int], rows: int) -> None:
+    """Runs a prompt from an empty sequence on, in steps of so many rows."""
+    sequence.crop(0)
+    for start in range(0, len(tokens), rows):
+        engine.all_logits(sequence, tokens[start : start + rows], decode=False)

@@ -190,6 +190,30 @@ def test_eval_measures_it(run, tiny_store, checkpoint, tmp_path):
     assert followed["retention"] is None
 
 
+@pytest.mark.e2e
+def test_eval_has_the_hot_experts_of_the_plan(run, tiny_store, tmp_path):
+    """Under a limit as many experts are hot as `edgemoe plan` says of the same context, and fewer pairs are high."""
+    text = tmp_path / "a.txt"
+    text.write_text("a quick fox jumps over dogs " * 60)
+    hot = ("--policy", "hotness", "--levels", "4/2")
+    whole = json.loads(run("plan", "-m", tiny_store, "-c", 64, *hot, "--json")[1])
+    least = whole["vram_limit_bytes"] - whole["plane_bytes"] + 16 * 8192
+    high = []
+    for extra, experts in ((3 * 4096, 3), (16 * 4096, 16)):
+        limit = ("--vram-limit", f"{least + extra}B")
+        assert (
+            json.loads(run("plan", "-m", tiny_store, "-c", 64, *hot, *limit, "--json")[1])["hot_experts"]
+            == experts
+        )
+        of_text = ("--text", text, "--tokens", 256, "--window", 64)
+        code, out, err = run("eval", "-m", tiny_store, *of_text, *hot, *limit, "--json")
+        assert code == 0, err
+        (row,) = json.loads(out)["rows"]
+        assert row["hot_experts"] == experts
+        high.append(row["effective_retention"])
+    assert high[0] < 0.7 < high[1]
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

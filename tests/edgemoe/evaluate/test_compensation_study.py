@@ -10,8 +10,9 @@ from compensator_bytes import add_random
 
 from edgemoe.evaluate.compensation.arms import equal_arms, with_gains
 from edgemoe.evaluate.compensation.making import compensated
+from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.run import EvalRequest, run_eval
+from edgemoe.evaluate.run import run_eval
 from edgemoe.evaluate.studies import COMPENSATION, STORED, Arm, Made, study_arms
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.compensation import Compensation

@@ -23,7 +23,9 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
-from edgemoe.evaluate.run import EvalReport, EvalRequest, plan_eval, run_eval
+from edgemoe.evaluate.plans import eval_plans
+from edgemoe.evaluate.request import EvalReport, EvalRequest
+from edgemoe.evaluate.run import run_eval
 from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
@@ -218,7 +220,7 @@ def test_tasks_leave_a_prompt_s_rows_to_the_plan(tiny_store):
         default_context=lambda: 2048,
         plan=lambda **options: given.append((options["context"], options["prefill_rows"])),
     )
-    plan_eval(planned, request)
+    eval_plans(planned, request)
     assert given == [(1024, None)]
 
 

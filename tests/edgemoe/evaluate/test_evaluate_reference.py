@@ -17,7 +17,7 @@ from edgemoe.cache.arena import Arena
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, MissingTensor, UserError
 from edgemoe.evaluate import reference as reference_module
-from edgemoe.evaluate.accuracy import reference_conversations, task_accuracy
+from edgemoe.evaluate.accuracy import ChatTasks, reference_conversations, task_accuracy
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.tasks import Task, Turn
 from edgemoe.storage.base import ExpertKey, Plane
@@ -133,7 +133,7 @@ def test_reference_conversations_remember(reference):
             return "so"
 
     words = Words()
-    start = reference_conversations(reference, words, frozenset({2}))
+    start = reference_conversations(reference, ChatTasks({}, words, frozenset({2})))
     answer = start()
     assert [answer("one?"), answer("two?")] == ["so", "so"]
     start()("three?")

@@ -12,13 +12,14 @@ from conftest import a_tokenizer
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate import accuracy
-from edgemoe.evaluate.accuracy import engine_conversations
+from edgemoe.evaluate.accuracy import ChatTasks, engine_conversations
 from edgemoe.evaluate.lynx import chats
 from edgemoe.evaluate.lynx.cached import cached_plan
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
 from edgemoe.evaluate.lynx.rules import agreeing, resident_first
+from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow, gain, setting_row, with_pairs
-from edgemoe.evaluate.run import EvalRequest, run_eval
+from edgemoe.evaluate.run import run_eval
 from edgemoe.evaluate.studies import Arm, Variation, study_arms
 from edgemoe.evaluate.table import quality_lines, together_lines
 from edgemoe.evaluate.tasks import Task, Turn, held_out_tasks
@@ -185,7 +186,7 @@ def test_tasks_together_are_answered_as_alone(open_engine, tiny_store, monkeypat
     done: list[None] = []
     together = TogetherTasks(engine, tokenizer, frozenset(), lambda: done.append(None))
     right, use = together.run(QUESTIONS, Arm(engine.settings, ("decode",), "lynx-tasks", 3))
-    with engine_conversations(engine, tokenizer, frozenset()) as start:
+    with engine_conversations(engine, ChatTasks({}, tokenizer, frozenset())) as start:
         want = [[answer(turn.question) for turn in task.turns] for task in QUESTIONS for answer in [start()]]
     assert right == [["e" in text for text in texts] for texts in want]
     pairs = [(turn.question, text) for task, texts in zip(QUESTIONS, want, strict=True)
