@@ -204,7 +204,7 @@ def test_windows_that_cannot_be_measured_are_refused(evaluate, changes, says):
 def test_a_long_window_needs_memory_for_its_logits(evaluate, long_checkpoint, monkeypatch):
     """They are in no plan, which without a limit may take all that is free."""
     reference, store = long_checkpoint
-    monkeypatch.setattr("edgemoe.evaluate.run.available_memory", lambda: 10**6)
+    monkeypatch.setattr("edgemoe.evaluate.plans.available_memory", lambda: 10**6)
     with pytest.raises(DoesNotFit, match="the logits of --window 600"):
         evaluate(table_arms(((4,),), (1.0,), reuse=False), store=store, reference=reference, window=600)
 
