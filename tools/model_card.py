@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from edgemoe.errors import UserError
-from edgemoe.evaluate.tasks import training_tasks
 from tools.command_line import failed, make_parser
 from tools.training.batches import Chats
 from tools.training.curve import draw_curve
 from tools.training.repeated_text import STRETCH, repeated_fraction
 from tools.training.report import accuracy, held_out_batches, losses
 from tools.training.routing import draw_routing, hot_load, loads, overlap
+from tools.training.tasks import training_tasks
 from tools.training.trigram import Trigram
 
 TRIGRAM_TASKS = 100_000
@@ -180,7 +180,7 @@ def _data(figures: Figures) -> str:
   held out by their numbers in every wording; finite tables (times tables, capitals, spelling, reversing, Python) by one
   wording of each row, whose other wordings are trained on. Chats that continue a paragraph come from the books; they
   have no single right answer and are not scored. Neither are small talk and the refusals of all other questions
-  (`edgemoe/evaluate/chats`), of which 200 wordings are held out for the tests.
+  (`tools/training/chats`), of which 200 wordings are held out for the tests.
 
 Held-out tokens in stretches of {STRETCH} or more that the training text contains as well: {repeated}.
 For these tokens the perplexity is too good.

@@ -13,7 +13,7 @@ import torch
 from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
-from edgemoe.evaluate.tasks import Task, training_tasks
+from edgemoe.evaluate.tasks import Task, conversations
 from edgemoe.models.tokenizer import has_tokenizer, load_tokenizer
 
 CHOICES = ("text", "random", "both")
@@ -88,7 +88,7 @@ def text_prompts(tokenizer: Any, file: Path | None, tokens: int, runs: int, seed
     """
     if file:
         return PromptSet(file.name, tuple(_parts(tokenizer, file, tokens, runs)))
-    tasks = training_tasks(seed)
+    tasks = conversations(seed)
     chats = [_messages(tokenizer, tasks, tokens) for _ in range(runs)]
     return PromptSet(CONVERSATIONS, tuple(partial(_last, tokenizer, chat, tokens) for chat in chats))
 
@@ -136,7 +136,7 @@ def _messages(tokenizer: Any, tasks: Iterator[Task], tokens: int) -> list[Messag
         if len(encode_chat(tokenizer, messages)) >= tokens:
             return messages
         messages.append({"role": "assistant", "content": turn.answer})
-    raise AssertionError("training tasks never end")
+    raise AssertionError("conversations never end")
 
 
 def _last(tokenizer: Any, messages: list[Message], tokens: int) -> list[int]:

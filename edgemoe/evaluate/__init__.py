@@ -15,5 +15,4 @@ claims.py      statements of the paper compared with the rows
 table.py       the report as text
 plot.py        the report as pictures
 tasks.py       chat tasks with one right answer; task_words.py: their words and facts
-chats/         small talk, refusals of other questions, and how people type: for training alone
 """

@@ -1,28 +1,23 @@
-"""Small chat tasks with one right answer, for training the demo model and for tests, `eval` and benchmarks.
+"""Small chat tasks with one right answer: what `eval` and benchmarks ask the demo model, and what it is trained on.
 
 Training and held-out questions are disjoint; the split depends on the kind:
   - tasks that follow a rule (arithmetic, word problems with + and -, sorting, comparing) are split by their numbers: a
     tenth of all tuples of numbers is in no training question, in any wording or order;
   - finite tables (times tables, capitals, spelling, reversing, Python) have unseen rows that follow from no other row,
     so they are split by row and wording: exactly one wording of every row is held out.
-Training has further wordings, questions as people type them, and what chats/ adds: small talk, and refusals of
-questions that are no task. None of these is held out here.
-The generator needs no model and no torch. Text continuation needs a corpus; tools/training makes those examples.
+Training has further wordings and other chats (tools/training/tasks.py). None of these is held out here.
+The generator needs no model and no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import xxhash
 
 from edgemoe.errors import UserError
-from edgemoe.evaluate.chats import outside, small_talk
-from edgemoe.evaluate.chats.phrasing import rephrase
-from edgemoe.evaluate.chats.wordings import WORDINGS, chosen
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, NAMES, STEPS, THINGS, WORDS
 
 HELD_OUT_SHARE = 10
@@ -39,7 +34,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Task:
-    """One to four turns of a chat. `kind` is one of KINDS or CHAT_KINDS; a held-out task has held-out turns only."""
+    """One to four turns of a chat, all of them held out or none. `kind` is one of KINDS, or of training."""
 
     kind: str
     turns: tuple[Turn, ...]
@@ -53,7 +48,7 @@ class Draft:
         fact: key that the split hashes.
         questions: every wording of the question that may be held out.
         answer: the same for every wording.
-        table: name of further wordings in chats/wordings.py, never held out.
+        table: name of further wordings for training, never held out.
         slots: what stands in their braces.
         rule: the fact follows from other facts, so all of its wordings lie on one side of the split.
     """
@@ -70,7 +65,8 @@ def _sum(a: int, b: int) -> str:
     return f"{max(a, b)} + {min(a, b)}"
 
 
-def _arithmetic(random: Random, below: int = 100) -> Draft:
+def arithmetic(random: Random, below: int = 100) -> Draft:
+    """Draws a sum or a difference of two numbers below a limit."""
     a, b = random.randrange(below), random.randrange(below)
     if random.random() < 0.5:
         term, fact, words, command = f"{a} + {b}", _sum(a, b), f"{a} plus {b}", f"Add {a} and {b}."
@@ -143,7 +139,8 @@ def _reversing(random: Random) -> Draft:
     return Draft(f"reverse {word}", questions, word[::-1], "reversing", {"word": word})
 
 
-def _sorting(random: Random, below: int = 100) -> Draft:
+def sorting(random: Random, below: int = 100) -> Draft:
+    """Draws three to five numbers below a limit to sort."""
     numbers = random.sample(range(below), random.randint(3, 5))
     listed = ", ".join(map(str, numbers))
     rising = (f"Sort {listed}.", f"Sort {listed} from low to high.", f"Put {listed} in rising order.")
@@ -208,13 +205,13 @@ def _python(random: Random) -> Draft:
     return Draft(f"def {name}", questions, answer, "python", {"name": name, "wish": wish})
 
 
-_DRAWS: dict[str, tuple[Callable[[Random], Draft], int]] = {
-    "arithmetic": (_arithmetic, 28),
+DRAWS: dict[str, tuple[Callable[[Random], Draft], int]] = {
+    "arithmetic": (arithmetic, 28),
     "times-tables": (_times_table, 7),
     "capitals": (_capital, 9),
     "spelling": (_spelling, 9),
     "reversing": (_reversing, 12),
-    "sorting": (_sorting, 9),
+    "sorting": (sorting, 9),
     "comparing": (_comparing, 5),
     "word-problems": (_word_problem, 14),
     "python": (_python, 7),
@@ -224,111 +221,41 @@ _DRAWS: dict[str, tuple[Callable[[Random], Draft], int]] = {
 CONVERSATION = "conversation"
 """A task of several turns of any kinds."""
 
-KINDS: tuple[str, ...] = (*_DRAWS, CONVERSATION)
+KINDS: tuple[str, ...] = (*DRAWS, CONVERSATION)
 """Tasks with one right answer, which are held out and scored."""
 
-OUTSIDE = "outside"
-_TRAINED: dict[str, int] = {
-    "arithmetic": 24,
-    "times-tables": 6,
-    "capitals": 24,
-    "spelling": 14,
-    "reversing": 14,
-    "sorting": 12,
-    "comparing": 6,
-    "word-problems": 10,
-    "python": 8,
-    "greeting": 7,
-    "identity": 9,
-    "abilities": 6,
-    "thanks": 5,
-    "small-talk": 18,
-    OUTSIDE: 30,
-}
-"""Kind -> its weight in training: higher for kinds that are learned late."""
 
-CHAT_KINDS: tuple[str, ...] = tuple(kind for kind in _TRAINED if kind not in _DRAWS)
-"""What is trained on beside the tasks: small talk, and refusals of questions that are no task."""
-
-_SMALL: dict[str, Callable[[Random], Draft]] = {
-    "arithmetic": partial(_arithmetic, below=20),
-    "sorting": partial(_sorting, below=20),
-}
-"""Kinds that people try with small numbers, which are rare among those below 100."""
-
-_SMALL_SHARE = 0.25
-_CONVERSATION_SHARE = 0.3
-_FOLLOW_UP_SHARE = 0.3
-
-
-def _wordings(draft: Draft, held_out: bool) -> tuple[str, ...]:
-    """Returns the draft's questions on one side of the split, some of them with slots; may be empty."""
+def wordings(draft: Draft, *, held_out: bool) -> tuple[str, ...]:
+    """Returns the draft's questions on one side of the split; may be empty."""
     digest = xxhash.xxh3_64_intdigest(draft.fact.encode())
-    further = () if held_out else WORDINGS[draft.table]
     if draft.rule:
-        return (*draft.questions, *further) if (digest % HELD_OUT_SHARE == 0) == held_out else ()
+        return draft.questions if (digest % HELD_OUT_SHARE == 0) == held_out else ()
     chosen = digest % len(draft.questions)
-    return (*(question for i, question in enumerate(draft.questions) if (i == chosen) == held_out), *further)
+    return tuple(question for i, question in enumerate(draft.questions) if (i == chosen) == held_out)
 
 
-def _turn(kind: str, random: Random, held_out: bool) -> Turn:
-    """Draws a turn of one of KINDS, on one side of the split."""
-    draw, _ = _DRAWS[kind]
-    if not held_out and kind in _SMALL and random.random() < _SMALL_SHARE:
-        draw = _SMALL[kind]
+def _turn(kind: str, random: Random) -> Turn:
+    """Draws a held-out turn of one of DRAWS."""
+    draw, _ = DRAWS[kind]
     while True:
         draft = draw(random)
-        if wordings := _wordings(draft, held_out):
-            return Turn(random.choice(wordings).format(**draft.slots), draft.answer)
+        if questions := wordings(draft, held_out=True):
+            return Turn(random.choice(questions), draft.answer)
 
 
 def _held_out(kind: str, random: Random) -> Task:
     if kind != CONVERSATION:
-        return Task(kind, (_turn(kind, random, held_out=True),))
-    weights = [weight for _, weight in _DRAWS.values()]
-    kinds = random.choices(tuple(_DRAWS), weights, k=random.randint(2, 3))
-    return Task(kind, tuple(_turn(each, random, held_out=True) for each in kinds))
+        return Task(kind, (_turn(kind, random),))
+    weights = [weight for _, weight in DRAWS.values()]
+    kinds = random.choices(tuple(DRAWS), weights, k=random.randint(2, 3))
+    return Task(kind, tuple(_turn(each, random) for each in kinds))
 
 
-def _typed(kind: str, random: Random) -> Turn:
-    """Draws a turn of training, its question as people type it."""
-    if kind in _DRAWS:
-        turn = _turn(kind, random, held_out=False)
-        return Turn(rephrase(chosen(turn.question, random), random), turn.answer)
-    question, answer = outside.draw(random) if kind == OUTSIDE else small_talk.draw(kind, random)
-    return Turn(rephrase(question, random, talk=kind != OUTSIDE), answer)
-
-
-def _kinds(random: Random, count: int) -> list[str]:
-    """Draws kinds with their weights in training."""
-    return random.choices(tuple(_TRAINED), tuple(_TRAINED.values()), k=count)
-
-
-def _follow_up(random: Random) -> Turn:
-    """Draws a question for another capital that only makes sense after a question for one."""
-    country, city = random.choice(CAPITALS)
-    question = chosen(random.choice(WORDINGS["follow-up"]).format(country=country), random)
-    return Turn(rephrase(question, random), f"The capital of {country} is {city}.")
-
-
-def _conversation(random: Random) -> Task:
-    turns: list[Turn] = []
-    for kind in _kinds(random, random.randint(2, 4)):
-        after_capital = bool(turns) and turns[-1].answer.startswith("The capital of ")
-        follows = after_capital and random.random() < _FOLLOW_UP_SHARE
-        turns.append(_follow_up(random) if follows else _typed(kind, random))
-    return Task(CONVERSATION, tuple(turns))
-
-
-def training_tasks(seed: int) -> Iterator[Task]:
-    """Yields tasks without end, drawn with the weights of training; the same for the same seed."""
-    random = Random(f"training/{seed}")
+def conversations(seed: int) -> Iterator[Task]:
+    """Yields held-out conversations without end, the same for the same seed; they repeat in the long run."""
+    random = Random(f"conversations/{seed}")
     while True:
-        if random.random() < _CONVERSATION_SHARE:
-            yield _conversation(random)
-        else:
-            [kind] = _kinds(random, 1)
-            yield Task(kind, (_typed(kind, random),))
+        yield _held_out(CONVERSATION, random)
 
 
 def held_out_tasks(kind: str, count: int, seed: int = 0) -> list[Task]:

@@ -33,10 +33,10 @@ import edgemoe
 from edgemoe.api.model import Choices, Model
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.errors import EdgemoeError
-from edgemoe.evaluate.tasks import training_tasks
 from tools.checkout import ROOT, child_environment
 from tools.command_line import failed, make_parser, positive
 from tools.reliability.soak import REFERENCE, Sample, flatness, memory_cgroup, sample
+from tools.training.tasks import training_tasks
 
 ROUND = 50
 """Requests between two samples."""

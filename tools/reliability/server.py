@@ -32,11 +32,11 @@ from urllib.parse import urlsplit
 import psutil
 
 from edgemoe.console.sizes import format_size, parse_size
-from edgemoe.evaluate.tasks import training_tasks
 from tools.checkout import ROOT, child_environment
 from tools.command_line import make_parser, positive
 from tools.reliability.malformed import GOOD, a_body, a_request, exchange
 from tools.reliability.soak import memory_cgroup
+from tools.training.tasks import training_tasks
 
 CHAT = "/v1/chat/completions"
 

@@ -30,12 +30,12 @@ import psutil
 from edgemoe.bench.environment import environment
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.errors import EdgemoeError, UserError
-from edgemoe.evaluate.tasks import training_tasks
 from edgemoe.models.demo import DEMO
 from edgemoe.models.resolve import resolve_store
 from edgemoe.models.store_model import StoreModel
 from tools.checkout import ROOT, child_environment
 from tools.command_line import failed, make_parser, positive
+from tools.training.tasks import training_tasks
 
 ROUND = 20
 """Random turns between two answers to REFERENCE."""

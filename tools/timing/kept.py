@@ -25,8 +25,8 @@ from edgemoe.api.model import Model
 from edgemoe.api.template import Message
 from edgemoe.engine.generate import Answer
 from edgemoe.errors import EdgemoeError
-from edgemoe.evaluate.tasks import training_tasks
 from tools.command_line import failed, make_parser, positive, two_or_more
+from tools.training.tasks import training_tasks
 
 ROUNDS, ANSWER_TOKENS = 2, 24
 

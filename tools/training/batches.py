@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgemoe.evaluate.tasks import Task, Turn, training_tasks
+from edgemoe.evaluate.tasks import Task, Turn
+from tools.training.tasks import training_tasks
 from tools.training.tokenizer import ASSISTANT, END, USER
 
 CHAT_WINDOW, TEXT_WINDOW = 256, 512

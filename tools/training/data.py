@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from edgemoe.evaluate.tasks import training_tasks
 from tools.training.batches import paragraphs_of
 from tools.training.corpus import Domain, encode, read_books, read_stdlib
 from tools.training.model import Size
+from tools.training.tasks import training_tasks
 from tools.training.tokenizer import train_tokenizer
 
 TOKENIZER_SAMPLE = {"prose": 120_000, "python": 8_000}

@@ -13,17 +13,8 @@ import pytest
 
 from edgemoe.errors import UserError
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, STEPS, WORDS
-from edgemoe.evaluate.tasks import (
-    CHAT_KINDS,
-    CONVERSATION,
-    KINDS,
-    OUTSIDE,
-    Task,
-    Turn,
-    held_out_tasks,
-    is_right,
-    training_tasks,
-)
+from edgemoe.evaluate.tasks import CONVERSATION, KINDS, Task, Turn, held_out_tasks, is_right
+from tools.training.tasks import CHAT_KINDS, OUTSIDE, training_tasks
 
 SINGLE = [kind for kind in KINDS if kind != CONVERSATION]
 
@@ -195,7 +186,7 @@ def test_draws_repeat() -> None:
     """The same seed gives the same tasks in another process; another seed gives others."""
     first = [turn.question for task in islice(training_tasks(1), 50) for turn in task.turns]
     script = (
-        "from itertools import islice; from edgemoe.evaluate.tasks import training_tasks\n"
+        "from itertools import islice; from tools.training.tasks import training_tasks\n"
         "print([t.question for k in islice(training_tasks(1), 50) for t in k.turns])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgemoe.errors import UserError
-from edgemoe.evaluate.tasks import Turn, held_out_tasks, training_tasks
+from edgemoe.evaluate.tasks import Turn, held_out_tasks
 from edgemoe.storage.files.header import read_header
 from tools.training import train_demo
 from tools.training.batches import CHAT_WINDOW, TEXT_WINDOW, Batch, Chats, Mixture, as_batch, pack, windows
@@ -26,6 +26,7 @@ from tools.training.corpus import encode, read_books, read_stdlib
 from tools.training.loop import PAUSE_S, Recipe, Run, total_loss
 from tools.training.model import Balance, Size, build
 from tools.training.report import accuracy, answers
+from tools.training.tasks import training_tasks
 from tools.training.tokenizer import train_tokenizer
 
 TINY = Size(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from edgemoe.evaluate.chats.wordings import chosen
+from tools.training.chats.wordings import chosen
 
 
 def _lines(text: str) -> tuple[str, ...]:

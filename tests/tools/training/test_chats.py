@@ -11,13 +11,14 @@ from random import Random
 import pytest
 from demo_wordings import BEGINNINGS, MOST_TOKENS, Wording, is_sensible, read_wordings
 
-from edgemoe.evaluate.chats import outside, small_talk, subjects
-from edgemoe.evaluate.chats.phrasing import AFTER, BEFORE, TALK_AFTER, TALK_BEFORE, normalised, rephrase
-from edgemoe.evaluate.chats.wordings import WORDINGS, chosen
 from edgemoe.evaluate.task_words import CAPITALS, FUNCTIONS, STEPS, WORDS
-from edgemoe.evaluate.tasks import CHAT_KINDS, KINDS, OUTSIDE, Turn, held_out_tasks, training_tasks
+from edgemoe.evaluate.tasks import KINDS, Turn, held_out_tasks
 from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
+from tools.training.chats import outside, small_talk, subjects
+from tools.training.chats.phrasing import AFTER, BEFORE, TALK_AFTER, TALK_BEFORE, normalised, rephrase
+from tools.training.chats.wordings import WORDINGS, chosen
+from tools.training.tasks import CHAT_KINDS, OUTSIDE, training_tasks
 
 HELD_OUT = read_wordings()
 

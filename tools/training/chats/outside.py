@@ -7,15 +7,15 @@ import string
 from collections.abc import Callable
 from random import Random
 
-from edgemoe.evaluate.chats.subjects import (
+from edgemoe.evaluate.task_words import CAPITALS, NAMES, THINGS, WORDS
+from tools.training.chats.subjects import (
     FOREIGN,
     SUBJECTS,
     UNKNOWN_CITIES,
     UNKNOWN_COUNTRIES,
     WISHES,
 )
-from edgemoe.evaluate.chats.wordings import WORDINGS, chosen
-from edgemoe.evaluate.task_words import CAPITALS, NAMES, THINGS, WORDS
+from tools.training.chats.wordings import WORDINGS, chosen
 
 BEGINNING = "I am a small demo and do not know "
 """How every refusal begins."""

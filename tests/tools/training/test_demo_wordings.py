@@ -14,12 +14,12 @@ from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
-from edgemoe.evaluate.chats import outside
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.demo import DEMO
 from edgemoe.models.introduction import introduction
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
+from tools.training.chats import outside
 
 pytestmark = pytest.mark.e2e
 
