@@ -18,7 +18,8 @@ PIP = $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 TORCH_BUILD ?= auto
 
 # Two processes: tests are mostly Python, and what they compute takes two cores at once. ARGS="-n 0" runs one process.
-TESTS = $(PYTHON) -m pytest -n 2
+# Each takes one half in the order of the files, so that a fixture of a module is made once, and then steals from the other.
+TESTS = $(PYTHON) -m pytest -n 2 --dist worksteal
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 

@@ -160,7 +160,7 @@ def test_a_result_does_not_depend_on_limits(store):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("saves", range(1, 6))
+@pytest.mark.parametrize("saves", [1, 3, 5])
 def test_a_resumed_run_equals_an_uninterrupted_one(store, monkeypatch, saves):
     """Stopped behind any of its parts, and run again: the same bytes, no part done twice, and no file left."""
     measure(store)

@@ -136,22 +136,13 @@ def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store,
     assert "imported late" not in shown
 
 
-def test_the_first_screen_of_another_model(options, tmp_path):
-    """A model without an introduction is named as on the command line; a pipe shows none of it."""
-    with Terminal(tmp_path, *options) as terminal:
-        start = terminal.ready()
-        assert f"{options[2]}\r\n/help" in start
-        terminal.process.sendcontrol("d")
-        assert terminal.end()[0] == 0
-    command = [sys.executable, "-m", "edgemoe", *map(str, options)]
-    piped = subprocess.run(command, input="", env=environment(tmp_path), capture_output=True, text=True)
-    assert (piped.returncode, "/help" in piped.stderr + piped.stdout) == (0, False)
-
-
 def test_several_lines_and_other_programs_commands(options, tmp_path):
-    """Alt-Enter and a trailing backslash make lines, /? and /bye are obeyed, and --continue goes on."""
+    """Alt-Enter and a trailing backslash make lines, /? and /bye are obeyed, and --continue goes on.
+
+    A model without an introduction is named as on the command line.
+    """
     with Terminal(tmp_path, *options) as terminal:
-        terminal.ready()
+        assert f"{options[2]}\r\n/help" in terminal.ready()
         assert "/regen" in terminal.enter("/?")
         assert "first after" in terminal.enter("one\x1b\rtwo")
         terminal.process.send("three\\\r")
@@ -214,7 +205,7 @@ def test_a_dumb_terminal(options, tmp_path):
 
 
 def test_a_pipe(options, tmp_path):
-    """stdout has answers only, without prompts or escapes; /exit ends the chat, Ctrl-C exits 130."""
+    """stdout has answers only, without introduction, prompts or escapes; /exit ends the chat, Ctrl-C exits 130."""
     command = [sys.executable, "-m", "edgemoe", *map(str, options)]
     turns = 'the fox\n/stats\n"""the\ndog"""\n/exit\nnever read\n'
     done = subprocess.run(
@@ -225,6 +216,7 @@ def test_a_pipe(options, tmp_path):
     assert "1 answers: 3 tokens" in done.stderr
     assert "first after" not in done.stdout
     assert "> " not in done.stdout
+    assert "/help" not in done.stdout + done.stderr
     with subprocess.Popen(
         [*command, *map(str, LONG)],
         env=environment(tmp_path),

@@ -131,10 +131,10 @@ def reference(kernel: Compute, geometry, record, x: torch.Tensor, level: int) ->
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("level", [8, 4, 2])
 @pairwise(
     kernel=["native", "torch"],
     expert=SHAPES,
-    level=[8, 4, 2],
     tokens=[1, 2, 3, 4, 7, 39, 40, 64, 65, 79, 80, 130],
     indirect=["kernel", "expert"],
 )

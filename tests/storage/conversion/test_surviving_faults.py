@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from faults import OUTAGE, Pauses
-from faulty_disk import FaultyDisk
+from faulty_disk import FaultyDisk, each_in_turn
 from small_conversion import contents, run
 
 import edgemoe.storage.files.source_file
@@ -47,11 +47,13 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("number", "stays", "direct_from"), FAULTS.values(), ids=FAULTS)
-def test_a_failure_of_any_call_damages_no_file(
-    small_source, straight_files, fast, monkeypatch, number, stays, direct_from
-):
-    """For every N, a failure of the Nth call gives a typed error or success, and the next run completes the store."""
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_of_any_call_damages_no_file(small_source, straight_files, fast, monkeypatch, fault):
+    """A failure of the Nth call gives a typed error or success, and the next run completes the store.
+
+    Every N meets one of the faults, and the first and last call of each kind meet all of them.
+    """
+    number, stays, direct_from = FAULTS[fault]
     monkeypatch.setattr(retry, "PATIENCE", 0.005)
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(edgemoe.storage.files.source_file, "DIRECT_FROM", direct_from)
@@ -61,7 +63,7 @@ def test_a_failure_of_any_call_damages_no_file(
     assert len(calls) > 100
     assert {"open", "write", "fsync", "replace", "preadv", "readv"} <= set(calls)
     failed = 0
-    for at in range(1, len(calls) + 1):
+    for at in each_in_turn(calls, [*FAULTS].index(fault), len(FAULTS)):
         store = fast / str(at)
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)

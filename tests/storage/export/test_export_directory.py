@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import small_checkpoint
 from bpe_tokenizer import save_bpe
-from faulty_disk import FaultyDisk
+from faulty_disk import FaultyDisk, each_in_turn
 from resealed_store import reseal
 from small_conversion import FAMILY, contents, run
 from small_store import FailureError, flip
@@ -156,17 +156,17 @@ export(store, Path({str(out)!r}), FAMILY, format="compressed-tensors", levels=on
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, None], ids=["EIO", "ENOSPC", "one byte"])
+@pytest.mark.parametrize("turn", range(3), ids=["EIO", "ENOSPC", "one byte"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatch, format, number):
+def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatch, format, turn):
     """Whichever call of the operating system fails once, the export raises a typed error and resumes, or is right."""
+    number = (errno.EIO, errno.ENOSPC, None)[turn]
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with monkeypatch.context() as patch:
-        disk = FaultyDisk(patch, 0, None)
+        calls = FaultyDisk(patch, 0, None).calls
         run_export(store, fast / "count", format)
-        calls = len(disk.calls)
-    assert calls > 20
-    for at in range(1, calls + 1, 5):
+    assert len(calls) > 20
+    for at in each_in_turn(calls, 4 * turn, 12):
         out = fast / "out"
         with monkeypatch.context() as patch:
             FaultyDisk(patch, at, number)

@@ -5,12 +5,25 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "preadv", "readv", "lseek")
+
+
+def each_in_turn(calls: Sequence[str], offset: int, step: int) -> list[int]:
+    """Numbers of calls, from 1: each `step`th one after `offset`, and the first and the last one of each kind.
+
+    Tests of several faults give each another offset, so that every call meets one fault and every kind all of them.
+
+    >>> each_in_turn(["open", "write", "write", "write", "fsync"], 1, 3)
+    [1, 2, 4, 5]
+    """
+    last = {kind: at for at, kind in enumerate(calls, 1)}
+    first = {kind: at for at, kind in reversed([*enumerate(calls, 1)])}
+    return sorted({*range(1 + offset, len(calls) + 1, step), *first.values(), *last.values()})
 
 
 class FaultyDisk:
