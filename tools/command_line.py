@@ -12,7 +12,7 @@ def make_parser(tool: str, description: str | None) -> argparse.ArgumentParser:
     """A parser whose help starts with the command and shows `description` line by line.
 
     Args:
-        tool: the module, such as "tools.timing.kernels".
+        tool: the module, such as "tools.timing.products".
         description: the module's docstring.
     """
     return argparse.ArgumentParser(

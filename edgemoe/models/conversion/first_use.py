@@ -21,7 +21,7 @@ DENSE_BITS = 16
 """Bits of the weights outside of experts, in the store that a first use makes."""
 
 CORE_RATE = 100_000_000
-"""Bytes of bf16 weights that a core converts a second (tools/timing/convert.py)."""
+"""Bytes of bf16 weights that a core converts a second (docs/benchmarks/2026-11-21-convert.md)."""
 
 DOWNLOAD_RATE = 50_000_000
 """Bytes of source downloaded a second: an assumption, as nothing is downloaded yet."""
