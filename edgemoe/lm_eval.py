@@ -36,10 +36,10 @@ class EdgemoeLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     """A model under limits, behind lm-eval's interface.
 
     Args:
-        pretrained: as `edgemoe.load` takes a model; None: the demo model.
+        pretrained: a model that `edgemoe.load` takes; None: the demo model.
         model: one that is open, instead.
         batch_size, max_batch_size, device: ignored; requests run together, as `parallel` allows.
-        settings: of `edgemoe.load`.
+        settings: keywords of `edgemoe.load`.
     """
 
     def __init__(

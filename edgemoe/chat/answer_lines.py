@@ -19,7 +19,7 @@ def answer_line(answer: Answer, *, device: bool) -> str:
 
 
 def format_part(size: int, limit: int) -> str:
-    """Formats a size beside its limit, in the limit's unit.
+    """Formats a size next to its limit, in the limit's unit.
 
     >>> format_part(17_800_000, 27_000_000), format_part(900_000, 3_000_000_000)
     ('17.8 of 27 MB', '0.0009 of 3 GB')

@@ -127,7 +127,7 @@ class Conversation:
         """Says where the KV of a conversation that was just restored comes from; "" where the file says nothing.
 
         Args:
-            saved: of the conversation's file.
+            saved: the KV that the conversation's file names.
         """
         now, tokens = self.saved_kv(write=True)
         if saved is None:

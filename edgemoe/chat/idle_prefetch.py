@@ -14,7 +14,7 @@ from edgemoe.storage.files.retry import GivingUp
 
 @contextmanager
 def idle_prefetch(engine: Engine) -> Iterator[None]:
-    """Runs Engine.fill on a thread beside the block, which must not use the engine. Leaving waits for the thread.
+    """Runs Engine.fill on a thread while the block runs, which must not use the engine. Leaving waits for the thread.
 
     A Ctrl-C during that wait is raised after it. Errors are only logged, since no request needs these experts yet.
     """

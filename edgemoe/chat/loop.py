@@ -22,8 +22,8 @@ def run_chat(chat: Chat, turns: TurnSource | str, introduction: Introduction) ->
 
     Args:
         chat: answers and prints.
-        turns: of stdin, or the text of the only one.
-        introduction: of the model, for the first screen at a terminal.
+        turns: the source that reads stdin, or the text of the only turn.
+        introduction: the model's, printed on the first screen at a terminal.
 
     Raises:
         UserError: a turn in a pipe that cannot be answered.
@@ -66,7 +66,7 @@ def _answer(chat: Chat, turn: Turn, ctrl_c: CtrlC | None) -> None:
     """Runs a command or answers a question. In a chat at a terminal errors and the first Ctrl-C are only printed.
 
     Args:
-        ctrl_c: of a chat at a terminal; None: turns come from a pipe.
+        ctrl_c: handles the key in a chat at a terminal; None: turns come from a pipe.
     """
     try:
         with ctrl_c.answering() if ctrl_c else nullcontext():

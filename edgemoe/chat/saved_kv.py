@@ -1,4 +1,4 @@
-"""What the KV of a saved conversation is of."""
+"""Identifies the KV of a saved conversation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SavedKV:
-    """What the KV of a saved conversation is of, so that it can be found on disk.
+    """Identifies a saved KV on disk: its format, and a hash of the model and settings.
 
     Args:
-        format: of keys and values, in words.
-        root: hash of all that KV depends on beside tokens, in hex.
+        format: how keys and values are stored, in words.
+        root: hash of all that KV depends on but tokens, in hex.
     """
 
     format: str

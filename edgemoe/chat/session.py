@@ -41,10 +41,10 @@ class Printing:
     """How a chat prints answers.
 
     Args:
-        as_json: as JSON lines.
-        stream: a JSON line for each piece of text too.
-        stats: every figure after an answer, which /stats prints too, instead of one short line.
-        look: of answers at a terminal.
+        as_json: whether answers are JSON lines.
+        stream: whether each piece of text is a JSON line too.
+        stats: whether every figure that /stats prints follows an answer, instead of one short line.
+        look: how answers look at a terminal.
     """
 
     as_json: bool = False
@@ -57,7 +57,7 @@ class Chat:
     """The state of a chat that slash commands act on.
 
     Args:
-        engine: of the conversation.
+        engine: computes the answers.
         conversation: answers the turns.
         printing: how answers are printed.
         answered: called after every answer.

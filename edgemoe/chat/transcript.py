@@ -45,7 +45,7 @@ def continued(
     Args:
         model: computes the answers.
         system: a system message; None: the earlier one's.
-        messages, saved: from load_last; no messages: a new conversation.
+        messages, saved: what load_last returns; no messages: a new conversation.
 
     Returns:
         the conversation, and a line about what it continues; "" for a new one.
@@ -80,8 +80,8 @@ def save(path: Path, messages: Sequence[Message], kv: SavedKV | None = None) -> 
     """Writes a conversation. Replaces another conversation, but no other file.
 
     Args:
-        path: of the file.
-        messages: of the conversation.
+        path: the file.
+        messages: the conversation's.
         kv: what its KV on disk is of; None: it has none there.
 
     Raises:

@@ -40,7 +40,7 @@ def chat_command(
     into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130.
     Ctrl-D exits.
 
-    /save, /load and --continue keep KV beside the text, so that a long conversation goes on at once: in
+    /save, /load and --continue keep KV next to the text, so that a long conversation goes on at once: in
     --prefix-cache-dir, or in the cache's own directory `kv`, of a chat at a terminal too. --prefix-cache-limit 0 keeps
     none there.
     """

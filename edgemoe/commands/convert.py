@@ -76,7 +76,7 @@ def convert_command(
     from edgemoe.models.conversion.named import convert_named
 
     if compensate is None and compensators != CompensatorOptions():
-        raise UserError("--compensate RANK beside --ranks and --residual", "none", "add --compensate 32")
+        raise UserError("--compensate RANK with --ranks and --residual", "none", "add --compensate 32")
     check_choices(compensators.residual, compensators.ranks)
     if compensate is not None and store.max_level and compensators.residual > store.max_level:
         found = f"--max-level {store.max_level}"
@@ -84,7 +84,7 @@ def convert_command(
             f"a store with level {compensators.residual}, for --residual", found, "give --residual 2"
         )
     if compensate is not None and not source.exists() and compensators.residual == store.max_level:
-        wanted = f"weights of more than {compensators.residual} bits behind a download, for --compensate"
+        wanted = f"weights of more than {compensators.residual} bits after a download, for --compensate"
         raise UserError(
             wanted, f"--max-level {store.max_level}", "leave --max-level out, or choose a lower --residual"
         )

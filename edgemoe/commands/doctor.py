@@ -58,18 +58,18 @@ class Findings:
     Args:
         directory: whose disk was measured.
         disk: its speed.
-        disk_free: on that disk.
+        disk_free: free bytes of that disk.
         kv_directory, kv_bytes: where the KV of saved conversations lies, and what it takes.
         ram_free: available to this process, its memory cgroup considered.
-        vram_free: on the first CUDA device; None without one.
+        vram_free: free memory of the first CUDA device; None without one.
         gpu: name of that device; None without one.
         vram_counted: whether the driver reports this process's memory; if not, peaks are estimates. None without a GPU.
         gpu_link: memory pinned for the GPU in a trial, and the speed of copies from it; None without a GPU.
         lockable: memory that may be locked (RLIMIT_MEMLOCK); None: without limit.
-        vector_width: of the CPU, by torch: AVX512, AVX2 or DEFAULT.
+        vector_width: what torch finds on the CPU: AVX512, AVX2 or DEFAULT.
         kernel: computes experts here: native or torch on a CPU, triton or planes on a GPU.
         layout: the fastest layout of stores here.
-        kernel_times: of every path of the compiled kernel, and of torch's, on the CPU; empty without the compiled one.
+        kernel_times: times of the compiled kernel's paths and of torch's, on the CPU; empty without a compiled one.
         cores: available to this process.
         vram_limit: suggested for --vram-limit.
         dram_limit: suggested for --dram-limit; None: leave it out.

@@ -87,12 +87,12 @@ class MeasureOptions:
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "Rows beside the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
+        "Rows after the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
         "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
         "together); residency (with a cache, resident experts first); compensation (low-rank compensators, made of "
-        "--reference, of a part of a token's experts, beside levels of as many bits); layers (of --reference, one at 2 "
-        "bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of adjacent "
-        "layers' router inputs). Repeat for more.",
+        "--reference, of a part of a token's experts, next to levels of as many bits); layers (of --reference, one "
+        "at 2 bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of "
+        "adjacent layers' router inputs). Repeat for more.",
         autocompletion=one_of(
             *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
             *("residency", "compensation", "layers", "routing", "similarity"),
@@ -105,7 +105,7 @@ class MeasureOptions:
     )
     plot: Path | None = option(
         "Draw KL to --reference against bits read into this PNG; of --study routing, the loads into NAME-routing.png "
-        "beside it."
+        "next to it."
     )
     seed: int = option("Seed of everything random.", 0)
 
@@ -124,7 +124,7 @@ def eval_command(
     hot: HotnessOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the quality of a list of settings, levels exactly as scheduled, beside the bf16 model's."""
+    """Measure the quality of a list of settings, levels exactly as scheduled, compared with the bf16 model's."""
     demo = opening.model == DEMO
     reference = measure.reference or (DEMO if demo else None)
     if measure.text is None and not measure.tasks:

@@ -103,7 +103,7 @@ def _levels(store: Path, manifest: Manifest, options: ExportOptions) -> Levels:
 
 
 def _levels_of_mean(store: Path, manifest: Manifest, level: str, *, by_layer: bool) -> Levels:
-    """Levels 8 and 4 by the calibration beside a store, and by its heat where there is one."""
+    """Levels 8 and 4 by the calibration of a store, and by its heat where there is one."""
     from edgemoe.calibrate.static_levels import HIGH, LOW, static_levels
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.heat import load_heat

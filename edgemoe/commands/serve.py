@@ -1,4 +1,4 @@
-"""`edgemoe serve`: its options. Heavy imports happen inside, most of them beside the open port."""
+"""`edgemoe serve`: its options. Heavy imports happen inside, most of them after the port is open."""
 
 from __future__ import annotations
 

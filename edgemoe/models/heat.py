@@ -1,4 +1,4 @@
-"""How hot each expert of a model was in earlier runs: a small file beside the store.
+"""How hot each expert of a model was in earlier runs: a small file next to the store.
 
 The file lies in the store's directory, or in the cache where that cannot be written. It is checked when it is read;
 whatever is wrong with it costs a warning and nothing else.
@@ -84,8 +84,8 @@ def keeping_heat(
     The function writes every SAVE_SECONDS; the end of the block writes, too, once there was an answer.
 
     Args:
-        directory: of the store.
-        manifest: of the store.
+        directory: the store's.
+        manifest: the store's.
         now: returns the heat of this run.
     """
     before, answers, saved = load_heat(directory, manifest), 0, time.monotonic()

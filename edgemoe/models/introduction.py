@@ -20,7 +20,7 @@ class Introduction:
     """A model's name, what it is, and questions to begin with.
 
     Args:
-        name: of the model.
+        name: the model's.
         note: one sentence about it; "" for none.
         examples: questions that it has answers to.
 
@@ -46,8 +46,8 @@ def introduction(directory: Path, name: str) -> Introduction:
     """Reads the introduction of a model.
 
     Args:
-        directory: of its store or checkpoint.
-        name: for a model that does not introduce itself.
+        directory: its store or checkpoint.
+        name: the name where a model does not introduce itself.
 
     Raises:
         ModelRefused: an introduction that is not made of short texts.

@@ -20,13 +20,13 @@ class CachedModel:
     """A model of the cache.
 
     Args:
-        name: of its directories.
+        name: the name of its directories.
         short: its name for people and for other commands.
         paths: its store, its checkpoint, or both.
-        bytes: on disk, in all paths.
+        bytes: size on disk of all paths.
         state: `ready`, `unfinished` (a conversion or download that can be resumed) or `damaged`.
         levels: levels of its experts, highest first; empty unless ready.
-        layout: of its records; None unless ready.
+        layout: how its records are laid out; None unless ready.
         family: model_type of its config.json; None unless ready.
         parameters: number of its weights; None unless ready.
         compensated: mean rank of its experts' compensators; None without any.
@@ -71,7 +71,7 @@ class StoreContents(NamedTuple):
     """What is in a store.
 
     Args:
-        levels, layout, family, parameters, compensated: as in CachedModel.
+        levels, layout, family, parameters, compensated: see CachedModel.
     """
 
     levels: tuple[int, ...] = ()

@@ -71,7 +71,7 @@ def plan_model(model: Path, device: str) -> StoreModel:
     """Opens the store of a model, or describes the one that its first use would make; converts nothing.
 
     Args:
-        model, device: as for open_model.
+        model, device: see Opening.
 
     Raises:
         UserError, BadManifest, BadHeader, ModelRefused: as open_model.
@@ -99,9 +99,9 @@ def open_store(
 
     Args:
         opening: the model and its options.
-        choose, shrink: for plan_levels.
+        choose, shrink: see plan_levels.
         convert: a model without a store is converted, unless the limits are refused by its headers; False: plan_model.
-        check_files: for open_model.
+        check_files: see open_model.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met; before a conversion where that is possible.

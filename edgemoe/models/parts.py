@@ -28,8 +28,8 @@ class StoreParts:
     Args:
         manifest: its store.json.
         config: its config.json, bounded.
-        family: of the config.
-        experts: in all layers.
+        family: the config's.
+        experts: number of experts in all layers.
         dense: dtype and shape of each dense tensor.
     """
 

@@ -28,9 +28,9 @@ class _Place:
 
     Args:
         store: its directory.
-        name: of the model, for people.
+        name: the model's, for people.
         hub: the model on the Hub; None for a directory.
-        checkpoint: to be converted, with its headers read; None for a store that is used in place and on the Hub.
+        checkpoint: what will be converted, its headers read; None for a store that is used in place and on the Hub.
     """
 
     store: Path
@@ -56,7 +56,7 @@ def resolve_store(
 
     Args:
         model: a store, a checkpoint, the name of a model on the Hub, or a name that `edgemoe models` prints.
-        layout: of a conversion.
+        layout: how a conversion lays out records.
         keep_source: keeps the downloaded checkpoint; downloads it even if the store exists.
         check: may refuse a conversion by the checkpoint's headers, before it begins.
 
@@ -108,7 +108,7 @@ def store_or_headers(model: Path, layout: str) -> Iterator[Path | Checkpoint]:
     Nothing is converted, and of a model on the Hub only the headers are downloaded.
 
     Args:
-        model, layout: as for resolve_store.
+        model, layout: see resolve_store.
 
     Raises:
         UserError, DamagedData: as resolve_store, or from check_runnable.

@@ -30,7 +30,7 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
     """Refuses a checkpoint whose store a chat would refuse.
 
     Args:
-        checkpoint: to be converted; no weights are read.
+        checkpoint: what will be converted; no weights are read.
         dense_bits: 16 or 8, of the store's dense weights.
 
     Raises:

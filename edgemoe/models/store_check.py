@@ -23,10 +23,10 @@ def check_store(directory: Path, manifest: Manifest, config: Config, family: Fam
     """Compares the experts of a manifest with a config.
 
     Args:
-        directory: of the store, for messages.
+        directory: the store's, named in messages.
         manifest: its store.json.
         config: its config.json, bounded.
-        family: of the config.
+        family: the config's.
 
     Raises:
         BadManifest: with the first field that differs, and both values.

@@ -34,7 +34,7 @@ class StoreModel:
     """An open store. Frozen; has neither weights nor file descriptors.
 
     Args:
-        directory: of the store.
+        directory: the store's.
         manifest: its store.json.
         config: its config.json, bounded.
         shape: sizes for a memory plan.
@@ -131,7 +131,7 @@ class StoreModel:
         Args:
             vram_limit: bytes; None: everything resident, or the free memory.
             dram_limit: bytes; 0: no second tier.
-            settings: by default every expert at the store's highest level.
+            settings: None: every expert at the store's highest level.
             context: tokens of each sequence; by default default_context().
             parallel: sequences that run at once, 1 to MOST_PARALLEL.
             compensators: others than the store's, for which there is room as well.

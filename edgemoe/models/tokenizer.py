@@ -22,12 +22,12 @@ CPU_SECONDS = 20.0
 """For loading and trying a tokenizer; one of 256,000 words takes some two seconds."""
 
 MEMORY_BYTES = 1 << 30
-"""For the same, beside the program's own."""
+"""For the same, next to the program's own."""
 
 _SAMPLE = (
     "".join(map(chr, range(32, 0x250))) + "\n\t مرحبا 你好 こんにちは 🙂 " + "a" * 500 + " " * 50 + "1" * 50
 )
-"""Text that a new tokenizer is tried with, beside the strings of its own rules."""
+"""Text that a new tokenizer is tried with, besides the strings of its own rules."""
 
 _MOST_RULES = 1 << 16
 """Characters of these strings that are tried."""
@@ -80,7 +80,7 @@ def try_tokenizer(directory: Path, words: int) -> str | None:
     """Loads a tokenizer, encodes a sample with all strings of its rules, and decodes every id that it has.
 
     Args:
-        directory: of the store.
+        directory: the store's.
         words: ids that the model has, from 0.
 
     Returns:

@@ -40,8 +40,8 @@ class BatchOptions:
     """Options of several requests at once."""
 
     batch: str | None = option(
-        "Numbers of sequences at once, such as 1,2,4,8,16,32: a row each, with times from arrival, tokens/s beside the "
-        "bound, and experts active in a step. --runs is the number of requests for each place."
+        "Numbers of sequences at once, such as 1,2,4,8,16,32: a row each, with times from arrival, tokens/s next to "
+        "the bound, and experts active in a step. --runs is the number of requests for each place."
     )
     arrival: str | None = option(
         "With --batch: closed (the next request comes when an answer ends) or poisson:RATE, in requests a second. "
@@ -61,7 +61,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of the rows, of the report and of what is measured beside it."""
+    """Options of the rows and of the report, and of what is measured with them."""
 
     ablation: str | None = option(
         "Load on demand, cache, prefetch and levels, each added in its row: paper, by DyMoE's rules, or ours. Other "
@@ -96,7 +96,7 @@ def format_of(output: str | None, as_json: bool) -> str:
 
 
 def require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
-    """Refuses options of batches without --batch, and those of other rows beside it."""
+    """Refuses options of batches without --batch, and options of other rows next to it."""
     if batches.batch is None:
         given = [name for name, value in vars(batches).items() if value is not None]
         action = "give --batch 1,2,4,8 with it"

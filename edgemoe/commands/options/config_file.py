@@ -126,7 +126,7 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
     """Reads the options of a command from a file; the command's table wins over the top level.
 
     Args:
-        path: of the file.
+        path: the file.
         command: its name.
         known: command's name -> options_of(command).
 

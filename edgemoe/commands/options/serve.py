@@ -22,7 +22,7 @@ class AddressOptions:
         "Origin of web pages on other sites that may send requests; several times."
     )
     allowed_host: list[str] | None = option(
-        "Name under which the server is reached, beside localhost and addresses; several times."
+        "Name under which the server is reached, besides localhost and addresses; several times."
     )
 
     def key(self) -> str | None:

@@ -35,7 +35,7 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
 
     Args:
         checkpoint: the source; for a model of the Hub, its headers suffice.
-        name: of the model, for people.
+        name: the model's, for people.
         directory: parent of the store; it may not exist yet.
         download: the source is downloaded too.
 
@@ -60,8 +60,8 @@ def _estimate(size: int, store: int, directory: Path, download: bool) -> str:
 
     Args:
         size, store: bytes of the source and of the store.
-        directory: on the store's disk, which is measured; a disk that cannot be is left out.
-        download: as in announce.
+        directory: lies on the store's disk, which is measured; a disk that cannot be measured is left out.
+        download: see announce.
     """
     parts = {f"{cores()} cores, {format_size(cores() * CORE_RATE)}/s": size / (cores() * CORE_RATE)}
     try:

@@ -49,7 +49,7 @@ def convert_checkpoint(
         source: the checkpoint's directory, or a GGUF file.
         destination: the store's directory.
         check: may refuse the checkpoint by its headers.
-        options: of the conversion.
+        options: see Options.
 
     Raises:
         UserError, DamagedData, DoesNotFit: from storage.convert.run.convert.
@@ -82,11 +82,11 @@ def convert_from_hub(
     Resumes an interrupted call. Leaves a finished store of the same model unchanged.
 
     Args:
-        model: on the Hub.
+        model: its name on the Hub.
         destination: the store's directory.
         keep_source: keeps the whole checkpoint in downloads_directory().
         check: may refuse the checkpoint by its headers, before weights are downloaded.
-        options: of the conversion.
+        options: see Options.
 
     Raises:
         UserError: the Hub cannot be reached, or has no such model.

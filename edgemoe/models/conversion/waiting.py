@@ -34,7 +34,7 @@ def convert_once(
     If that process finishes the store, nothing is converted here; if it fails or is killed, `convert` resumes.
 
     Args:
-        name: of the model, for people.
+        name: the model's, for people.
         store: the directory that `convert` locks; it may not exist yet.
         needed: whether the store is still to be made.
         convert: raises StoreBusy, with nothing done, where another process has begun meanwhile.

@@ -11,9 +11,9 @@ def option(text: str, default: Any = None, *, name: str = "", short: str = "", *
     """Makes a field of a dataclass that is an option.
 
     Args:
-        text: for --help.
-        default: of field and option.
-        name: on the command line; by default two dashes and the field's name.
+        text: what --help prints.
+        default: the value of an option that is not given.
+        name: how a command line writes it; by default two dashes and the field's name.
         short: a second name, of one dash and a letter; "" for none.
         details: further arguments of typer.Option.
     """

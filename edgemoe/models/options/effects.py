@@ -23,7 +23,7 @@ def require_several(settings: RunSettings, sequences: int, option: str) -> None:
     """Refuses --lynx where only one sequence runs at a time.
 
     Args:
-        settings: of the command.
+        settings: what the options stand for.
         sequences: how many run at once.
         option: makes them more, such as "--parallel 8".
     """

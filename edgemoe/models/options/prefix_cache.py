@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edgemoe.models.store_model import StoreModel
 
 DEFAULT_LIMIT = "4GB"
-"""Of all KV in a directory."""
+"""Limit of all KV in a directory."""
 
 
 def require_directory(directory: Path | None, limit: str | None) -> int:
@@ -36,10 +36,10 @@ def open_prefix_cache(
     """Opens the KV blocks in a directory.
 
     Args:
-        store: with the format of keys and values.
+        store: has the format of keys and values.
         directory: made where it is missing.
         limit: bytes of all its files.
-        automatic: as of PrefixCache.
+        automatic: see PrefixCache.
 
     Raises:
         UserError: as PrefixCache.open.

@@ -68,9 +68,9 @@ def _automatic(
     """Chooses levels where none are given.
 
     Args:
-        max_level, fits: as of run_settings.
+        max_level, fits: see run_settings.
         rivals: the option that decides the mean of the bits, or none.
-        hotness: of the options.
+        hotness: what the options stand for.
 
     Returns:
         the levels; the hotness, where several levels are left; and settings that go with the levels.

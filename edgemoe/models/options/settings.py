@@ -49,12 +49,12 @@ class LevelOptions:
     )
     compensate: int | None = option(
         "Compute this many experts of each token, the likeliest first, with their low-rank compensators, which "
-        "`edgemoe compensate` adds to a store: those that run at the bits whose errors these are of, such as with "
+        "`edgemoe compensate` adds to a store: only at the level that the compensators were made for, such as with "
         "--levels 2 or 4/2. Default: none."
     )
     compensators_limit: str | None = option(
         "Most bytes of compensators in memory, such as 20MB, a part of --vram-limit; the others are read with the "
-        "experts that want them. Default: all where they fit beside all experts, else a part, by how often they are "
+        "experts that want them. Default: all where they fit next to all experts, else a part, by how often they are "
         "used."
     )
 
@@ -178,7 +178,7 @@ class HotRuleOptions:
         "Default: 16."
     )
     hot_prompt_weight: float | None = option(
-        "With --policy hotness: what a token of a prompt counts beside a new token. Default: 1."
+        "With --policy hotness: what a token of a prompt counts, where a new token counts 1. Default: 1."
     )
 
 

@@ -93,7 +93,7 @@ def plan_levels(
         store: an open one.
         choose: run_settings with the options given.
         division: what is divided.
-        shrink: to the machine's free memory, as within_memory.
+        shrink: whether limits shrink to the machine's free memory, as in within_memory.
 
     Raises:
         UserError, DoesNotFit: an option that cannot be met.

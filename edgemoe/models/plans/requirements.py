@@ -64,7 +64,7 @@ def compensators_for(
     """Bytes of the compensators that settings use.
 
     Args:
-        settings: of the run.
+        settings: the run's.
         directory, manifest: the store.
         top_k: experts of a token.
         device: None: the CPU.

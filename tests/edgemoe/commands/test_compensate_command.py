@@ -73,7 +73,7 @@ def test_convert_compensates(run, small_source, tmp_path):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (("--ranks", "uniform"), "--compensate RANK beside --ranks and --residual"),
+        (("--ranks", "uniform"), "--compensate RANK with --ranks and --residual"),
         (("--compensate", 4, "--ranks", "best"), "choose --ranks error, kurtosis or uniform"),
         (("--compensate", 4, "--residual", 8), "choose --residual 2 or 4"),
     ],
