@@ -45,6 +45,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("threaded", [False, True], ids=["in calls", "in a thread"])
 @pytest.mark.parametrize(("vram", "dram"), SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("haste", [0.0, 0.3, 0.9])
@@ -55,6 +56,7 @@ def test_kernels_see_their_own_experts(rig, vram, dram, haste, threaded):
         turmoil(rig(device, vram, dram), seed)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("form", [SLICED, WholeToy(SLICED)], ids=["planes", "whole"])
 @pytest.mark.parametrize(("vram", "dram"), [(1, None), (4, 2), (2, 8)])
 def test_kernels_see_their_own_experts_in_one_pool(rig, vram, dram, form):

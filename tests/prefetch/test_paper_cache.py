@@ -75,6 +75,7 @@ def fetch(r: Rig, wanted: dict[ExpertKey, int]) -> None:
     assert all(lease.level >= wanted[lease.key] for lease in came)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("whole", [False, True], ids=["planes", "whole"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_pool_is_the_papers_cache(rig: type[Rig], seed: int, whole: bool) -> None:

@@ -92,6 +92,7 @@ def act(r: Rig, action: str, levels: Mapping[ExpertKey, int], check: Callable[[]
             r.vram.drop(key, 8 - levels[key])
 
 
+@pytest.mark.e2e
 @settings(max_examples=60)
 @given(
     form=st.sampled_from([MERGED, SLICED]),
@@ -173,6 +174,7 @@ def hits(draw: st.DrawFn, residents: Mapping[ExpertKey, int]) -> list[Layer]:
     return layers
 
 
+@pytest.mark.e2e
 @settings(max_examples=60)
 @given(
     mode=st.sampled_from(["off", "full", "auto"]),
@@ -316,6 +318,7 @@ def test_both_paths_give_the_same(engines, tiny_store, sparse_store, dense, expe
     assert experts is None or counts.ssd_bytes
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("look_ahead", ["full", "base", "auto"])
 @pytest.mark.parametrize("experts", [None, 5])
@@ -330,6 +333,7 @@ def test_look_ahead_changes_no_logit(engines, sparse_store, experts, look_ahead)
         assert both[0].take_use() == both[1].take_use()
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("look_ahead", ["full", "base", "auto"])
 def test_predictions_of_residents_count_alike(engines, sparse_store, look_ahead) -> None:
@@ -345,6 +349,7 @@ def test_predictions_of_residents_count_alike(engines, sparse_store, look_ahead)
     assert bool(counts.auto_resting) == (look_ahead == "auto")
 
 
+@pytest.mark.e2e
 @needs_native
 def test_a_request_is_made_for_missing_experts_alone(engines, monkeypatch) -> None:
     """Under a limit every request of a decode step has an expert that is not resident at its level."""
@@ -362,6 +367,7 @@ def test_a_request_is_made_for_missing_experts_alone(engines, monkeypatch) -> No
     assert 0 < len(requests) < MOE_LAYERS * len(TOKENS)
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("changes", [{}, MIXED, SKIPPED], ids=str)
 def test_resident_experts_are_computed_without_a_request(engines, monkeypatch, changes) -> None:
@@ -383,6 +389,7 @@ def test_resident_experts_are_computed_without_a_request(engines, monkeypatch, c
     assert use == first
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("experts", [None, 5])
 def test_watch_sees_every_choice(engines, experts) -> None:
@@ -412,6 +419,7 @@ def test_a_layer_that_is_not_finite_is_named(engines) -> None:
     assert torch.equal(decoded(engine), want)
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("changes", [{}, {"speculate": "full"}], ids=str)
 def test_forgotten_experts_are_read_again(engines, changes) -> None:
@@ -460,6 +468,7 @@ def test_a_change_of_settings_reaches_pinned_experts(engines, first, then, exper
         assert both[0].take_use() == both[1].take_use()
 
 
+@pytest.mark.e2e
 @needs_native
 def test_raised_experts_are_computed_at_their_level(engines) -> None:
     """Without `exact` an expert first wanted at 4 bits and now resident at 8 is computed at 8 on both paths."""

@@ -209,6 +209,7 @@ def test_a_prediction_ends_before_it(rig: type[Rig]) -> None:
     r.whole()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("experts", [None, 5])
 def test_an_engine_gives_the_same_logits_with_fewer_reads(engines, experts, on_device) -> None:

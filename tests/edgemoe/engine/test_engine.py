@@ -119,6 +119,7 @@ def decoded(engine: Engine, tokens: list[int]) -> list[torch.Tensor]:
     return [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("run", [prefilled, decoded])
 @pytest.mark.parametrize(("dense_bits", "bound"), [(16, LEVEL_8_KL), (8, DENSE_8_KL)])
 def test_level_8_is_the_checkpoint(open_engine, prompts, model, source, tmp_path, run, dense_bits, bound):
@@ -133,6 +134,7 @@ def test_level_8_is_the_checkpoint(open_engine, prompts, model, source, tmp_path
     assert worst < bound
 
 
+@pytest.mark.e2e
 def test_the_bounds_would_see_a_wrong_expert(open_engine, prompts, model, store, monkeypatch):
     """Without the experts' outputs the distance is above both bounds: the bounds are not met by chance."""
     monkeypatch.setattr(compute().kernel, "forward", lambda kernel, x, parts, activation, out: out.zero_())

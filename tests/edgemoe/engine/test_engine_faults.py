@@ -72,6 +72,7 @@ def want(open_engine, tiny_store) -> torch.Tensor:
     return engine.step(one(started(engine)[0], 42))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("dram_experts", [0, 3])
 def test_a_truncated_file_fails_the_step(open_engine, damageable, want, dram_experts):
     """The step fails with exit code 4 and changes nothing; it succeeds once the file is whole again."""
@@ -91,6 +92,7 @@ def test_a_truncated_file_fails_the_step(open_engine, damageable, want, dram_exp
     assert torch.equal(engine.step(one(sequence, 42)), want)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("plane", list(Plane))
 def test_a_flipped_bit_names_its_plane(open_engine, tiny_store, damageable, plane: Plane):
     """The step that needs the expert fails with its layer, expert and plane, and changes nothing."""
@@ -196,6 +198,7 @@ def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
     assert torch.equal(got, want) == (level == 8)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("experts", [2, 5])
 def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, want, experts):
     """SIGINT while an expert is computed ends the step without a change, and the step can be repeated."""
@@ -219,6 +222,7 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
     assert torch.equal(engine.step(one(sequence, 42)), want)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("guard", [nullcontext, lambda: CtrlC(as_key=True)], ids=["python", "chat"])
 @pytest.mark.parametrize("method", ["used", "arrived", "forgotten"])
 def test_ctrl_c_within_a_change_of_a_tier(open_engine, tiny_store, monkeypatch, want, guard, method):

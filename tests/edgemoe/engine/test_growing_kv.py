@@ -72,6 +72,7 @@ def blocks_of(engine: Engine) -> int:
     return min(engine.memory.blocks.values())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("kv", "context"), [("bf16", CONTEXT), ("q8_0", 2048), ("q4_0", 2048)])
 @pytest.mark.parametrize(
     "changes", [{}, {"eviction": "lru-pool"}, {"dram_experts": 4}], ids=["", "pool", "dram"]
@@ -106,6 +107,7 @@ def test_experts_give_way_before_kept_sequences_leave(open_engine, tiny_store):
     check_kept(scheduler)
 
 
+@pytest.mark.e2e
 def test_a_branch_of_a_long_conversation_returns_its_blocks(open_engine, tiny_store):
     """With memory for one KV a kept sequence is cropped for a prompt that shares its beginning: experts come back."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=CONTEXT)
@@ -135,6 +137,7 @@ def test_a_request_that_would_not_fit_beside_the_fewest_blocks_waits(open_engine
     assert len(run(scheduler, PROMPT[:400]).rows) == 4
 
 
+@pytest.mark.e2e
 def test_look_ahead_is_ended_before_blocks_leave(open_engine, tiny_store):
     """Predicted reads pin blocks between steps; growth ends them, and no lease or reservation is left."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=CONTEXT, speculate="full")

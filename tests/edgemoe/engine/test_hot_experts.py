@@ -78,6 +78,7 @@ def counted(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.from_numpy(total.counts), torch.from_numpy(total.mass), seen
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "limits", [{}, {"experts": 5}, {"experts": 5, "dram_experts": 4, "speculate": "full"}]
 )
@@ -110,6 +111,7 @@ def test_scores_are_those_of_the_steps(open_hot):
         assert seen == want + [(2 * 2 * 3.0, 3.0)] * len(DECODED[0])
 
 
+@pytest.mark.e2e
 def test_without_hot_experts_it_is_the_lower_level_and_with_all_the_higher(open_hot):
     """Bit for bit: no expert at 4 computes as 2 for all, every expert at 4 as 4 for all."""
     none, every = (
@@ -171,6 +173,7 @@ def test_the_hottest_experts_of_a_layer_are_the_hot_ones(open_hot):
         assert min(scores[e] for e in hot) >= max(scores[e] for e in range(8) if e not in hot)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("signal", ["mass", "count"])
 def test_settled_answers_are_the_same_at_any_speed(open_hot, monkeypatch, signal):
     """Twice, and with a disk that takes 3 ms longer: the same bits and levels."""

@@ -57,6 +57,7 @@ def answered(engine):
     return torch.stack(logits), counts
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("level", "kv"), [(8, "bf16"), (4, "q8_0"), (2, "bf16")])
 def test_rows_of_a_step_change_no_bit_and_decide_what_is_read(open_engine, tiny_store, level, kv):
     """One step, or several of whole blocks, with all experts in memory or two: the same bits.

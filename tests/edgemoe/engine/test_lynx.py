@@ -41,6 +41,7 @@ def test_prompts_and_single_sequences_keep_every_bit(open_engine, tiny_store):
     assert engine.take_use().agreement == {"active_before": 0, "active": 0, "remapped": 0}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("limits", [{"experts": 3}, {"experts": 5, "dram_experts": 4, "speculate": "full"}])
 def test_limits_do_not_change_a_bit(open_engine, tiny_store, limits):
     """What tokens agree on does not depend on what is resident or read ahead."""

@@ -35,6 +35,7 @@ def room(monkeypatch):
     return leave
 
 
+@pytest.mark.e2e
 def test_a_cgroup_with_less_than_the_limit_shrinks_it(run, tiny_store, room, smallest, caplog):
     """The answer is the same, the limit is the cgroup's free memory, and one line reports it."""
     _, whole, _ = run("chat", "--model", tiny_store, "--json", "--vram-limit", "4MB", *ASK)
@@ -59,6 +60,7 @@ def test_a_cgroup_with_less_than_the_smallest_limit_is_refused_before_loading(
     assert f"--vram-limit {format_least(smallest)} or more" in err.splitlines()[-1]
 
 
+@pytest.mark.e2e
 def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypatch):
     """The answer is the same where the system refuses to lock arenas, without a message."""
     ask = ("chat", "--model", tiny_store, "--json", *ASK)
@@ -71,6 +73,7 @@ def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypa
     assert json.loads(out)["text"] == locked["text"]
 
 
+@pytest.mark.e2e
 def test_doctor_reports_how_much_memory_may_be_locked(run, tmp_path: Path, monkeypatch):
     """The report has the system's limit on locked memory."""
     import resource

@@ -96,6 +96,7 @@ def simulated(requests: list[dict[ExpertKey, int]], pool: int) -> tuple[int, dic
     return read, dict(cache)
 
 
+@pytest.mark.e2e
 def test_an_engine_reads_what_the_papers_cache_reads(tiny_store, monkeypatch):
     """Prompts and tokens at 4/2 in room for 11 of 16 experts: gaps in the pool cost at most 4 % more bytes."""
     source, read, pool, _ = run(StoreModel.open(tiny_store), monkeypatch, 11)

@@ -412,6 +412,7 @@ def close(engine: Engine, scheduler: Scheduler, requests: list[Kept], patch: pyt
 Fault = Callable[[Engine, Scheduler, list[Kept], pytest.MonkeyPatch], None]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("fault", [read_error, ctrl_c, cancel, close])
 def test_a_fault_at_any_step_of_a_batch_leaves_nothing(open_engine, tiny_store, monkeypatch, fault: Fault):
     """A failed read, Ctrl-C, cancels or a close at each step of a batch of 8: no block, pin, KV or thread is left.
@@ -464,6 +465,7 @@ def test_a_kept_sequence_stays_with_its_owner(open_engine, tiny_store):
     assert again.tokens[:6] == first.tokens[:6]
 
 
+@pytest.mark.e2e
 def test_threads_share_the_steps(open_engine, tiny_store):
     """Eight threads that each run a request have the tokens of a single one, and end."""
     engine = open_engine(tiny_store, level=4, parallel=4)
@@ -552,6 +554,7 @@ def test_threads_that_drive_leave_no_others(open_engine, tiny_store):
     assert counts == [counts[0], counts[0] + 1, counts[0] + 2]
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another malloc than glibc's")
 def test_memory_that_malloc_keeps_goes_back_after_some_requests(open_engine, tiny_store):
     """Holes between blocks that stay are resident until so many requests have ended."""

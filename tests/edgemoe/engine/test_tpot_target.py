@@ -28,6 +28,7 @@ def store(damageable):
     return damageable
 
 
+@pytest.mark.e2e
 def test_bits_follow_the_time_of_tokens(store, open_engine, caplog):
     """Slow tokens lower the bits down to those of level 2 and then warn once, quick ones raise them to the top."""
     engine = open_engine(store, levels=FOUR, tpot_target=0.05, exact=False)
@@ -46,6 +47,7 @@ def test_bits_follow_the_time_of_tokens(store, open_engine, caplog):
     assert {*engine.take_use().scheduled} == {8}
 
 
+@pytest.mark.e2e
 def test_a_new_target_begins_again(store, open_engine):
     """Another target, or none, forgets what was learned for the one before."""
     engine = open_engine(store, levels=FOUR, tpot_target=0.05, exact=False)
@@ -90,6 +92,7 @@ def test_automatic_levels(level, fewer):
     assert run_settings(8, fits=False, exact=8).name == "exact 8"
 
 
+@pytest.mark.e2e
 def test_levels_follow_the_plan(store):
     """One byte less than all experts at 8 bits need makes the levels several."""
     opened = StoreModel.open(store)
@@ -102,6 +105,7 @@ def test_levels_follow_the_plan(store):
     assert smaller.levels == FOUR
 
 
+@pytest.mark.e2e
 def test_an_answer_says_what_it_cost(store, run):
     """Bits and predicted KL are in the JSON of levels by damage, and a line says why levels are several."""
     options = ("chat", "--model", store, "--prompt", "the fox", "--max-new-tokens", "6", "--context", "64")
@@ -119,6 +123,7 @@ def test_an_answer_says_what_it_cost(store, run):
     assert "bits a weight for a predicted KL of" in err
 
 
+@pytest.mark.e2e
 def test_predicted_kl_is_the_sum_over_layers(store, open_engine):
     """Of a token, by the compiled kernel or by the modules, as numbers of the calibration have it."""
     engine = open_engine(store, levels=FOUR, bits=3.0, exact=True)

@@ -36,6 +36,7 @@ def made(chosen: list[list[int]], levels: list[list[int]]) -> Assignments:
     return Assignments.of(torch.tensor(chosen), levels_of, gates)
 
 
+@pytest.mark.e2e
 @given(choices())
 def test_assignments_are_the_pairs_of_each_expert_and_level(choice):
     """Every computed (token, slot) pair is in the assignment of its expert and level, and in no other."""
@@ -60,6 +61,7 @@ def test_assignments_are_the_pairs_of_each_expert_and_level(choice):
     assert assignments.wanted(3) == highest
 
 
+@pytest.mark.e2e
 @given(choices(), st.integers(1, 12))
 def test_batches_have_every_assignment_once(choice, most):
     """Batches keep the order of leases, have at most `most` rows, or one larger assignment, and lose nothing."""

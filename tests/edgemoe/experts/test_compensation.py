@@ -51,6 +51,7 @@ def test_off_keeps_every_bit(open_engine, tiny_store, compensated):
     assert use.bits_scheduled == 2.5
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "settings", [{"level": 2, **ONE}, {"level": 2, **TWO}, {"levels": (4, 2), "retention": 0.5, **TWO}]
 )
@@ -92,6 +93,7 @@ def bits_of(engine: Engine, expert: int) -> float:
     return 8 * geometry.used / engine.store.manifest.geometry.weights
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("experts", [None, 3], ids=["resident", "limited"])
 @pytest.mark.parametrize(
     ("compensation", "places"), [(ONE, [0]), (TWO, [0, 1]), ({"compensation": Compensation(1, 1)}, [1])]
@@ -206,6 +208,7 @@ def test_experts_at_more_bits_go_without(open_engine, compensated):
     assert 0 < use.compensated < use.scheduled[2]
 
 
+@pytest.mark.e2e
 def test_settings_can_turn_it_on_and_off(open_engine, compensated, tiny_store):
     engine = open_engine(compensated, level=2, **ONE)
     on, settings = alone(engine), engine.settings
@@ -301,6 +304,7 @@ def test_a_damaged_compensator_is_named(open_engine, compensated, tmp_path):
     open_engine(store, level=2)
 
 
+@pytest.mark.e2e
 def test_an_answer_counts_them(compensated):
     """Pairs of prompt and answer, and bits that decode scheduled."""
     with edgemoe.load(compensated, exact=2, compensate=1) as model:

@@ -65,6 +65,7 @@ def fewest(store: Path) -> int:
     return 2 * index_of(store).largest
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("seed", range(8))
 def test_no_bit_depends_on_what_is_in_memory(open_engine, streamed, seed):
     """Random budgets of both, levels, readers, look-ahead and eviction, against everything in memory."""
@@ -270,6 +271,7 @@ def plan_of(store: Path, limit: int | None = None, **settings):
     return StoreModel.open(store).plan(vram_limit=limit, settings=RunSettings(**settings), context=64)
 
 
+@pytest.mark.e2e
 def test_a_plan_streams_what_does_not_fit(own):
     """All in memory where both fit, a part at the smallest limit; in between every byte has a purpose."""
     whole, index = plan_of(own), index_of(own)
@@ -320,6 +322,7 @@ def test_bytes_of_a_budget_by_use():
     assert CompensatorBytes(**each, used=0.01, limit=2_000_000).budget(10_000_000, 39_000_000) == 2_000_000
 
 
+@pytest.mark.e2e
 def test_an_answer_stays_within_its_limit(own):
     """Through the API, where the smallest limit streams: the same text as with all in memory, and reads counted."""
     least = format_least(plan_of(own, exact=True, readers=2).minimum_vram_bytes)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pairwise import pairwise
 
 from edgemoe.errors import ModelRefused
 from edgemoe.kv.formats import TILE
@@ -31,11 +32,14 @@ def written_out(query, keys, values, scaling, window):
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["float32", "bf16"])
-@pytest.mark.parametrize("window", [None, 3, 100])
-@pytest.mark.parametrize(("rows", "past"), [(1, 0), (1, 9), (6, 0), (6, 5), (17, 1)])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (6, 1)])
-def test_attend_is_causal_grouped_attention(monkeypatch, fast, window, rows, past, heads, kv_heads):
+@pairwise(
+    window=[None, 3, 100],
+    span=[(1, 0), (1, 9), (6, 0), (6, 5), (17, 1)],
+    shape=[(4, 4), (8, 2), (6, 1)],
+)
+def test_attend_is_causal_grouped_attention(monkeypatch, fast, window, span, shape):
     """Every row sees itself and earlier tokens within the window, for any number of cached tokens."""
+    (rows, past), (heads, kv_heads) = span, shape
     monkeypatch.setattr(attention_module, "fast_bf16", lambda: fast)
     generator = torch.Generator().manual_seed(rows + past)
     query = torch.randn(heads, rows, 16, generator=generator).bfloat16()

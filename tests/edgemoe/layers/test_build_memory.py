@@ -40,6 +40,7 @@ print(dense)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(
     sys.platform != "linux" or not native.available(), reason="needs glibc's malloc and the kernel"
 )

@@ -27,6 +27,7 @@ def growth(product: Callable[[int], object]) -> int:
     return min(sizes[1] - sizes[0], sizes[2] - sizes[1])
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kernel", ["the fastest", "torch"])
 def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, bits):

@@ -136,6 +136,7 @@ def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule):
                 check_integrity(tier)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("rule", ["4/0, renormalised", "8/4/2/0, renormalised"])
 def test_renormalised_gate_weights_change_the_logits(store, open_engine, rule):
     """The rules with renormalisation are not met by ignoring it: the logits without it are others."""
@@ -157,6 +158,7 @@ def test_better_planes_are_used_alike(store, open_engine):
     assert use.reused == use.experts[8] > 0
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
 def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
     """In every call, of one sequence and of two, levels are the policy's for what the tiers have at that moment."""
@@ -189,6 +191,7 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
         assert {(rows, level) for rows in (1, 2) for level in (2, 4)} <= seen
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("limit", LIMITS)
 def test_counts_are_those_of_the_modules(store, open_engine, limit):
     """The fused path counts as many requests, by level, as the modules do; a resident model has hits alone."""
@@ -211,6 +214,7 @@ def test_counts_are_those_of_the_modules(store, open_engine, limit):
         assert fused.ssd_bytes == modules.ssd_bytes == 0
 
 
+@pytest.mark.e2e
 def test_watching_sees_the_same_experts(store, open_engine):
     """Engine.watch is called with every layer's choice on either path."""
     seen: list[list[tuple[int, list[list[int]]]]] = []
@@ -299,6 +303,7 @@ def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeyp
     assert not any(scan for _, scan in scans)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatch, sequences):
     """Logits with transformers' own attention and routers differ by the order of additions alone.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_equations import by_the_equations
 from availability import needs_native
+from pairwise import pairwise
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from edgemoe.kernels.native.attention import NativeAttention
@@ -19,11 +20,14 @@ pytestmark = needs_native
 CONTEXT = 40
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (6, 2, 48), (14, 2, 80), (8, 1, 128)])
-@pytest.mark.parametrize("normed", ["not", "each head", "all heads"])
-@pytest.mark.parametrize(("past", "first"), [(0, 0), (1, 0), (33, 0), (33, 30), (39, 39)])
-def test_one_token_is_attended_by_the_equations(heads, kv_heads, dim, normed, past, first):
+@pairwise(
+    shape=[(4, 4, 16), (6, 2, 48), (14, 2, 80), (8, 1, 128)],
+    normed=["not", "each head", "all heads"],
+    span=[(0, 0), (1, 0), (33, 0), (33, 30), (39, 39)],
+)
+def test_one_token_is_attended_by_the_equations(shape, normed, span):
     """The result equals the equations to bf16's rounding, and of the KV only the token's place changes."""
+    (heads, kv_heads, dim), (past, first) = shape, span
     generator = torch.Generator().manual_seed(heads * 100 + past)
 
     def random(*shape: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ def written(directory: Path, model_type: str, **changes: object) -> dict:
     return bounded_config(config)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("model_type", SMALL)
 def test_every_family_computes(tmp_path, model_type):
     """No family is refused, and the trial leaves modules, parameters and buffers as they were."""

@@ -56,6 +56,7 @@ def test_a_model_without_such_tokens_is_named():
         infill_prompt(chatml_tokenizer(), "a", "b")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_the_likeliest_of_several_answers(server, logprobs):
     """Of each prompt's five the two with the highest mean; all of them count as tokens."""

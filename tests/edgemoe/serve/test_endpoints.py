@@ -266,6 +266,7 @@ def test_metrics_count_answers(server):
     assert grown('edgemoe:expert_requests_total{level="8",model_name="tiny"}') > 0
 
 
+@pytest.mark.e2e
 def test_a_restarted_server_reads_the_kv_of_its_prompts(tiny_store, tmp_path):
     """cached_tokens of the same chat after a restart, and the figures of the disk: tokens, files and bytes."""
     messages, found = [{"role": "user", "content": "the quick brown fox jumps " * 30}], []

@@ -88,6 +88,7 @@ def test_a_client_without_requests_gets_a_place_in_a_full_queue():
     queue.enter("d")
 
 
+@pytest.mark.e2e
 def test_one_request_beside_a_flood_is_answered_second(tiny_store):
     """Over HTTP, from another address: behind the request that runs, before the five others that came earlier."""
     with server_of(a_model(tiny_store, parallel=1), most=6) as server:

@@ -28,6 +28,7 @@ def status(server, path: str = "/v1/models", **headers: str) -> int:
     return server.client.get(path, headers={"authorization": f"Bearer {KEY}".encode()} | headers).status_code
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "host", ["evil.example", "", "127.0.0.1.evil.example", "[", "model.example.evil", "a@b:c"]
 )
@@ -75,6 +76,7 @@ def test_requests_need_the_key(guarded, given):
     assert KEY not in repr(ACCESS)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["authorization", "x-api-key"])
 def test_an_empty_key_lets_no_request_without_one_in(tiny_store, name):
     """A key that a script has left empty is no open door: a request must name it, in either header."""

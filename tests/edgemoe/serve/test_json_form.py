@@ -179,6 +179,7 @@ def test_a_client_that_leaves_while_its_schema_compiles(formed, slow):
     assert after.running == after.waiting == 0
 
 
+@pytest.mark.e2e
 def test_a_schema_that_becomes_too_complex_ends_its_request_alone(formed):
     """A stream that has begun ends in an error; another one goes on."""
     many = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}

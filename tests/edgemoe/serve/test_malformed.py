@@ -14,12 +14,14 @@ from tools.reliability.malformed import GOOD, a_body, a_request, exchange
 CHAT = "/v1/chat/completions"
 
 
+@pytest.mark.e2e
 def test_the_bodies_to_be_changed_are_right(server):
     """Each one is answered before it is changed."""
     for path, body in GOOD.items():
         assert server.client.post(path, json=body).status_code == 200
 
 
+@pytest.mark.e2e
 def test_two_hundred_malformed_bodies(server):
     """Wrong fields, cut and flipped bytes, other encodings, deep nesting: 200 or 400, as an error object."""
     random, statuses = Random(1), set()
@@ -33,6 +35,7 @@ def test_two_hundred_malformed_bodies(server):
     server.idle()
 
 
+@pytest.mark.e2e
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(

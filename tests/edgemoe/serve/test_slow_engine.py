@@ -58,6 +58,7 @@ def gone_after(server, seconds: float, **fields: object) -> None:
     assert time.monotonic() > deadline, "the answer came before the client left"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("state", ["prompt", "decoding"])
 def test_a_client_that_leaves_ends_its_request(slow, stream, state):
@@ -97,6 +98,7 @@ def test_a_client_that_leaves_the_queue(slow):
     slow.idle()
 
 
+@pytest.mark.e2e
 def test_headers_role_and_comments_come_before_the_prompt_has_run(slow):
     """A stream begins at once; comments come by the clock; progress grows to the whole prompt."""
     slow.pause = 0.03
@@ -124,6 +126,7 @@ def test_headers_role_and_comments_come_before_the_prompt_has_run(slow):
             assert parts.count(": ping") > 3
 
 
+@pytest.mark.e2e
 def test_a_full_queue_is_429_with_advice(slow):
     """The fourth of two running and one waiting is refused, with Retry-After; health and models answer meanwhile."""
     slow.pause = 0.1
@@ -158,6 +161,7 @@ def fail(*_: object) -> int:
     raise ReadFailed("bytes of expert 3", "an error of the disk", "check the disk")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_disk_error_ends_one_answer(slow, monkeypatch, stream):
     """A read that fails in the middle of an answer: an error event, or 500; the next request is answered."""
@@ -190,6 +194,7 @@ def test_a_disk_error_ends_one_answer(slow, monkeypatch, stream):
     assert slow.client.post(COMPLETE, json=body(False, max_tokens=8)).json()["choices"] == want
 
 
+@pytest.mark.e2e
 def test_a_storm_of_cancels_leaves_nothing(slow):
     """Thirty clients that leave at once, in the queue and while they run: the budget and the queue are as before."""
     slow.pause, used = 0.02, slow.serving.model.engine.budget.used
@@ -208,6 +213,7 @@ def test_a_storm_of_cancels_leaves_nothing(slow):
     assert slow.client.post(COMPLETE, json=body(False, max_tokens=1)).status_code == 200
 
 
+@pytest.mark.e2e
 def test_a_retry_and_a_next_turn_compute_the_rest(tiny_store):
     """A client that left in its prompt, comes back, and goes on: usage, timings and metrics count what was kept."""
     model = a_model(tiny_store, keep=True)
@@ -237,6 +243,7 @@ def test_a_retry_and_a_next_turn_compute_the_rest(tiny_store):
         assert model.status().memory["kept"] > 0
 
 
+@pytest.mark.e2e
 def test_an_unknown_error_is_500_and_logged(slow, monkeypatch, caplog):
     """The text of an error that is none of edgemoe's stays in the log."""
 

@@ -63,6 +63,7 @@ def called(message) -> list[tuple[str, dict]]:
 OSLO = [("weather", {"city": "Oslo"})]
 
 
+@pytest.mark.e2e
 def test_a_call_whole_and_streamed(create, wants):
     """Reasoning, text and call apart, with the same parts in both; the prompt has the tools as they were sent."""
     prompts = wants(ANSWER)
@@ -210,6 +211,7 @@ def test_a_model_without_tools_says_so(tiny_store):
         assert "leaves tools out" in response.json()["error"]["message"]
 
 
+@pytest.mark.e2e
 def test_a_broken_response_template_is_the_matter_of_tools(tiny_store):
     """A chat is text then; one with tools is refused with the reason."""
     model = chatml_model(tiny_store)

@@ -79,6 +79,7 @@ def rig():
     yield from rigs()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("seed", range(30))
 def test_any_requests_in_tiers_of_any_size(rig, seed):
     """Random levels, compensated experts, scans and sizes of both tiers, down to one expert and one compensator."""

@@ -33,6 +33,7 @@ def open_on(tiny_store, monkeypatch) -> Iterator[Callable[..., Engine]]:
     yield from engines_on(tiny_store, monkeypatch)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_device_does_not_change_a_bit(open_on, level):
     """Logits equal those of all experts in RAM, for any limits, readers, look-ahead and order of copies."""
@@ -58,6 +59,7 @@ def unwaited_kernels(device: DoubleDevice, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(device, "copy", lambda pairs, after: copy(pairs, None))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("mistake", [unwaited_arrivals, unwaited_kernels])
 def test_the_device_notices_an_engine_that_does_not_wait(open_on, monkeypatch, mistake):
     """Without either wait the logits differ, or a block changes under a kernel."""
@@ -73,6 +75,7 @@ def test_the_device_notices_an_engine_that_does_not_wait(open_on, monkeypatch, m
     pytest.fail("the mistake was not noticed")
 
 
+@pytest.mark.e2e
 def test_scheduled_levels_on_a_device(open_on):
     """Levels by the gate and by attention are chosen from what the device computed, as they are in RAM."""
     for importance in ("gate", "heavy-hitters"):

@@ -24,6 +24,7 @@ def run(url: str) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.e2e
 def test_every_check_passes_and_a_wrong_answer_does_not(tiny_store, monkeypatch):
     """Each scenario whole, streamed, and both alike; without the calls that it waits for, the suite says so."""
     with server_of(chatml_model(tiny_store, context=4096), most=16) as server:

@@ -59,6 +59,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.e2e
 def test_a_message_whole_and_streamed(messages, wants):
     """Reasoning, text and call as blocks, the same in both; the prompt has system and tools, as chats have them."""
     prompts = wants(ANSWER)

@@ -74,6 +74,7 @@ def test_a_stream_is_lines_of_json(served, wants):
     assert "".join(line["message"]["content"] for line in lines) == "one two"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("change", ["thinking", "content", "arguments"])
 def test_a_changed_answer_is_rendered_by_the_template(client, wants, change):
     """Without an id an answer is known by all that it says: one without its reasoning does not get it back."""

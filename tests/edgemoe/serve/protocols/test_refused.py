@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edgemoe.serve.refused import REFUSED
 
 
+@pytest.mark.e2e
 def test_an_endpoint_that_is_refused_says_why(server):
     """Status 501 in the error object of the path's protocol, for each method."""
     for path, why in REFUSED.items():

@@ -57,6 +57,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.e2e
 def test_a_response_whole_and_streamed(responses, wants):
     """Reasoning, text and call as items, the same in both; instructions and a developer's message are one system."""
     prompts = wants(ANSWER)
