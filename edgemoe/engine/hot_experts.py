@@ -176,7 +176,8 @@ class HotExperts:
         if self._due and not (prompt or self._prompts):
             self._due = False
             self._change()
-        self._source.advance_changes(record.transfers, start=not (prompt or self._prompts))
+        if not self._prompts:
+            self._source.advance_changes(record.transfers, start=not prompt)
         self._prompts += prompt
         try:
             yield

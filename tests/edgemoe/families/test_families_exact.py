@@ -20,6 +20,7 @@ from edgemoe.families.table import FAMILIES
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.policy.importance import PromptAttention
 
 pytestmark = pytest.mark.e2e
 
@@ -188,6 +189,28 @@ def test_level_8_is_transformers(case_of, open_engine, model_type, form):
     engine = open_engine(case.store(form), experts=3)
     for run in (prefilled, decoded, continued):
         assert distances(case, engine, run)[-1] < LEVEL_8_KL, run.__name__
+
+
+@pytest.mark.parametrize("model_type", [name for name in SMALL if name != "phimoe"])
+def test_prompts_in_one_step_have_the_bits_of_each_alone(case_of, open_engine, model_type):
+    """Three prompts of different lengths in one step leave the logits and the next tokens' logits of each alone.
+
+    A phimoe with longrope positions runs one sequence at a time.
+    """
+    case = case_of(model_type)
+    engine = open_engine(case.store(), experts=3, parallel=PROMPTS)
+    parts = [tokens[i:] for i, tokens in enumerate(case.prompts)]
+    sequences = [a_sequence(engine) for _ in parts]
+    segments = [
+        Segment(sequence, tuple(tokens), PromptAttention())
+        for sequence, tokens in zip(sequences, parts, strict=True)
+    ]
+    together = engine.step(Step(tuple(segments)))
+    for logits, sequence, tokens in zip(together, sequences, parts, strict=True):
+        alone = a_sequence(engine)
+        assert torch.equal(logits, engine.prefill(alone, tokens))
+        after = [engine.step(Step((Segment(each, (3,)),))) for each in (sequence, alone)]
+        assert torch.equal(*after)
 
 
 @pytest.mark.parametrize("model_type", EVERY)
