@@ -17,7 +17,8 @@ from edgemoe.errors import MissingTensor, StoreBusy
 from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
 from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.storage.base import Blocks, ExpertKey
-from edgemoe.storage.compensators.index import GROUP, CompensatorGeometry, CompensatorIndex, FactorArray
+from edgemoe.storage.compensators.geometry import GROUP, CompensatorGeometry, FactorArray
+from edgemoe.storage.compensators.index import CompensatorIndex
 from edgemoe.storage.compensators.reader import KIND, LEVEL, CompensatorForm, CompensatorReader
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes

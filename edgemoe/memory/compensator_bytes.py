@@ -8,7 +8,8 @@ from edgemoe.errors import DoesNotFit
 from edgemoe.kernels.scratch import compensator_bytes
 from edgemoe.memory.overhead import EXPERT_BYTES
 from edgemoe.storage.base import BLOCK
-from edgemoe.storage.compensators.index import CompensatorGeometry, CompensatorIndex
+from edgemoe.storage.compensators.geometry import CompensatorGeometry
+from edgemoe.storage.compensators.index import CompensatorIndex
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.sizes import format_least, format_size
 

@@ -11,22 +11,20 @@ from pathlib import Path
 
 import xxhash
 
-from edgemoe.errors import DamagedData, StoreBusy
+from edgemoe.errors import DamagedData
 from edgemoe.storage.base import ExpertKey
+from edgemoe.storage.compensators.geometry import CompensatorGeometry, Ranks
 from edgemoe.storage.compensators.index import (
     FOLDER,
     CompensatorEntry,
-    CompensatorGeometry,
     CompensatorIndex,
     LayerCompensators,
-    Ranks,
     compensator_name,
 )
 from edgemoe.storage.compensators.reader import CompensatorReader
 from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.files.atomic import require_free
 from edgemoe.storage.files.header import header_bytes, read_header
-from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.manifest import Manifest
@@ -161,19 +159,6 @@ class CompensatorFiles:
             entries.append(CompensatorEntry(at, self._shape(each).nbytes, each, checksum))
             at = entries[-1].offset + entries[-1].length
         return LayerCompensators(self._run.file_name(layer), tuple(entries))
-
-    def remove_others(self, kept: Manifest) -> None:
-        """Removes the files of other and of killed runs, or none while a reader, which may open them, uses the store.
-
-        Files that stay cost disk alone, and the next call removes them.
-        """
-        assert kept.compensators
-        names = {layer.file for layer in kept.compensators.layers.values()}
-        with suppress(StoreBusy), StoreLock(self._directory, exclusive=True):
-            for path in (self._directory / FOLDER).iterdir():
-                if path.name not in names:
-                    with suppress(OSError):
-                        path.unlink()
 
     def _shape(self, ranks: Ranks) -> CompensatorGeometry:
         return CompensatorGeometry.of(self._geometry, ranks)

@@ -1,22 +1,8 @@
-"""The entry "compensators" of store.json, and the places of factors inside a compensator's bytes.
+"""The entry "compensators" of store.json.
 
 A *compensator* is a low-rank approximation U V of what an expert lost at one level, the *base level*: W is about
 W_level + U V. It is no level and no plane: a store is complete without it, and readers that do not know it skip its
 entry.
-
-An expert has three projections: gate and up, which are the first and the second half of the rows of `gate_up`, and
-down. Each has a rank of its own, maybe 0. A compensator is four arrays of 3-bit factors, one after another, then zeros
-up to a multiple of 4 KiB:
-
-    gate_up v    [gate + up, hidden]   V of gate, then of up
-    gate_up u    [gate + up, inner]    U transposed, of gate, then of up
-    down v       [down, inner]
-    down u       [down, hidden]        U transposed
-
-A row is cut into groups of 64 numbers, the last one padded with zeros. An array is two parts, each from a multiple of
-64 bytes on, with G groups a row: codes uint8 [rank, G, 24] and scales bf16 [rank, G]. A number is (code - 4) * scale.
-The 24 bytes of a group are eight little-endian lanes of 3 bytes: lane l has the codes of the numbers l, l + 8, ...,
-l + 56 from its lowest bits on, so one shift of eight lanes gives eight neighbouring codes.
 """
 
 from __future__ import annotations
@@ -27,9 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 from edgemoe.errors import UserError
-from edgemoe.storage.base import BLOCK, ByteRange, ExpertKey
+from edgemoe.storage.base import BLOCK, ExpertKey
+from edgemoe.storage.compensators.geometry import CompensatorGeometry, Ranks
 from edgemoe.storage.files.untrusted import shortened
-from edgemoe.storage.record.offsets import RecordGeometry, align
+from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.store.manifest_entries import (
     MAX_OFFSET,
     read_checksum,
@@ -45,9 +32,6 @@ FORMAT_VERSION = 1
 FOLDER = "compensators"
 """Name of the store's folder with the files of compensators, one for each layer."""
 
-GROUP = 64
-"""Numbers of a row that share a scale."""
-
 PROJECTIONS = ("gate", "up", "down")
 
 BASE_LEVELS = (2, 4)
@@ -56,101 +40,10 @@ BASE_LEVELS = (2, 4)
 RULES = ("error", "kurtosis", "uniform")
 """How ranks are assigned; see storage.compensators.low_rank."""
 
-_PART = 64
-"""Bytes: every part of an array starts at a multiple of this."""
-
-Ranks = tuple[int, int, int]
-"""Ranks of gate, up and down."""
-
 
 def compensator_name(layer: int, expert: int) -> str:
     """Name of a compensator's tensor in its layer's file."""
     return f"compensators.{layer}.{expert}"
-
-
-@dataclass(frozen=True)
-class FactorArray:
-    """The place of one array of factors [rows, columns] in a compensator's bytes.
-
-    >>> array = FactorArray(offset=0, rows=2, columns=100)
-    >>> array.groups, array.scales, array.end
-    (2, ByteRange(offset=128, length=8), 192)
-    """
-
-    offset: int
-    rows: int
-    columns: int
-
-    @property
-    def groups(self) -> int:
-        """Groups of a row."""
-        return -(-self.columns // GROUP)
-
-    @property
-    def codes(self) -> ByteRange:
-        """uint8 [rows, groups, 24]. Scales follow."""
-        return ByteRange(self.offset, self.rows * self.groups * 24)
-
-    @property
-    def scales(self) -> ByteRange:
-        """bf16 [rows, groups]."""
-        return ByteRange(align(self.codes.end, _PART), self.rows * self.groups * 2)
-
-    @property
-    def end(self) -> int:
-        """First byte past the array, a multiple of 64."""
-        return align(self.scales.end, _PART)
-
-
-@dataclass(frozen=True)
-class CompensatorGeometry:
-    """Shapes of a compensator: the expert's hidden size H and inner size I, and the three ranks.
-
-    >>> geometry = CompensatorGeometry(hidden=2048, inner=768, ranks=(32, 32, 32))
-    >>> geometry.arrays["down", "u"].columns, geometry.nbytes, geometry.used
-    (2048, 110592, 109824)
-    """
-
-    hidden: int
-    inner: int
-    ranks: Ranks
-
-    @classmethod
-    def of(cls, geometry: RecordGeometry, ranks: Ranks) -> CompensatorGeometry:
-        """The compensator of an expert whose record has this geometry."""
-        down = next(matrix for matrix in geometry.matrices if matrix.name == "down")
-        return cls(down.rows, down.cols, ranks)
-
-    @property
-    def most(self) -> int:
-        """The largest rank that a projection can have."""
-        return min(self.hidden, self.inner)
-
-    @property
-    def arrays(self) -> dict[tuple[str, str], FactorArray]:
-        """(matrix, "v" or "u") -> its place, in the order of the bytes."""
-        gate, up, down = self.ranks
-        shapes = {
-            ("gate_up", "v"): (gate + up, self.hidden),
-            ("gate_up", "u"): (gate + up, self.inner),
-            ("down", "v"): (down, self.inner),
-            ("down", "u"): (down, self.hidden),
-        }
-        out, at = {}, 0
-        for name, (rows, columns) in shapes.items():
-            out[name] = FactorArray(at, rows, columns)
-            at = out[name].end
-        return out
-
-    @property
-    def used(self) -> int:
-        """Bytes without the zeros at the end."""
-        return self.arrays["down", "u"].end
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a compensator, a multiple of 4 KiB; 0 where every rank is 0."""
-        return align(self.used)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""Conversion of a checkpoint to a store: on every core, few experts in memory at a time, resumable per layer."""
+"""Conversion of a checkpoint to a store: on every core, few experts in memory at a time, resumable per layer.
+
+The store's bytes do not depend on the number of threads. Peak memory: the largest dense tensor with its stored form, or
+two experts per thread, up to 1.5 GB or one expert.
+"""
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -13,10 +16,10 @@ from typing import Protocol
 
 import torch
 
-from edgemoe.errors import DamagedData, ReadFailed, UserError, WriteFailed
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
+from edgemoe.storage.convert.system_errors import destination_errors, require_unchanged, source_errors
 from edgemoe.storage.record.encode import assemble, quantize_matrix, squared_error
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.planes import Bytes
@@ -27,12 +30,6 @@ from edgemoe.storage.threads import cores, in_order, one_core_each
 
 _MEMORY = 1_500_000_000
 """Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
-
-_REQUEST = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST),
-    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
-"""Error numbers that the user's request causes, not the disk."""
 
 
 class Arrivals(Protocol):
@@ -67,46 +64,30 @@ def convert(
 ) -> Manifest:
     """Converts a checkpoint, or resumes an interrupted conversion.
 
-    A finished store of the same source and options is not changed, also where another process finishes it meanwhile.
-    The store's bytes do not depend on the number of threads. All checks that need no weights come before the first
-    write. Peak memory: the largest dense tensor with its stored form, or two experts per thread, up to 1.5 GB or one
-    expert.
+    A finished store of the same source and options is not changed. All checks that need no weights come before the
+    first write.
 
     Args:
         source: directory of the checkpoint.
         destination: directory of the store, created if necessary.
-        family: of the source's config.
+        family: the names of the source's config.
         max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
-        layout: of the records.
+        layout: the order of codes in the records.
         dense_bits: 16 or 8 bits per weight of the matrices outside of experts.
         progress: called with bytes of source weights done and in all, from the calling thread.
-        threads: number of threads that read and encode experts; by default two per core of this process, so that one
-            computes while the other waits for the disk.
+        threads: threads that read and encode experts; by default two per core of this process, so that one computes
+            while the other waits for the disk.
         arrivals: fetches weights before they are needed; by default all weights are present.
 
     Raises:
         ModelRefused, MissingTensor, BadHeader, TruncatedFile: the source cannot be converted.
         DamagedData: a weight is not finite, or the source changed during the conversion.
-        UserError: the destination holds other files, or cannot be written by this user.
-        StoreBusy: another process uses the destination.
-        DoesNotFit: the disk is too small.
-        ReadFailed, WriteFailed: the operating system refused a call, retries included.
+        UserError, StoreBusy: the destination holds other files, is not this user's, or another process uses it.
+        DoesNotFit, ReadFailed, WriteFailed: the disk is too small, or a call was refused, retries included.
     """
     with source_errors(source):
         job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress)
-    if (destination / MANIFEST_NAME).exists() and job.made(there := Manifest.load(destination)):
-        return there
-    with (
-        destination_errors(destination),
-        StoreWriter(
-            destination, geometry=job.geometry, layout=layout, source=job.fingerprint, dense_bits=dense_bits
-        ) as writer,
-    ):
-        if (destination / MANIFEST_NAME).exists():
-            return Manifest.load(destination)
-        job.write(writer, threads or 2 * cores(), arrivals)
-        require_unchanged(source, job.fingerprint)
-        return writer.finish(job.format)
+    return job.into(destination, threads or 2 * cores(), arrivals)
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
@@ -118,39 +99,6 @@ def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | Non
     experts = ExpertWeights(source, family)
     dense = DenseWeights(source, experts.names, family, dense_bits)
     return len(experts.layers) * experts.count * experts.geometry(max_level).record_bytes + dense.nbytes
-
-
-def require_unchanged(source: Path, fingerprint: str) -> None:
-    """Raises DamagedData if a checkpoint has another fingerprint now: a store would mix two checkpoints."""
-    with source_errors(source):
-        now = Checkpoint.open(source).fingerprint()
-    if now != fingerprint:
-        raise DamagedData(
-            f"{source} unchanged while it was read",
-            "changed files",
-            "remove what was written, and run the command again while no process writes to the checkpoint",
-        )
-
-
-@contextmanager
-def source_errors(source: Path) -> Iterator[None]:
-    """Converts an OSError from reads of a checkpoint's small files into ReadFailed."""
-    try:
-        yield
-    except OSError as error:
-        raise ReadFailed(f"the checkpoint {source}", str(error), "check the disk, then try again") from error
-
-
-@contextmanager
-def destination_errors(destination: Path, what: str = "a store") -> Iterator[None]:
-    """Converts an OSError from a writer's calls on directories into an error of the tree."""
-    try:
-        yield
-    except OSError as error:
-        wanted, found = f"{what} in {destination}", str(error)
-        if error.errno in _REQUEST:
-            raise UserError(wanted, found, "choose a directory that you may write to") from error
-        raise WriteFailed(wanted, found, "check the disk, then run the command again to resume") from error
 
 
 class _Conversion:
@@ -168,17 +116,36 @@ class _Conversion:
         self._checkpoint, self._layout, self._dense_bits = checkpoint, layout, dense_bits
         self._experts = ExpertWeights(checkpoint, family)
         self._dense = DenseWeights(checkpoint, self._experts.names, family, dense_bits)
-        self.geometry = self._experts.geometry(max_level)
-        self.fingerprint, self.format = checkpoint.fingerprint(), checkpoint.format
+        self._geometry = self._experts.geometry(max_level)
+        self._fingerprint = checkpoint.fingerprint()
         self._total = sum(checkpoint[name].nbytes for name in checkpoint.names())
         self._done, self._progress = 0, progress
 
-    def made(self, store: Manifest) -> bool:
+    def into(self, destination: Path, threads: int, arrivals: Arrivals | None) -> Manifest:
+        """Writes the store, unless it is there; another process may finish it meanwhile."""
+        finished = destination / MANIFEST_NAME
+        if finished.exists() and self._made(there := Manifest.load(destination)):
+            return there
+        writer = StoreWriter(
+            destination,
+            geometry=self._geometry,
+            layout=self._layout,
+            source=self._fingerprint,
+            dense_bits=self._dense_bits,
+        )
+        with destination_errors(destination), writer:
+            if finished.exists():
+                return Manifest.load(destination)
+            self._write(writer, threads, arrivals)
+            require_unchanged(self._checkpoint.directory, self._fingerprint)
+            return writer.finish(self._checkpoint.format)
+
+    def _made(self, store: Manifest) -> bool:
         """Whether a finished store is the result of this conversion."""
         found = (store.source, store.geometry, store.layout, store.dense_bits)
-        return found == (self.fingerprint, self.geometry, self._layout.name, self._dense_bits)
+        return found == (self._fingerprint, self._geometry, self._layout.name, self._dense_bits)
 
-    def write(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
+    def _write(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
         """Writes every file except the manifest."""
         self._write_experts(writer, threads, arrivals)
         if arrivals:
@@ -194,10 +161,10 @@ class _Conversion:
         for layer in finished:
             self._add(experts.layer_bytes(layer))
             self._release(layer, arrivals)
-        to_come = len(missing) * experts.count * self.geometry.record_bytes + self._dense.nbytes
+        to_come = len(missing) * experts.count * self._geometry.record_bytes + self._dense.nbytes
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         # What an expert takes between checkpoint and store: weights, codes and a record.
-        memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self.geometry.weights
+        memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self._geometry.weights
         limit = min(2 * threads * memory, _MEMORY)
         with one_core_each(threads) as pool:
             # Arriving layers are on disk one at a time; otherwise the next layer is encoded while one is written.
@@ -230,14 +197,14 @@ class _Conversion:
     def _record(self, layer: int, expert: int) -> tuple[Bytes, SourceError]:
         weights, quantized = deque(self._experts.read(layer, expert)), []
         error = SourceError()
-        for spec in self.geometry.matrices:
+        for spec in self._geometry.matrices:
             weight = weights.popleft()  # freed before the next is quantized: some experts have gigabytes
             made = quantize_matrix(weight, spec)
             if expert in (0, self._experts.count // 2):
-                error.add(SourceError(*squared_error(weight, made, spec, self.geometry.max_level)))
+                error.add(SourceError(*squared_error(weight, made, spec, self._geometry.max_level)))
             quantized.append(made)
         del weight
-        return assemble(self.geometry, self._layout, quantized), error
+        return assemble(self._geometry, self._layout, quantized), error
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         sources = self._checkpoint.names()

@@ -1,17 +1,10 @@
-"""Exports as GGUF: experts as Q4_1 or Q8_0, other matrices as F16, or as Q8_0 where the store has 8-bit codes.
-
-    Q4_1  d f16 | m f16 | 16 bytes    w = d * n + m     input i of 32: low half of byte i, 16 + i: high half
-    Q8_0  d f16 | int8 [32]           w = d * n
-
-Q4_1 holds the store's own 4-bit codes: step and offset of each group become float16.
-"""
+"""Exports as GGUF: experts as Q4_1 or Q8_0, other matrices as F16, or as Q8_0 where the store has 8-bit codes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import partial
-from math import prod
 
 import gguf
 import numpy as np
@@ -21,9 +14,10 @@ from gguf import GGMLQuantizationType as Kind
 from edgemoe.errors import ModelRefused, UserError
 from edgemoe.storage.convert.checkpoint import Config
 from edgemoe.storage.export.dense import DenseTensors
+from edgemoe.storage.export.gguf_blocks import BLOCK, blocks_bytes, encode, q8_0
 from edgemoe.storage.export.gguf_fields import add_fields, architecture_of, header, sizes
 from edgemoe.storage.export.levels import Levels, layer_level
-from edgemoe.storage.export.matrices import Affine, StoreExperts
+from edgemoe.storage.export.matrices import StoreExperts
 from edgemoe.storage.export.names import ExportNames
 from edgemoe.storage.export.plan import (
     Errors,
@@ -36,12 +30,10 @@ from edgemoe.storage.export.plan import (
     raw,
     shards,
 )
-from edgemoe.storage.export.symmetric import int8
 from edgemoe.storage.files.untrusted import foreign_code
 from edgemoe.storage.formats.gguf_model import OUTSIDE
 from edgemoe.storage.record.offsets import align
 
-_BLOCK = 32
 _ACTION = "export as compressed-tensors or safetensors"
 _KINDS = {8: Kind.Q8_0, 4: Kind.Q4_1}
 _LARGEST = torch.finfo(torch.float16).max
@@ -77,8 +69,8 @@ class GgufPlan:
         )
         self._sizes = sizes(config, self._architecture)
         self._kinds = {layer: _KINDS[layer_level(levels, layer, "GGUF", (8, 4))] for layer in experts.layers}
-        if uneven := [m.cols for m in experts.geometry.matrices if m.cols % _BLOCK]:
-            wanted = f"matrices of whole blocks of {_BLOCK} inputs for GGUF"
+        if uneven := [m.cols for m in experts.geometry.matrices if m.cols % BLOCK]:
+            wanted = f"matrices of whole blocks of {BLOCK} inputs for GGUF"
             raise UserError(wanted, f"{uneven[0]} inputs", "export as safetensors")
         names = {name: self._named(name) for name in dense.names}
         outside = Unit()
@@ -111,7 +103,7 @@ class GgufPlan:
                 writer.add_int32(gguf.Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT, total)
             for unit in units:
                 for name, (kind, shape) in unit.tensors.items():
-                    size, stored = _bytes(kind, shape), gguf.quant_shape_to_byte_shape(shape, kind)
+                    size, stored = blocks_bytes(kind, shape), gguf.quant_shape_to_byte_shape(shape, kind)
                     writer.add_tensor_info(name, stored, np.dtype(np.uint8), size, raw_dtype=kind)
             part = f"-{number + 1:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
             out.append(PlannedFile(f"model{part}.gguf", header(writer), units))
@@ -133,7 +125,7 @@ class GgufPlan:
     def _add_dense(self, unit: Unit, name: str, theirs: str) -> None:
         shape, kind = self._dense.shape(name), Kind.F32
         if len(shape) == 2 and "ffn_gate_inp" not in theirs:
-            kind = Kind.Q8_0 if self._dense.is_coded(name) and shape[1] % _BLOCK == 0 else Kind.F16
+            kind = Kind.Q8_0 if self._dense.is_coded(name) and shape[1] % BLOCK == 0 else Kind.F16
         part = theirs.split(".")[-2]
         order: RowOrder = _as_stored
         if (key := self._architecture.paired_rows.get(part)) is not None:
@@ -144,15 +136,15 @@ class GgufPlan:
             shape = shape[0] * self._repeats, *shape[1:]
         unit.tensors[theirs] = kind, shape
         run = partial(self._dense_work, name, kind, order, len(unit.regions))
-        unit.work.append(Work(self._dense.nbytes(name) + 2 * _bytes(kind, shape), run))
-        unit.regions.append(align(_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))
+        unit.work.append(Work(self._dense.nbytes(name) + 2 * blocks_bytes(kind, shape), run))
+        unit.regions.append(align(blocks_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))
 
     def _dense_work(self, name: str, kind: Kind, order: RowOrder, region: int) -> Made:
         if kind is Kind.Q8_0:
             codes, scales = map(order, self._dense.codes(name))
-            wide = scales.half().unsqueeze(1).expand(-1, codes.shape[1] // _BLOCK)
-            blocks = torch.empty(codes.shape[0], _bytes(kind, codes.shape[1:]), dtype=torch.uint8)
-            _q8_0(codes.view(torch.uint8), wide, blocks)
+            wide = scales.half().unsqueeze(1).expand(-1, codes.shape[1] // BLOCK)
+            blocks = torch.empty(codes.shape[0], blocks_bytes(kind, codes.shape[1:]), dtype=torch.uint8)
+            q8_0(codes.view(torch.uint8), wide, blocks)
             return Made([(region, raw(blocks))])
         weight = order(self._dense.read(name))
         if kind is Kind.F16 and weight.numel() and float(weight.abs().max()) > _LARGEST:
@@ -167,8 +159,8 @@ class GgufPlan:
         for part, shape in zip(("gate", "up", "down"), shapes, strict=True):
             whole = count, *shape
             unit.tensors[f"blk.{layer}.ffn_{part}_exps.weight"] = kind, whole
-            unit.regions.append(align(_bytes(kind, whole), gguf.GGUF_DEFAULT_ALIGNMENT))
-        size = sum(_bytes(kind, shape) for shape in shapes)
+            unit.regions.append(align(blocks_bytes(kind, whole), gguf.GGUF_DEFAULT_ALIGNMENT))
+        size = sum(blocks_bytes(kind, shape) for shape in shapes)
         make = partial(_expert_work, kind, first)
         add_experts(unit, self._experts, self._levels, layer, size, make)
 
@@ -178,44 +170,14 @@ def _expert_work(kind: Kind, first: int, expert: Expert) -> Made:
     made, errors = [], Errors()
     for matrix in expert.read():
         rows, cols = matrix.shape
-        blocks = torch.empty(rows, _bytes(kind, (cols,)), dtype=torch.uint8)
+        blocks = torch.empty(rows, blocks_bytes(kind, (cols,)), dtype=torch.uint8)
         for start, end in matrix.pieces():
             part = matrix.rows(start, end)
-            exported = _encode(kind, part.at(expert.level), blocks[start:end])
+            exported = encode(kind, part.at(expert.level), blocks[start:end])
             if expert.compared:
                 errors.add(expert.errors(part, exported.weights()))
         made.append(blocks)
     return Made([(first + part, raw(blocks)) for part, blocks in enumerate(made)], errors)
-
-
-def _encode(kind: Kind, own: Affine, out: torch.Tensor) -> Affine:
-    """Writes the blocks of a matrix's rows to `out`, uint8 [N, bytes of a row]. Returns what they hold."""
-    if kind is Kind.Q4_1:
-        own = own.regrouped(_BLOCK)
-        step, offset = own.step.half(), own.offset.half()
-        _q4_1(own.codes, step, offset, out)
-        return Affine(own.codes, step.float(), offset.float(), 0.0, _BLOCK)
-    made = int8(own, _BLOCK, torch.float16, lowest=-127)
-    _q8_0(made.codes ^ 128, made.scale, out)
-    return made.affine()
-
-
-def _q8_0(codes: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes the Q8_0 blocks of the bytes of int8 codes [N, K] and f16 scales [N, K / 32]."""
-    blocks = out.view(-1, 34)
-    blocks[:, :2] = scale.contiguous().view(torch.uint8).view(-1, 2)
-    blocks[:, 2:] = codes.reshape(-1, _BLOCK)
-
-
-def _q4_1(codes: torch.Tensor, step: torch.Tensor, offset: torch.Tensor, out: torch.Tensor) -> None:
-    """Writes the Q4_1 blocks of codes 0..15 [N, K], and f16 steps and offsets [N, K / 32]."""
-    blocks = out.view(torch.int32).view(-1, 5).numpy()
-    blocks[:, 0] = torch.stack((step, offset), -1).view(torch.int32).view(-1).numpy()
-    # Four codes of each half at a time: no code reaches the next byte.
-    low = codes.contiguous().view(torch.int32).view(-1, 8).numpy()
-    high = low << 4
-    for word in range(4):
-        np.bitwise_or(low[:, word], high[:, 4 + word], out=blocks[:, 1 + word])
 
 
 def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -233,17 +195,12 @@ def _repeated(tensor: torch.Tensor, width: int, times: int) -> torch.Tensor:
     return heads.repeat_interleave(times, 0).view(-1, *tensor.shape[1:])
 
 
-def _bytes(kind: Kind, shape: tuple[int, ...]) -> int:
-    weights, size = gguf.GGML_QUANT_SIZES[kind]
-    return prod(shape) // int(weights) * int(size)
-
-
 def _padded(unit: Unit) -> Unit:
     """Adds the zeros behind every tensor that does not end where the next one begins."""
 
     def zeros() -> Made:
         pairs = zip(unit.tensors.values(), unit.regions, strict=True)
-        rest = [size - _bytes(*spec) for spec, size in pairs]
+        rest = [size - blocks_bytes(*spec) for spec, size in pairs]
         return Made([(region, memoryview(bytes(n))) for region, n in enumerate(rest) if n])
 
     unit.work.append(Work(0, zeros))

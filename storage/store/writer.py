@@ -6,43 +6,27 @@ conversion resumes with the next layer, and its result has the bytes of an unint
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import xxhash
 
-from edgemoe.errors import DamagedData, UserError
-from edgemoe.storage.base import BLOCK
+from edgemoe.errors import UserError
 from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.files.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
-from edgemoe.storage.files.header import header_bytes, read_header, tensor_bytes
+from edgemoe.storage.files.header import header_bytes, tensor_bytes
 from edgemoe.storage.files.lock import StoreLock
-from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.layer_file import complete_layers, layer_records, shard_header, shard_name
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
-from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, RecordEntry, tensor_name
+from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords
 from edgemoe.storage.store.record_file import write_records
-
-CHECKSUMS_KEY = "xxh3_64"
-"""Key in a layer file's metadata: 16 hex digits per plane, in the order of records and planes."""
-
-ERROR_KEY = "source_error"
-"""Key in a layer file's metadata: the result of SourceError.to_digits."""
-
-_SHARD_NAME = re.compile(r"experts-(\d{5,})\.safetensors", re.ASCII)
-
-
-def shard_name(layer: int) -> str:
-    """Name of the file of a layer's records."""
-    return f"experts-{layer:05d}.safetensors"
 
 
 class StoreWriter:
@@ -80,7 +64,9 @@ class StoreWriter:
         self._lock = StoreLock(self._directory, exclusive=True)
         try:
             self._claim()
-            self._layers = self._complete_layers()
+            complete = complete_layers(self._directory, self._geometry)
+            self._layers = {layer: records for layer, (records, _) in complete.items()}
+            self._errors = {layer: error for layer, (_, error) in complete.items()}
         except BaseException:
             self._lock.close()
             raise
@@ -119,11 +105,11 @@ class StoreWriter:
             [self._geometry.record_bytes] * count,
             self._geometry.planes,
             records,
-            lambda checksums: self._shard_header(layer, checksums, error),
+            lambda checksums: shard_header(layer, self._geometry, checksums, error),
         )
         self._errors[layer] = error
-        start = len(self._shard_header(layer, checksums, error))
-        self._layers[layer] = self._layer_records(layer, start, checksums)
+        start = len(shard_header(layer, self._geometry, checksums, error))
+        self._layers[layer] = layer_records(layer, self._geometry, checksums, start)
 
     def write_dense(
         self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
@@ -210,51 +196,6 @@ class StoreWriter:
         return UserError(
             f"{self._directory} free for this store", found, "choose another directory, or remove this one"
         )
-
-    def _complete_layers(self) -> dict[int, LayerRecords]:
-        out = {}
-        for path in self._directory.iterdir():
-            if match := _SHARD_NAME.fullmatch(path.name):
-                with suppress(
-                    DamagedData, ValueError
-                ):  # a file of another origin: the layer is written again
-                    out[int(match[1])] = self._read_layer(int(match[1]), path)
-        return out
-
-    def _read_layer(self, layer: int, path: Path) -> LayerRecords:
-        """Reads a layer's records from its file.
-
-        Raises:
-            DamagedData, ValueError: the header is not one that write_layer writes.
-        """
-        header = read_header(path)
-        digits = header.metadata.get(CHECKSUMS_KEY, "")
-        planes, count = len(self._geometry.planes), len(header.tensors)
-        if not re.fullmatch(rf"[0-9a-f]{{{16 * planes * count}}}", digits, re.ASCII):
-            raise ValueError(f"other metadata than checksums of {count} records in {path}")
-        error = SourceError.from_digits(header.metadata.get(ERROR_KEY, ""))
-        numbers = [int(digits[i : i + 16], 16) for i in range(0, len(digits), 16)]
-        checksums = [tuple(numbers[i : i + planes]) for i in range(0, len(numbers), planes)]
-        ours = self._shard_header(layer, checksums, error)
-        with open_regular(path) as file:
-            if file.read(len(ours)) != ours:
-                raise ValueError(f"other records than those of layer {layer} in {path}")
-        self._errors[layer] = error
-        return self._layer_records(layer, len(ours), checksums)
-
-    def _layer_records(
-        self, layer: int, data_start: int, checksums: Sequence[tuple[int, ...]]
-    ) -> LayerRecords:
-        size = self._geometry.record_bytes
-        records = (RecordEntry(data_start + e * size, sums) for e, sums in enumerate(checksums))
-        return LayerRecords(shard_name(layer), tuple(records))
-
-    def _shard_header(self, layer: int, checksums: Sequence[tuple[int, ...]], error: SourceError) -> bytes:
-        """Builds a header whose length does not depend on checksums and error, so that it is written before them."""
-        digits = "".join(f"{checksum:016x}" for sums in checksums for checksum in sums)
-        shape = (self._geometry.record_bytes,)
-        tensors = {tensor_name(layer, expert): ("U8", shape) for expert in range(len(checksums))}
-        return header_bytes(tensors, {CHECKSUMS_KEY: digits, ERROR_KEY: error.to_digits()}, BLOCK)
 
 
 def _difference(found: Manifest, wanted: Manifest) -> str:

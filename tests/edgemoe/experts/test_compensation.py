@@ -24,7 +24,7 @@ from edgemoe.kernels.base import Part
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
-from edgemoe.storage.compensators.index import CompensatorGeometry
+from edgemoe.storage.compensators.geometry import CompensatorGeometry
 
 ONE, TWO = {"compensation": Compensation(1)}, {"compensation": Compensation(2)}
 

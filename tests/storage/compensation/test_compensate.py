@@ -20,7 +20,8 @@ from edgemoe.errors import DamagedData, MissingTensor, ModelRefused, StoreBusy, 
 from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.storage.base import ExpertKey, Plane
-from edgemoe.storage.compensators.index import FOLDER, CompensatorGeometry
+from edgemoe.storage.compensators.geometry import CompensatorGeometry
+from edgemoe.storage.compensators.index import FOLDER
 from edgemoe.storage.compensators.low_rank import corrections
 from edgemoe.storage.compensators.making import compensate
 from edgemoe.storage.compensators.reader import CompensatorReader
@@ -137,7 +138,7 @@ def test_a_finished_run_is_not_repeated_and_another_replaces_it(small_source, st
     add(small_source, store)
     first = tree(store)
     with monkeypatch.context() as patch:
-        patch.setattr("edgemoe.storage.compensators.making.compensator", None)
+        patch.setattr("edgemoe.storage.compensators.computation.compensator", None)
         add(small_source, store)
     assert tree(store) == first
     add(small_source, store, mean_rank=3)

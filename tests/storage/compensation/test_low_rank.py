@@ -10,21 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.storage.compensators.index import GROUP, CompensatorGeometry, FactorArray
+from edgemoe.storage.compensators.geometry import GROUP, CompensatorGeometry, FactorArray
 from edgemoe.storage.compensators.low_rank import (
-    BUCKET,
     compensator,
     corrections,
     dequantize3,
-    error_ranks,
     factor,
-    kurtosis,
-    kurtosis_ranks,
     pack,
     quantize3,
     spectrum,
     unpack,
 )
+from edgemoe.storage.compensators.ranks import BUCKET, error_ranks, kurtosis, kurtosis_ranks
 from edgemoe.storage.record.offsets import align
 
 

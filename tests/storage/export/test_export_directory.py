@@ -28,7 +28,8 @@ from edgemoe.errors import ChecksumMismatch, DamagedData, DoesNotFit, EdgemoeErr
 from edgemoe.storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, read_contents, verify_export
 from edgemoe.storage.export.levels import one_level, read_levels
 from edgemoe.storage.export.plan import Errors, Expert, shards
-from edgemoe.storage.export.run import FORMATS, export
+from edgemoe.storage.export.plans import FORMATS
+from edgemoe.storage.export.run import export
 from edgemoe.storage.files.atomic import PARTIAL
 from edgemoe.storage.store.manifest import Manifest
 

@@ -11,13 +11,8 @@ import torch
 import xxhash
 
 from edgemoe.storage.base import BLOCK
-from edgemoe.storage.compensators.index import (
-    FOLDER,
-    CompensatorEntry,
-    CompensatorGeometry,
-    CompensatorIndex,
-    LayerCompensators,
-)
+from edgemoe.storage.compensators.geometry import CompensatorGeometry
+from edgemoe.storage.compensators.index import FOLDER, CompensatorEntry, CompensatorIndex, LayerCompensators
 from edgemoe.storage.compensators.low_rank import pack
 from edgemoe.storage.files.unbuffered import aligned
 from edgemoe.storage.record.offsets import RecordGeometry

@@ -2,7 +2,7 @@
  *
  * V has a row over the projection's columns for each of `rank`, U transposed one over its rows. A row is groups of 64
  * numbers, the last one padded; a number is (code - 4) times the group's scale. A group's codes are 24 bytes, 3 of each of
- * eight lanes: lane l has the codes l, l + 8, .. l + 56 at bits 0, 3, .. 21 (storage/compensators/index.py). Sums are of
+ * eight lanes: lane l has the codes l, l + 8, .. l + 56 at bits 0, 3, .. 21 (storage/compensators/geometry.py). Sums are of
  * float32 and have one order, so a row's bits are its own.
  */
 #pragma once
