@@ -53,7 +53,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "tools/reliability/server.py",
         "tools/reliability/soak.py",
         "tools/static_levels.py",
-        "tools/synthetic/store.py",
         "tools/timing/heat.py",
         "tools/timing/products.py",
         "tools/training/train_demo.py",
@@ -105,7 +104,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "tools/peers/edgemoe_child.py:answer",
         "tools/peers/llama_child.py:generate",
         "tools/reliability/kills.py:run",
-        "tools/synthetic/store.py:synthesize",
         "tools/terminal/session.py:run",
     },
 }

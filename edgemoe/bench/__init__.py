@@ -1,6 +1,7 @@
 """The benchmark: TTFT and TPOT of one setting or of an ablation, beside the bound by the bytes they moved.
 
 rows.py        which settings are measured; the ablation
+synthetic/     stores with random weights, for --synthetic
 prompts.py     prompts from a text, conversations or random tokens
 run.py         rows, runs and arms in turn: the report
 batch.py       several requests at once: the report; batch_run.py: their arrivals; batch_rows.py: a row

@@ -19,6 +19,7 @@ from edgemoe.commands.options.bench import (
 from edgemoe.commands.options.groups import grouped
 from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.errors import UserError
+from edgemoe.models.demo import DEMO
 from edgemoe.models.options import effects
 from edgemoe.models.options.declared import flag
 from edgemoe.models.options.groups import Opening
@@ -38,6 +39,7 @@ EXAMPLES = (
     "edgemoe bench --model DIR --vram-limit 3GB --ablation ours --runs 3 --plot ablation.png --format json | "
     "edgemoe bench --model DIR --vram-limit 3GB --ablation paper --heavy-hitters 0.1 --retention 0.9 | "
     "edgemoe bench --model DIR --vram-limit 3GB --exact 4 --runs 1 --trace trace.json | "
+    "edgemoe bench --synthetic w1 --vram-limit 3GB --exact 4 | "
     "edgemoe bench --model DIR --exact 4 --batch 1,2,4,8,16,32 --arrival closed --plot batch.png"
 )
 """For app.command(epilog=...)."""
@@ -141,6 +143,8 @@ def _run(bench: Bench, form: str) -> None:
     from edgemoe.models.plans.division import parse_limits
 
     parse_limits(bench.opening)
+    if bench.wanted.synthetic:
+        bench = replace(bench, opening=_synthetic(bench.opening, bench.wanted.synthetic))
     stored, together, wanted = bench.opening.kv_format(), bench.together(), bench.wanted
     evaluated = load_quality(wanted.quality) if wanted.quality else None
 
@@ -161,6 +165,28 @@ def _run(bench: Bench, form: str) -> None:
     if wanted.trace:
         _trace(store, request, wanted.trace)
     require_valid(report)
+
+
+def _synthetic(opening: Opening, name: str) -> Opening:
+    """Names a store of random weights as the model, which is made first where the cache has none.
+
+    Raises:
+        UserError: there is no such store, or a model is named too.
+    """
+    if opening.model != DEMO:
+        raise UserError(
+            f"--synthetic {name} alone", f"--model {opening.model} too", "leave one of the two out"
+        )
+    from edgemoe.bench.synthetic.store import synthetic_store
+    from edgemoe.kernels.registry import compute, select
+    from edgemoe.machine import devices
+    from edgemoe.models.cache import kernels_directory
+
+    place = devices.open_device(opening.device)
+    select(opening.kernel, kernels_directory())
+    directory = synthetic_store(name, compute(place.place if place else "cpu").layout.name)
+    _notify(f"synthetic store: {directory}")
+    return replace(opening, model=directory)
 
 
 def _trace(store: StoreModel, request: BenchRequest, path: Path) -> None:

@@ -47,6 +47,11 @@ def downloads_directory() -> Path:
     return _cache_directory() / "downloads"
 
 
+def synthetic_directory() -> Path:
+    """The directory of stores with random weights (bench.synthetic), one subdirectory each."""
+    return _cache_directory() / "synthetic"
+
+
 def heat_directory() -> Path:
     """The directory of the hot experts of stores that cannot be written to (models.heat)."""
     return _cache_directory() / "heat"

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import transformers
 
+from edgemoe.bench.synthetic.workload import PRESETS, Shape
 from tools.command_line import make_parser, positive, two_or_more
-from tools.synthetic.workload import PRESETS, Shape
 
 
 def random_model(shape: Shape) -> Any:

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgemoe.bench.synthetic.workload import PRESETS
 from tools.command_line import make_parser, positive, two_or_more
-from tools.synthetic.workload import PRESETS
 
 
 def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from edgemoe.bench.synthetic.tokenizer import save_tokenizer
+from edgemoe.bench.synthetic.workload import Shape
 from edgemoe.families.base import Family
 from edgemoe.families.table import FAMILIES, family_of
 from edgemoe.kernels.registry import compute
@@ -16,8 +18,6 @@ from edgemoe.storage.convert.run import convert
 from edgemoe.storage.files.header import header_bytes, tensor_bytes
 from tools.reliability.mutators import gguf_bytes
 from tools.synthetic.checkpoint import shards
-from tools.synthetic.store import save_tokenizer
-from tools.synthetic.workload import Shape
 
 SHAPE = Shape(hidden=64, layers=1, experts=2, inner=32, top_k=1, heads=4, kv_heads=2, head_dim=16, vocab=300)
 _SHARD = 60_000

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 import xxhash
 
+from edgemoe.bench.synthetic.tokenizer import save_tokenizer
+from edgemoe.bench.synthetic.workload import PRESETS, Shape
 from edgemoe.console.progress import ByteProgress
 from edgemoe.errors import EdgemoeError
 from edgemoe.storage.files.atomic import replacing, require_free, write_all
 from edgemoe.storage.files.header import header_bytes
 from tools.command_line import failed, make_parser
-from tools.synthetic.store import save_tokenizer
-from tools.synthetic.workload import PRESETS, Shape, add_sizes, shape_of
+from tools.synthetic.sizes import add_sizes, shape_of
 
 POOL = 1 << 25
 """Weights drawn; a tensor up to this size is a slice of them."""

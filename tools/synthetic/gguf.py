@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgemoe.bench.synthetic.tokenizer import vocabulary
+from edgemoe.bench.synthetic.workload import PRESETS, Shape, generator, random_dense
 from edgemoe.console.progress import ByteProgress
 from edgemoe.errors import EdgemoeError
 from edgemoe.storage.files.atomic import partial_file
 from tools.command_line import failed, make_parser
 from tools.synthetic import gguf_q4k
 from tools.synthetic.gguf_dense import gguf_name
-from tools.synthetic.store import vocabulary
-from tools.synthetic.workload import PRESETS, Shape, add_sizes, generator, random_dense, shape_of
+from tools.synthetic.sizes import add_sizes, shape_of
 
 POOL = 1 << 15
 """Distinct blocks of 256 weights that an expert's matrix is drawn from: a matrix of W1 has 6,144 blocks."""

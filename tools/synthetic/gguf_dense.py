@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import xxhash
 
+from edgemoe.bench.synthetic.workload import Shape
 from edgemoe.errors import MissingTensor, ModelRefused, UserError
-from tools.synthetic.workload import Shape
 
 ROWS = 4096
 """Rows dequantized at a time, so that no whole tensor is in memory in float32."""

@@ -67,6 +67,12 @@ class ReportOptions:
         "Load on demand, cache, prefetch and levels, each added in its row: paper, by DyMoE's rules, or ours. Other "
         "options hold for every row that they have an effect on."
     )
+    synthetic: str | None = option(
+        "A model of random weights instead of --model, whose speed is that of a real one: w1 (a third of "
+        "Qwen3-30B-A3B's layers, 9.7 billion parameters), qwen3-30b-a3b, demo, small or tiny. The first use makes it, "
+        "in the cache's folder `synthetic`, and prints its path.",
+        autocompletion=one_of("w1", "qwen3-30b-a3b", "demo", "small", "tiny"),
+    )
     quality: Path | None = option("Report of `edgemoe eval --json` on the same store, merged by settings.")
     plot: Path | None = option("Image file to draw the rows into.")
     trace: Path | None = option(

@@ -15,7 +15,7 @@ from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
 from edgemoe.commands.options.bench import BatchOptions
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.engine.scheduler import CHUNK_BESIDE_OTHERS, WORK_BETWEEN
+from edgemoe.engine.pace import CHUNK_BESIDE_OTHERS, WORK_BETWEEN
 from edgemoe.errors import DoesNotFit, UserError
 
 pytestmark = pytest.mark.e2e

@@ -48,7 +48,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("peers") / "store"
     monkeypatch = pytest.MonkeyPatch()
     # The pool is sized for experts of millions of weights.
-    monkeypatch.setattr("tools.synthetic.workload.POOL", 1 << 13)
+    monkeypatch.setattr("edgemoe.bench.synthetic.workload.POOL", 1 << 13)
     assert synthetic_store.main(["--like", "small", "--max-level", "4", str(directory)]) == 0
     monkeypatch.undo()
     return directory

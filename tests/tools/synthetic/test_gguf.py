@@ -13,9 +13,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from edgemoe.bench.synthetic.workload import PRESETS, random_dense
 from tools.synthetic import gguf as gguf_tool
 from tools.synthetic.gguf_dense import Gguf
-from tools.synthetic.workload import PRESETS, random_dense
 
 SMALL = PRESETS["small"]
 

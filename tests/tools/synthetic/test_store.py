@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
+from edgemoe.bench.synthetic import workload
 from edgemoe.errors import MissingTensor, ModelRefused, UserError
 from edgemoe.storage.base import ExpertKey, Plane
 from edgemoe.storage.record.decode import decode
@@ -20,7 +21,6 @@ from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.reader import RecordReader
 from tools.synthetic import store as synthetic_store
-from tools.synthetic import workload
 from tools.synthetic.gguf_dense import Gguf
 
 
@@ -75,7 +75,7 @@ def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A run interrupted in the second layer and resumed gives the bytes of an uninterrupted run."""
     whole = make(tmp_path / "whole")
     drawn: list[int] = []
-    records = synthetic_store.ExpertPool.records
+    records = workload.ExpertPool.records
 
     def interrupted(pool: Any, layer: int, count: int) -> Any:
         drawn.append(layer)
@@ -83,7 +83,7 @@ def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             raise KeyboardInterrupt
         return records(pool, layer, count)
 
-    monkeypatch.setattr(synthetic_store.ExpertPool, "records", interrupted)
+    monkeypatch.setattr(workload.ExpertPool, "records", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "torn")
     torn = make(tmp_path / "torn")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from edgemoe.storage.record.encode import Quantized, assemble
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from edgemoe.storage.record.planes import Bytes, quantize
-from tools.command_line import positive
 
 POOL = 1 << 17
 """Distinct groups that an expert's matrix is drawn from: eight times as many as the largest matrix of a preset has."""
@@ -100,19 +98,6 @@ PRESETS = {
     "small": Shape(256, 2, 8, 256, 2, 4, 2, 64, 4096),
     "tiny": Shape(64, 2, 8, 32, 2, 4, 2, 16, 320),
 }
-
-
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds --layers, --vocab and --seed, which shape_of and the weights need beside --like."""
-    parser.add_argument("--layers", type=positive, help="layers, instead of the model's number")
-    parser.add_argument("--vocab", type=positive, help="tokens, instead of the model's number")
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
-
-
-def shape_of(options: argparse.Namespace) -> Shape:
-    """The shape that --like, --layers and --vocab name."""
-    preset = PRESETS[options.like]
-    return replace(preset, layers=options.layers or preset.layers, vocab=options.vocab or preset.vocab)
 
 
 def generator(seed: int, name: str) -> torch.Generator:
