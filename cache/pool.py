@@ -117,12 +117,15 @@ class Pool:
         for arena in self._arenas.values():
             arena.back(self._in_use * self._unit)
 
-    def _units_of(self, capacity: Mapping[str, int]) -> int:
-        return sum(capacity.get(kind, 0) * units for kind, units in self._units.items())
-
     def views(self, indices: Indices) -> Blocks:
         """The blocks' writable bytes; a block at the same place is always the same object."""
-        return {kind: self._view(kind, index) for kind, index in indices.items()}
+        blocks: Blocks = {}
+        for kind, index in indices.items():
+            if (kind, index) not in self._views:
+                start, stop = index * self._unit, (index + self._units[kind]) * self._unit
+                self._views[kind, index] = self._memory[start:stop]
+            blocks[kind] = self._views[kind, index]
+        return blocks
 
     def close(self) -> None:
         """Returns the memory to the system. Idempotent. Raises BufferError while a block's buffer is exported."""
@@ -133,14 +136,11 @@ class Pool:
         for arena in self._arenas.values():
             arena.close()
 
+    def _units_of(self, capacity: Mapping[str, int]) -> int:
+        return sum(capacity.get(kind, 0) * units for kind, units in self._units.items())
+
     def _run(self, kind: str, index: int) -> Any:
         return self._counts[index : index + self._units[kind]]
-
-    def _view(self, kind: str, index: int) -> Any:
-        if (kind, index) not in self._views:
-            start, stop = index * self._unit, (index + self._units[kind]) * self._unit
-            self._views[kind, index] = self._memory[start:stop]
-        return self._views[kind, index]
 
     def _free(self, without: Iterable[Indices]) -> bytearray:
         """The units' references, 0 where the blocks of `without` have the only one, 1 where they are not in use."""

@@ -23,6 +23,12 @@ MODULES = (
         "edgemoe.policy.levels",
         "edgemoe.policy.remapping",
     ),
+    *(
+        "edgemoe.memory.compensator_bytes",
+        "edgemoe.memory.limits",
+        "edgemoe.storage.compensators.geometry",
+        "edgemoe.storage.compensators.ranks",
+    ),
     *("edgemoe.experts.assignments", "edgemoe.experts.use", "edgemoe.hub.name", "edgemoe.hub.gguf_files"),
     "tools.timing.decode",
 )
