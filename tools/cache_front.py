@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dram", type=float, default=0.0, help="the same, of a second tier")
     parser.add_argument("--bits", type=float, action="append", help="mean bits of levels by damage")
-    parser.add_argument("--eviction", default="lfru", help="as `edgemoe chat --eviction`")
+    parser.add_argument("--eviction", default="lfru", help="as `edgemoe bench --eviction`")
     parser.add_argument("--plot", type=Path, help="PNG")
     options = parser.parse_args(argv)
     try:
