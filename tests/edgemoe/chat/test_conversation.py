@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import ContextExceeded, UserError
+from edgemoe.experts.step import StepContext
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.tokenizer import load_tokenizer
 
@@ -293,16 +295,16 @@ def test_ctrl_c_leaves_the_conversation(converse, monkeypatch):
     """An interrupted answer is dropped; the next answer equals that of a conversation without it."""
     conversation, fresh = converse(), converse()
     assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
-    step, steps = Engine.step, []
+    run, steps = Engine.run, []
 
-    def interrupted(self: Engine, one: Step, **how: bool) -> torch.Tensor:
-        steps.append(one.rows)
+    def interrupted(self: Engine, context: StepContext) -> Generator[int, None, None]:
+        steps.append(context.step.rows)
         if len(steps) == 4:
             raise KeyboardInterrupt
-        return step(self, one, **how)
+        return run(self, context)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", interrupted)
+        patch.setattr(Engine, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             conversation.ask("something else", lambda piece: None)
     assert steps[1:] == [1, 1, 1]
