@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
+    from edgemoe.api.answers import AnswerStream
+    from edgemoe.api.choices import Choices
     from edgemoe.api.keywords import LoadOptions
-    from edgemoe.api.model import AnswerStream, Choices, Model, Prompt
+    from edgemoe.api.model import Model, Prompt
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
     from edgemoe.errors import (
@@ -48,7 +50,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    "edgemoe.api.model": ("AnswerStream", "Choices", "Model", "Prompt"),
+    "edgemoe.api.answers": ("AnswerStream",),
+    "edgemoe.api.choices": ("Choices",),
+    "edgemoe.api.model": ("Model", "Prompt"),
     "edgemoe.engine.generate": ("Answer",),
     "edgemoe.engine.sampling": ("TokenLogprobs",),
     "edgemoe.errors": (

@@ -18,7 +18,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import edgemoe
-from edgemoe.api.model import Choices, Model
+from edgemoe.api.choices import Choices
+from edgemoe.api.model import Model
 from edgemoe.api.template import render_chat
 from edgemoe.errors import UserError
 

@@ -6,21 +6,19 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
-from edgemoe.api.status import Progress, Status
+from edgemoe.api.answers import AnswerFuture, AnswerStream, Score, cancel_request, resolve
+from edgemoe.api.choices import Choices, sampling_of
+from edgemoe.api.status import Status
 from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.pace import Pace
-from edgemoe.engine.request import CANCELLED, Request
-from edgemoe.engine.sampling import PromptScores, Sampler, Sampling, TokenLogprobs
+from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import Scheduler
-from edgemoe.errors import UserError
 from edgemoe.grammar.lark import json_answer
 from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
 from edgemoe.kv.prefix_cache import PrefixCache
@@ -28,95 +26,6 @@ from edgemoe.storage.files.untrusted import foreign_code
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """Text that is continued as it is; messages {"role": ..., "content": ...}, put into the chat template; or token ids."""
-
-
-class Choices(TypedDict, total=False):
-    """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting."""
-
-    max_new_tokens: int
-    stop: str | Sequence[str]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int
-    logprobs: int
-    prompt_logprobs: int
-    special_tokens: bool
-    schema: Mapping[str, object] | Grammar
-
-
-class AnswerFuture(Future[Answer]):
-    """An answer that comes in the background.
-
-    Args:
-        generation: on its way.
-    """
-
-    def __init__(self, generation: Generation) -> None:
-        super().__init__()
-        self._generation = generation
-
-    @property
-    def progress(self) -> Progress:
-        """How far the answer is."""
-        return Progress.of(self._generation.request)
-
-    @property
-    def logprobs(self) -> Sequence[TokenLogprobs]:
-        """Of the tokens so far, with `logprobs` among the choices; grows while the answer comes."""
-        return self._generation.logprobs
-
-    @property
-    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        """Of the prompt's tokens but the first, as far as it has run, with `prompt_logprobs` among the choices."""
-        return self._generation.prompt_logprobs
-
-
-class AnswerStream(Iterator[str]):
-    """The pieces of an answer as they come. Each `next` computes on, alone or together with other requests.
-
-    Attributes:
-        answer: the whole answer, once the pieces have ended.
-    """
-
-    def __init__(self, scheduler: Scheduler, generation: Generation, pieces: deque[str]) -> None:
-        self._scheduler, self._generation, self._pieces = scheduler, generation, pieces
-        self.answer: Answer | None = None
-
-    def __next__(self) -> str:
-        """Returns the next piece of text.
-
-        Raises:
-            StopIteration: the answer has ended, or was closed.
-            the error that ended the answer.
-        """
-        request = self._generation.request
-        if not self._pieces and self.answer is None and request.reason != CANCELLED:
-            self._scheduler.wait(request, lambda: bool(self._pieces))
-            if request.ended and request.reason != CANCELLED:
-                self.answer = self._generation.answer()  # its last piece comes with it
-        if not self._pieces:
-            raise StopIteration
-        return self._pieces.popleft()
-
-    def close(self) -> None:
-        """Ends the answer; its memory is free at the return. Idempotent."""
-        if not self._generation.request.ended:
-            self._scheduler.drop(self._generation.request)
-
-    def __enter__(self) -> AnswerStream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._scheduler.cancel(self._generation.request)
 
 
 class Model:
@@ -162,7 +71,7 @@ class Model:
             DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
         """
         start = time.perf_counter()
-        return self.run(self.begin(self._tokens(prompt), self._sampler(choices), start))
+        return self.run(self.begin(encoded(self.tokenizer, prompt), self.sampler(choices), start))
 
     def begin(
         self,
@@ -192,8 +101,8 @@ class Model:
             as generate, here or at a piece.
         """
         start, pieces = time.perf_counter(), deque[str]()
-        sampler = self._sampler(choices)
-        generation = self.begin(self._tokens(prompt), sampler, start, pieces.append)
+        sampler = self.sampler(choices)
+        generation = self.begin(encoded(self.tokenizer, prompt), sampler, start, pieces.append)
         self._scheduler.submit(generation.request)
         return AnswerStream(self._scheduler, generation, pieces)
 
@@ -217,18 +126,14 @@ class Model:
         Raises:
             as generate, here or in the future.
         """
-        start, sampler = time.perf_counter(), self._sampler(choices)
-        generation = self.begin(self._tokens(prompt), sampler, start, on_text, client=client)
+        start, sampler = time.perf_counter(), self.sampler(choices)
+        generation = self.begin(encoded(self.tokenizer, prompt), sampler, start, on_text, client=client)
         future, request = AnswerFuture(generation), generation.request
-        request.on_end = partial(_resolve, future, generation)
+        request.on_end = partial(resolve, future, generation)
         self._scheduler.submit(request)
-        future.add_done_callback(partial(self._cancel, request))
+        future.add_done_callback(partial(cancel_request, self._scheduler, request))
         self._scheduler.start()
         return future
-
-    def _cancel(self, request: Request, future: Future[Answer]) -> None:
-        if future.cancelled():
-            self._scheduler.cancel(request)
 
     async def agenerate(self, prompt: Prompt, **choices: Unpack[Choices]) -> Answer:
         """Answers a prompt in the background of an event loop. A cancelled task cancels the request.
@@ -274,7 +179,7 @@ class Model:
             as generate.
         """
         scores = [
-            _Score(self._tokens(text), top, at)
+            Score(encoded(self.tokenizer, text), top, at)
             for text, at in zip(texts, first or [1] * len(texts), strict=True)
         ]
         for score in scores:
@@ -294,7 +199,7 @@ class Model:
             prompt: see Prompt.
             template: JSON values for the chat template of messages, such as enable_thinking=False.
         """
-        return self._tokens(prompt, template)
+        return encoded(self.tokenizer, prompt, template)
 
     def grammar(self, schema: Mapping[str, object]) -> Grammar:
         """Compiles a JSON schema, for the `schema` of any number of answers.
@@ -354,76 +259,26 @@ class Model:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _tokens(self, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
-        if isinstance(prompt, str):
-            with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
-                return list(self.tokenizer(prompt, verbose=False)["input_ids"])
-        tokens = [part for part in prompt if isinstance(part, int)]
-        if tokens or not prompt:
-            return tokens
-        messages = [part for part in prompt if not isinstance(part, int)]
-        return encode_chat(self.tokenizer, messages, template or {})
+    def sampler(self, choices: Choices) -> Sampler:
+        """Returns a sampler with the model's settings, changed by the choices given.
 
-    def _sampler(self, choices: Choices) -> Sampler:
-        """A sampler of the model's settings, changed by the choices given."""
-        given: dict[str, Any] = dict(choices)
-        unknown = given.keys() - Choices.__annotations__.keys()
-        if unknown:
-            known = ", ".join(Choices.__annotations__)
-            raise UserError(f"choices out of {known}", f"{min(unknown)!r}", "leave it out")
-        schema = given.pop("schema", None)
-        if "stop" in given:
-            stop = given.pop("stop")
-            given["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        if "logprobs" in given:
-            given["top_logprobs"] = given.pop("logprobs")
-        if "logit_bias" in given:
-            given["logit_bias"] = tuple(given["logit_bias"].items())
-            self._require_tokens([token for token, _ in given["logit_bias"]])
-        sampling = replace(self.sampling, **given)
+        Raises:
+            UserError: as sampling_of, and as grammar.
+        """
+        sampling = sampling_of(self.sampling, choices, self.engine.shape.vocab)
+        schema = choices.get("schema")
         if schema is None:
             return Sampler(sampling)
-        grammar = schema if isinstance(schema, Grammar) else self.grammar(schema)
-        return Sampler(sampling, Matcher(grammar))
-
-    def _require_tokens(self, tokens: Sequence[int]) -> None:
-        vocab = self.engine.shape.vocab
-        wrong = [token for token in tokens if not 0 <= token < vocab]
-        if wrong:
-            raise UserError(f"token ids of 0 to {vocab - 1} in logit_bias", f"{wrong[0]}", "leave it out")
+        return Sampler(sampling, Matcher(schema if isinstance(schema, Grammar) else self.grammar(schema)))
 
 
-class _Score:
-    """The score of one text on its way: a request that ends with its prompt."""
-
-    def __init__(self, tokens: list[int], top: int, first: int) -> None:
-        if len(tokens) < 2:
-            found = f"one of {len(tokens)}"
-            raise UserError("a text of two tokens or more to score", found, "give a longer one")
-        if not 1 <= first < len(tokens):
-            raise UserError(f"a first score of 1 to {len(tokens) - 1}", f"{first}", "choose one of them")
-        self._scores, self._first = PromptScores(tokens, top), first
-        self.request = Request(
-            tokens, Sampler(_ONE_TOKEN), on_rows=self._scores.add, scored=True, rows_from=first - 1
-        )
-
-    def wanted(self) -> list[TokenLogprobs]:
-        """The scores from the first one that is wanted, once the request has ended."""
-        return self._scores.logprobs[self._first - 1 - self.request.cached :]
-
-
-_ONE_TOKEN = Sampling(0, 1, 0, 1, 0, 1, frozenset())
-
-
-def _resolve(future: Future[Answer], generation: Generation) -> None:
-    """Gives a future the answer or the error of its request, which has ended."""
-    if generation.request.reason == CANCELLED:
-        future.cancel()
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        if generation.request.error:
-            raise generation.request.error
-        future.set_result(generation.answer())
-    except BaseException as error:
-        future.set_exception(error)
+def encoded(tokenizer: Any, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
+    """Returns the token ids of a prompt (Model.encode)."""
+    if isinstance(prompt, str):
+        with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
+            return list(tokenizer(prompt, verbose=False)["input_ids"])
+    tokens = [part for part in prompt if isinstance(part, int)]
+    if tokens or not prompt:
+        return tokens
+    messages = [part for part in prompt if not isinstance(part, int)]
+    return encode_chat(tokenizer, messages, template or {})

@@ -12,35 +12,31 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.sto
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
-from edgemoe.engine.contexts import make_context, rehearse
+from edgemoe.engine.contexts import rehearse
 from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.parts import EngineParts, Wraps, open_parts
 from edgemoe.engine.peak import PeakMemory
 from edgemoe.engine.rules import Rules, first_settings
 from edgemoe.engine.sequences import Sequences
-from edgemoe.errors import DoesNotFit, EdgemoeError, ModelRefused, UserError
+from edgemoe.engine.stepping import Stepping
+from edgemoe.errors import DoesNotFit, EdgemoeError, UserError
 from edgemoe.experts.output_errors import OutputErrors
-from edgemoe.experts.step import ExpertProbe, Reroute, StepContext, StepRecord, Study
-from edgemoe.experts.use import ChoiceCounts
+from edgemoe.experts.step import ExpertProbe, Reroute, StepRecord, Study
 from edgemoe.kernels.compensators import Compensators
-from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.build import skeleton
 from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit
 from edgemoe.memory.tiers import form_of
-from edgemoe.memory.workspace import long_step_bytes
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.damage import Damage
-from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import ExpertKey
@@ -54,7 +50,7 @@ RANDOM_TOKENS = 512
 _log = logging.getLogger("edgemoe")
 
 
-class Engine:
+class Engine(Stepping):
     """A model under limits. Used by one thread at a time; `close` it, or use it as a context manager.
 
     From the first engine on, Python's garbage collector leaves out the objects made before it.
@@ -187,143 +183,6 @@ class Engine:
             if compensators:
                 self._source.use_compensators(before.compensators.where if before.compensators else None)
                 self.configure(self.settings.with_(compensation=None))
-
-    @contextmanager
-    def recorded(self) -> Iterator[list[StepRecord]]:
-        """Yields a list, to which the record of each step that ends inside the block is added."""
-        records: list[StepRecord] = []
-        self._listeners.append(records)
-        try:
-            yield records
-        finally:
-            self._listeners = [each for each in self._listeners if each is not records]
-
-    def begin(self, step: Step, *, all_rows: bool = False) -> StepContext:
-        """Makes the context of a step, which `run` takes. The step keeps the settings of now.
-
-        Args:
-            step: at most the plan's prefill_rows rows, or as many rows as sequences.
-            all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
-
-        Raises:
-            ContextExceeded: a sequence's context is too small.
-            ValueError: more rows, for which the plan has no workspace.
-        """
-        most = self.plan.prefill_rows
-        if step.rows > max(most, len(step.segments)):
-            raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
-        counts = self._study.choices or self.rules.hot is not None
-        return make_context(
-            self._source,
-            step,
-            self._study.policy or self.rules.policy,
-            self._study,
-            all_rows=all_rows,
-            choices=ChoiceCounts(self.shape.layers, self.shape.experts_per_layer) if counts else None,
-        )
-
-    def run(self, context: StepContext) -> Generator[int, None, None]:
-        """Runs the rows of a step and appends them to their sequences; the context has logits and record then.
-
-        Yields the number of each layer of a prompt's step on a CPU, once it is done. Steps of new tokens may run before
-        the caller goes on. Closing the generator ends the step; no sequence has changed then.
-
-        Raises:
-            DoesNotFit: a device has too little memory; no sequence has changed.
-            NotFinite: naming the first layer whose output is not finite, and the segments; no sequence has changed.
-            DamagedData: a read failed; no sequence has changed.
-            StepCancelled: as Step; no sequence has changed.
-        """
-        step, record, hot = context.step, context.record, self.rules.hot
-        long = self.plan.long_step_bytes
-        if not context.all_rows:
-            rows = step.rows if step.rows > len(step.segments) else 0
-            long = min(long_step_bytes(self.shape, rows), long)
-        try:
-            with self.memory.long_step(long), hot.step(record) if hot else nullcontext():
-                started = time.perf_counter()
-                with closing(self._parts.runner.run(context)) as layers:
-                    for layer in layers:
-                        record.seconds += time.perf_counter() - started
-                        yield layer
-                        started = time.perf_counter()
-                record.seconds += time.perf_counter() - started
-        finally:
-            context.experts.end()
-        for records in self._listeners:
-            records.append(record)
-
-    def step(self, step: Step, *, all_rows: bool = False) -> torch.Tensor:
-        """Runs a step from its beginning to its end, as `begin` and `run`.
-
-        Returns:
-            float32 [segments or rows, vocab], in RAM: the logits after each segment's last token, or after each token.
-
-        Raises:
-            as begin and run.
-        """
-        context = self.begin(step, all_rows=all_rows)
-        for _ in self.run(context):
-            pass
-        assert context.logits is not None
-        return context.logits
-
-    def all_logits(
-        self,
-        sequence: SequenceKV,
-        tokens: Sequence[int],
-        *,
-        decode: bool,
-        prompt: PromptAttention | None = None,
-    ) -> torch.Tensor:
-        """Appends at most the plan's prefill_rows tokens; returns the logits after each, float32 [tokens, vocab].
-
-        With `decode` every token's levels are chosen by its own gate weights, as in a step of its own; unless exact, an
-        expert is computed at the highest level that any of the tokens wants. Without `decode` they are tokens of a
-        `prompt`, which its steps share; None: they are all of it.
-
-        Raises:
-            as step.
-        """
-        attention = None if decode else prompt or PromptAttention()
-        segment = Segment(sequence, tuple(tokens), attention)
-        return self.step(Step((segment,)), all_rows=True)
-
-    def prefill(self, sequence: SequenceKV, tokens: Sequence[int]) -> torch.Tensor:
-        """Appends a prompt of any length that the context holds; returns the last token's logits [vocab].
-
-        A prompt of more tokens than the plan's prefill_rows takes several steps. Each one's experts are ranked for its
-        own tokens; their attention is counted, and ranked, over all of the prompt so far.
-
-        Raises:
-            as require_prompt.
-            ContextExceeded: there are too many; nothing was run.
-        """
-        self.require_prompt(tokens)
-        sequence.require(len(tokens))
-        prompt = PromptAttention()
-        rows = self.plan.prefill_rows
-        for start in range(0, len(tokens), rows):
-            part = tuple(tokens[start : start + rows])
-            logits = self.step(Step((Segment(sequence, part, prompt),)))
-        return logits[0]
-
-    def require_prompt(self, tokens: Sequence[int]) -> None:
-        """Refuses token ids that are no prompt.
-
-        Raises:
-            UserError: there is no token.
-            ModelRefused: a token that the model does not have, such as one from a tokenizer of another model.
-        """
-        if not tokens:
-            raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
-        wrong = next((token for token in tokens if not 0 <= token < self.shape.vocab), None)
-        if wrong is not None:
-            raise ModelRefused(
-                f"token ids of 0 or more below {self.shape.vocab}, the vocabulary that config.json has",
-                f"{wrong} from the tokenizer",
-                "convert the model again with its own tokenizer",
-            )
 
     def fill(self, go_on: Callable[[], bool] = lambda: True) -> None:
         """Reads experts into free blocks of the tiers, in the order of fill_first (ExpertSource.fill).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import xxhash
 
 import edgemoe
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.kept_index import Kept, KeptIndex, shared_tokens
 from edgemoe.errors import DoesNotFit
 from edgemoe.kernels.native.library import INTERFACE
 from edgemoe.kv.blocks import BLOCK, Tokens, chain
@@ -23,21 +23,6 @@ LEAST_TOKENS = 8
 
 READ_BYTES = 32 << 20
 """Bytes of blocks that are read from disk between two steps: a chunk of a prompt takes longer to compute."""
-
-
-@dataclass(eq=False)
-class Kept:
-    """A sequence whose request has ended.
-
-    Args:
-        tokens: int64 [n], of which it has the KV, all of them.
-        sequence: not used by any step.
-        hashes: of its beginnings (kv.blocks.chain).
-    """
-
-    tokens: Tokens
-    sequence: SequenceKV
-    hashes: list[bytes]
 
 
 @dataclass(eq=False)
@@ -68,17 +53,18 @@ class KeptSequences:
     (`read_blocks`), and those of every prompt and every ended sequence are written.
 
     Args:
-        engine: of the sequences.
+        engine: the engine of the sequences.
         disk: blocks on disk; None: memory alone.
+
+    Attributes:
+        index: the sequences of ended requests.
     """
 
     def __init__(self, engine: Engine, disk: PrefixCache | None = None) -> None:
         self._engine, self._disk = engine, disk
         self._identity = _identity(engine)
         self._compensators = xxhash.xxh3_128_hexdigest(repr(engine.store.manifest.compensators).encode())
-        self._kept = list[Kept]()
-        """The most recently used last."""
-        self._by_hash = defaultdict[bytes, list[Kept]](list)
+        self.index = KeptIndex()
         self._running = dict[SequenceKV, bytes]()
         """Sequence of a request -> root of its hashes."""
         self._reading = dict[SequenceKV, Reading]()
@@ -87,10 +73,7 @@ class KeptSequences:
     @property
     def nbytes(self) -> int:
         """Bytes of the budget that kept sequences have."""
-        return self._bytes_of(kept.sequence for kept in self._kept)
-
-    def _bytes_of(self, sequences: Iterable[SequenceKV]) -> int:
-        return sum(map(self._engine.sequences.bytes_of, sequences))
+        return _bytes_of(self._engine, [kept.sequence for kept in self.index.kept])
 
     def sequence_for(
         self, tokens: Sequence[int], running: Iterable[tuple[Sequence[int], SequenceKV]] = ()
@@ -107,11 +90,11 @@ class KeptSequences:
         self._require_context()
         wanted, root = np.asarray(tokens, np.int64), self.root()
         hashes = chain(root, wanted)
-        best, shared = self._longest(wanted, hashes)
+        best, shared = self.index.longest(wanted, hashes)
         for others, sequence in running:
             if self._running.get(sequence) == root:
                 other = Kept(np.asarray(others[: sequence.length], np.int64), sequence, [])
-                if (longer := _shared(other, wanted)) > shared:
+                if (longer := shared_tokens(other, wanted)) > shared:
                     best, shared = other, longer
         if best is None or shared < LEAST_TOKENS:
             sequence, shared = self._new(0), 0
@@ -152,37 +135,25 @@ class KeptSequences:
     def _require_context(self) -> None:
         """Raises DoesNotFit where one more whole context does not fit beside those promised, with nothing kept."""
         each = self._engine.shape.kv.bytes_for(self._engine.plan.context)
-        more = (len(self._running) + 1) * each - self._bytes_of(self._running) - self.nbytes
+        more = (len(self._running) + 1) * each - _bytes_of(self._engine, self._running) - self.nbytes
         self._engine.memory.require_kv(max(more, 0))
-
-    def _longest(self, wanted: Tokens, hashes: list[bytes]) -> tuple[Kept | None, int]:
-        """The kept sequence with most of the wanted first tokens, and their number: by hashes, then token by token."""
-        best, most = None, 0
-        for blocks in reversed(range(len(hashes))):
-            for kept in self._by_hash.get(hashes[blocks], ()):
-                if (shared := _shared(kept, wanted)) > most:
-                    best, most = kept, shared
-            if most >= blocks * BLOCK:
-                break
-        return best, most
 
     def _from(self, best: Kept, shared: int) -> tuple[SequenceKV, int]:
         """A sequence that begins with the first tokens of another one: this one itself, or a copy."""
-        mine = best in self._kept
+        mine = best in self.index.kept
         if mine and shared == len(best.tokens):
-            self._take(best)
+            self.index.remove(best)
             return best.sequence, shared
         try:
             made = self._new(shared, but=best)
         except DoesNotFit:
             if not mine:
                 raise
-            self._take(best)  # it would have to leave: its prefix need not
+            self.index.remove(best)  # it would have to leave: its prefix need not
             self._written(best.sequence)
             return best.sequence, self._engine.sequences.crop(best.sequence, shared)
         if mine:
-            self._kept.remove(best)
-            self._kept.append(best)
+            self.index.use(best)
         return made, made.copy_prefix(best.sequence, shared)
 
     def _new(self, tokens: int, but: Kept | None = None) -> SequenceKV:
@@ -195,8 +166,8 @@ class KeptSequences:
 
         Where all of them are too few it frees none.
         """
-        memory, others = self._engine.memory, [kept for kept in self._kept if kept is not but]
-        if memory.free_kv_bytes + self._bytes_of(kept.sequence for kept in others) >= nbytes:
+        memory, others = self._engine.memory, [kept for kept in self.index.kept if kept is not but]
+        if memory.free_kv_bytes + _bytes_of(self._engine, [kept.sequence for kept in others]) >= nbytes:
             while memory.free_kv_bytes < nbytes:
                 self._drop(others.pop(0))
 
@@ -227,7 +198,7 @@ class KeptSequences:
         if self._disk:
             self._disk.start()
             wanted = np.asarray(tokens, np.int64)
-            best, _ = self._longest(wanted, chain(self.root(), wanted))
+            best, _ = self.index.longest(wanted, chain(self.root(), wanted))
             if best:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
@@ -250,12 +221,10 @@ class KeptSequences:
             self._end(sequence)
             return
         made = Kept(known, sequence, chain(root, known))
-        for kept in list(self._by_hash.get(root, ())):
-            if _shared(kept, known) == len(kept.tokens):
+        for kept in self.index.beginning_with(root):
+            if shared_tokens(kept, known) == len(kept.tokens):
                 self._drop(kept)
-        self._kept.append(made)
-        for digest in made.hashes:
-            self._by_hash[digest].append(made)
+        self.index.add(made)
         if self._disk:
             self._disk.offer(sequence, made.hashes, known)
 
@@ -288,19 +257,12 @@ class KeptSequences:
 
     def clear(self) -> None:
         """Frees every kept sequence."""
-        while self._kept:
-            self._drop(self._kept[0])
+        for kept in list(self.index.kept):
+            self._drop(kept)
 
     def _drop(self, kept: Kept) -> None:
-        self._take(kept)
+        self.index.remove(kept)
         self._end(kept.sequence)
-
-    def _take(self, kept: Kept) -> None:
-        self._kept.remove(kept)
-        for digest in kept.hashes:
-            self._by_hash[digest].remove(kept)
-            if not self._by_hash[digest]:
-                del self._by_hash[digest]
 
     def root(self) -> bytes:
         """Returns the hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form."""
@@ -311,6 +273,11 @@ class KeptSequences:
         return xxhash.xxh3_128_digest(repr((self._identity, *ranked)).encode())
 
 
+def _bytes_of(engine: Engine, sequences: Iterable[SequenceKV]) -> int:
+    """Bytes of the budget that some sequences have reserved."""
+    return sum(map(engine.sequences.bytes_of, sequences))
+
+
 def _identity(engine: Engine) -> tuple[object, ...]:
     """What KV depends on beside tokens and settings: store, form of the KV, program, kernels, vectors of the processor.
 
@@ -319,11 +286,3 @@ def _identity(engine: Engine) -> tuple[object, ...]:
     store, vectors = engine.store, torch.backends.cpu.get_cpu_capability()
     program = edgemoe.__version__, torch.__version__, store.compute.name, INTERFACE, vectors
     return store.manifest.fingerprint, engine.shape.kv, program
-
-
-def _shared(kept: Kept, tokens: Tokens) -> int:
-    """Tokens that a prompt can take of a kept sequence; all or none where linear attention has a later state only."""
-    n = min(len(kept.tokens), len(tokens))
-    different = np.flatnonzero(kept.tokens[:n] != tokens[:n])
-    shared = int(different[0]) if len(different) else n
-    return 0 if kept.sequence.states and shared < len(kept.tokens) else shared

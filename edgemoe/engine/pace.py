@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import UserError
-
-CHUNK_BESIDE_OTHERS = 2048
-"""Most tokens of prompts in a step where several sequences may run: one layer of it bounds the gap between two of their
-tokens."""
+from edgemoe.memory.limits import SHARED_ROWS
 
 WORK_BETWEEN = 128
 """Tokens of a prompt that the model computes while other sequences wait for their next tokens. A layer of a larger
@@ -22,7 +19,7 @@ class Pace:
 
     Args:
         chunk: tokens of a prompt in one step, 1 to the plan's prefill_rows; None: as many, but at most
-            CHUNK_BESIDE_OTHERS where several sequences may run. It never depends on what runs, so neither do answers.
+            SHARED_ROWS where several sequences may run. It never depends on what runs, so neither do answers.
         every: decode steps between two chunks, while any sequence decodes; 0: prompts first, so answers wait for them.
     """
 
@@ -51,4 +48,4 @@ class Pace:
         if engine.plan.parallel == 1:
             return most
         # On a device no other step runs between two layers.
-        return WORK_BETWEEN if engine.device else min(most, CHUNK_BESIDE_OTHERS)
+        return WORK_BETWEEN if engine.device else min(most, SHARED_ROWS)

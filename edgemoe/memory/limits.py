@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from edgemoe.errors import UserError
 from edgemoe.kv.blocks import BLOCK_ROWS
 
+SHARED_ROWS = 2048
+"""Most token rows of a step of prompts where several sequences may run: one layer of it bounds the gap between two
+tokens of the others."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -49,4 +53,9 @@ class Limits:
     @property
     def step_rows(self) -> int:
         """Token rows of a step of one block, or of one token of each sequence."""
-        return max(min(self.context, BLOCK_ROWS), self.parallel)
+        return max(min(self.tokens, BLOCK_ROWS), self.parallel)
+
+    @property
+    def prompt_rows(self) -> int:
+        """Most token rows of prompts that it is worth to run in one step: a context's, or those of several prompts."""
+        return max(self.context, min(self.tokens, SHARED_ROWS))

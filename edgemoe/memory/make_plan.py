@@ -207,7 +207,7 @@ def _prefill_rows(model: PlannedModel, limits: Limits, experts_bytes: int) -> in
         UserError: limits give a number for a device.
     """
     if limits.prefill_rows is None:
-        return default_prefill_rows(model, limits.context, experts_bytes)
+        return default_prefill_rows(model, limits.prompt_rows, experts_bytes)
     if model.device:
         found = f"--device {model.device.name}, where a step has {BLOCK_ROWS}"
         raise UserError("a model on the CPU, for --prefill-rows", found, "leave it out")

@@ -29,18 +29,18 @@ CHUNK = 64
 """A delta rule pads the tokens of a step to a multiple of this."""
 
 
-def default_prefill_rows(model: PlannedModel, context: int, experts_bytes: int) -> int:
-    """Rows of a prompt's step: as many as the context has, in whole blocks, where that costs little memory.
+def default_prefill_rows(model: PlannedModel, rows: int, experts_bytes: int) -> int:
+    """Rows of a step of prompts: as many as there may be, in whole blocks, where that costs little memory.
 
     Args:
         model: the model; on a device a step has one block.
-        context: tokens.
+        rows: most rows that it is worth to run together (Limits.prompt_rows).
         experts_bytes: bytes of all experts at the highest level of the settings.
     """
     if model.place.type != "cpu":
         return BLOCK_ROWS
     affordable = BLOCK_ROWS + int(PREFILL_FRACTION * experts_bytes / _bytes_a_row(model.shape))
-    return max(min(-(-context // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
+    return max(min(-(-rows // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
 
 
 def workspace_bytes(model: PlannedModel, limits: Limits) -> int:

@@ -15,7 +15,9 @@ from edgemoe.serve.errors import UNAVAILABLE, ApiError
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader, Delta
-    from edgemoe.api.model import AnswerFuture, Choices, Model
+    from edgemoe.api.answers import AnswerFuture
+    from edgemoe.api.choices import Choices
+    from edgemoe.api.model import Model
     from edgemoe.engine.generate import Answer
 
 

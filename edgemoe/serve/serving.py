@@ -23,7 +23,8 @@ from edgemoe.storage.files.untrusted import foreign_code
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader
     from edgemoe.api.chat_prompt import ChatPrompt, ChatPrompts
-    from edgemoe.api.model import Choices, Model
+    from edgemoe.api.choices import Choices
+    from edgemoe.api.model import Model
     from edgemoe.engine.generate import Answer
 
 _log = logging.getLogger("edgemoe.serve")

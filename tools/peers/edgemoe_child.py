@@ -28,13 +28,14 @@ from edgemoe.bench import bandwidth
 from edgemoe.bench.sample import Phase
 from edgemoe.bench.summary import decode_bound
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.engine.pace import CHUNK_BESIDE_OTHERS, WORK_BETWEEN, Pace
+from edgemoe.engine.pace import WORK_BETWEEN, Pace
 from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kernels.registry import select
 from edgemoe.kv.formats import KVFormat
+from edgemoe.memory.limits import SHARED_ROWS
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.cache import kernels_directory
 from edgemoe.models.options.run_settings import run_settings
@@ -92,7 +93,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def most_tokens(prompts: list[list[int]], new_tokens: int) -> int:
     """Most tokens of an answer when the last prompt's has `new_tokens`: those between add some."""
-    apart = WORK_BETWEEN, CHUNK_BESIDE_OTHERS
+    apart = WORK_BETWEEN, SHARED_ROWS
     return new_tokens + sum(math.ceil(len(prompt) / rows) for prompt in prompts[1:] for rows in apart)
 
 

@@ -30,7 +30,8 @@ from typing import Any
 import psutil
 
 import edgemoe
-from edgemoe.api.model import Choices, Model
+from edgemoe.api.choices import Choices
+from edgemoe.api.model import Model
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.errors import EdgemoeError
 from tools.checkout import ROOT, child_environment

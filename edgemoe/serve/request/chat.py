@@ -13,7 +13,7 @@ from edgemoe.serve.request.fields import Fields
 from edgemoe.serve.request.sampling import MOST_TOP, SamplingRequest
 
 if TYPE_CHECKING:
-    from edgemoe.api.model import Choices
+    from edgemoe.api.choices import Choices
     from edgemoe.api.tool_use import ToolUse
 
 MOST_TOOLS = 128

@@ -10,7 +10,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request.sampling import MOST_CHOICES, MOST_TOP, SamplingRequest
 
 if TYPE_CHECKING:
-    from edgemoe.api.model import Choices
+    from edgemoe.api.choices import Choices
 
 COMPLETION_TOKENS = 16
 """max_tokens of a completion, as OpenAI has it."""

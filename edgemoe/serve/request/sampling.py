@@ -12,7 +12,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request.fields import Fields
 
 if TYPE_CHECKING:
-    from edgemoe.api.model import Choices
+    from edgemoe.api.choices import Choices
 
 MOST_CHOICES = 64
 """Answers of one request: prompts times n."""

@@ -15,8 +15,9 @@ from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
 from edgemoe.commands.options.bench import BatchOptions
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.engine.pace import CHUNK_BESIDE_OTHERS, WORK_BETWEEN
+from edgemoe.engine.pace import WORK_BETWEEN
 from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.memory.limits import SHARED_ROWS
 
 pytestmark = pytest.mark.e2e
 
@@ -161,4 +162,4 @@ def test_a_row_over_its_limit_is_not_valid(bench, monkeypatch, capsys):
 def test_the_help_of_chunks_says_what_the_scheduler_does():
     """The default chunk of several sequences on a CPU, and on a device."""
     (chunk,) = (each for each in fields(BatchOptions) if each.name == "chunk")
-    assert f"at most {CHUNK_BESIDE_OTHERS}, and {WORK_BETWEEN} on a GPU" in chunk.metadata["help"]
+    assert f"at most {SHARED_ROWS}, and {WORK_BETWEEN} on a GPU" in chunk.metadata["help"]

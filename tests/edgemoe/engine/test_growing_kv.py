@@ -119,7 +119,7 @@ def test_a_branch_of_a_long_conversation_returns_its_blocks(open_engine, tiny_st
     assert blocks_of(engine) == before
     scheduler.forget()
     branch = run(scheduler, PROMPT[:400], 80)
-    sequence = scheduler._kept._kept[0].sequence
+    sequence = scheduler._kept.index.kept[0].sequence
     assert engine.sequences.crop(sequence, 130) == 130
     assert sequence.reserved == 2 * BLOCK
     assert blocks_of(engine) > before

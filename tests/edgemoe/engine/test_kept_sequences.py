@@ -167,7 +167,7 @@ def test_a_value_that_is_not_finite_is_not_kept(engine):
     """NaN in a kept sequence ends the request that takes it, and all kept ones go with it."""
     scheduler, used = Scheduler(engine, keep=True), engine.budget.used
     first = run(scheduler, STEM)
-    scheduler._kept._kept[0].sequence.keys.fill_(float("nan"))
+    scheduler._kept.index.kept[0].sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite):
         run(scheduler, [*first.tokens, 5])
     assert engine.budget.used == used

@@ -70,12 +70,12 @@ def test_a_part_of_a_match_changes_no_kept_sequence(engine):
     """The kept tokens, keys and values are the same bytes after a branch of them has been answered."""
     scheduler = Scheduler(engine, keep=True)
     run(scheduler, [*SYSTEM, *[5] * 40])
-    (kept,) = scheduler._kept._kept
+    (kept,) = scheduler._kept.index.kept
     n = kept.sequence.length
     before = kept.tokens.copy(), kept.sequence.keys[:, :, :n].clone(), kept.sequence.values[:, :, :n].clone()
     branch = run(scheduler, [*SYSTEM[:300], *[9] * 300])
     assert branch.cached == 300
-    assert kept in scheduler._kept._kept
+    assert kept in scheduler._kept.index.kept
     assert kept.sequence.length == n
     assert np.array_equal(kept.tokens, before[0])
     assert torch.equal(kept.sequence.keys[:, :, :n], before[1])
@@ -176,7 +176,7 @@ def test_a_request_that_grows_takes_the_memory_of_kept_ones(open_engine, tiny_st
     scheduler.submit(request)
     while not request.ended:
         scheduler._loop.step()
-        left.append(len(scheduler._kept._kept))
+        left.append(len(scheduler._kept.index.kept))
         assert engine.budget.used <= engine.budget.limit
         check_kept(scheduler)
     assert list(dict.fromkeys(left[:-1])) == [3, 2, 1, 0]

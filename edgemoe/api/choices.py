@@ -1,0 +1,61 @@
+"""How an answer's tokens are chosen: the choices of a caller, and the settings that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from edgemoe.engine.sampling import Sampling
+from edgemoe.errors import UserError
+from edgemoe.grammar.matcher import Grammar
+
+
+class Choices(TypedDict, total=False):
+    """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    logprobs: int
+    prompt_logprobs: int
+    special_tokens: bool
+    schema: Mapping[str, object] | Grammar
+
+
+def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
+    """Returns a model's own settings, changed by the choices given; `schema` is left to the caller.
+
+    Args:
+        own: the model's settings.
+        choices: see Choices.
+        vocab: number of the model's tokens.
+
+    Raises:
+        UserError: a choice that does not exist, or a token in logit_bias that the model does not have.
+    """
+    given: dict[str, Any] = dict(choices)
+    unknown = given.keys() - Choices.__annotations__.keys()
+    if unknown:
+        known = ", ".join(Choices.__annotations__)
+        raise UserError(f"choices out of {known}", f"{min(unknown)!r}", "leave it out")
+    given.pop("schema", None)
+    if "stop" in given:
+        stop = given.pop("stop")
+        given["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "logprobs" in given:
+        given["top_logprobs"] = given.pop("logprobs")
+    if "logit_bias" in given:
+        given["logit_bias"] = tuple(given["logit_bias"].items())
+        wrong = [token for token, _ in given["logit_bias"] if not 0 <= token < vocab]
+        if wrong:
+            raise UserError(f"token ids of 0 to {vocab - 1} in logit_bias", f"{wrong[0]}", "leave it out")
+    return replace(own, **given)
