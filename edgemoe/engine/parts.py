@@ -94,12 +94,7 @@ def open_parts(
         opened.callback(tiers.close)
         reader = RecordReader.open(store.directory, store.manifest)
         opened.callback(reader.close)
-        compensators = None
-        if settings.compensation:
-            budget = plan.compensators_resident_bytes
-            compensators = Compensators.of_store(
-                store.directory, store.manifest, budget=budget, policy=settings.eviction
-            )
+        compensators = _compensators(store, plan, settings)
         if compensators:
             opened.callback(compensators.close)  # after the reads of the source have ended
         fetcher = Fetcher(
@@ -116,12 +111,26 @@ def open_parts(
         source.configure(settings.speculate)
         source.use_compensators(compensators.where if compensators else None)
         runtime = ExpertRuntime(source, kernel, shape.experts_per_layer, device)
-        with taking(device, "dense weights", plan.minimum_vram_bytes):
-            file = store.manifest.files[DENSE_NAME]
-            model = build_model(skeleton, store.directory / DENSE_NAME, file, runtime)
-            if device:
-                runner: ModelRunner = DeviceModelRunner(model, runtime, plan)
-            else:
-                runner = ModelRunner(model, runtime, plan.parallel)
+        model, runner = _model(skeleton, store, plan, runtime)
         held = HeldExperts(fetcher, shape.layers, shape.experts_per_layer)
         yield EngineParts(tiers.vram, tiers.dram, fetcher, source, held, compensators, model, runner)
+
+
+def _compensators(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> Compensators | None:
+    """Opens the store's compensators, as far as the plan has bytes for them; None where settings use none."""
+    if settings.compensation is None:
+        return None
+    budget = plan.compensators_resident_bytes
+    return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
+
+
+def _model(
+    skeleton: Any, store: StoreModel, plan: MemoryPlan, runtime: ExpertRuntime
+) -> tuple[nn.Module, ModelRunner]:
+    """Loads the dense weights into the model without weights, and makes what runs steps through it."""
+    with taking(store.device, "dense weights", plan.minimum_vram_bytes):
+        file = store.manifest.files[DENSE_NAME]
+        model = build_model(skeleton, store.directory / DENSE_NAME, file, runtime)
+        if store.device:
+            return model, DeviceModelRunner(model, runtime, plan)
+        return model, ModelRunner(model, runtime, plan.parallel)
