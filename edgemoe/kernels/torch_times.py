@@ -1,4 +1,4 @@
-"""Times torch's own kernels on the samples of kernels.probe: what the compiled kernel's paths are compared with."""
+"""Times torch's own kernels on kernels.samples: what the compiled kernel's paths are compared with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from edgemoe.kernels import probe
+from edgemoe.kernels import samples
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.probe import Timing
 from edgemoe.kernels.torch_int4 import CpuExpertKernel
@@ -40,26 +40,26 @@ def _typical(call: Callable[[], object]) -> float:
 
 
 def _samples() -> Iterator[tuple[str, str, int, list[Callable[[], object]]]]:
-    geometry, layout = probe.GEOMETRY, detect()
-    experts = probe.random_experts(MergedForm(geometry, layout, layout), geometry, probe.EXPERTS)
+    geometry, layout = samples.GEOMETRY, detect()
+    experts = samples.random_experts(MergedForm(geometry, layout, layout), geometry, samples.EXPERTS)
     kernel = CpuExpertKernel(geometry, layout)
     for work, level in zip(paths.WORKS[:2], (4, 8), strict=True):
-        for name, rows in probe.SAMPLE.items():
-            products = probe.EXPERTS * rows * geometry.weights
-            yield work, name, products, [probe.expert_call(kernel, experts, level, rows)]
-    codes = torch.randint(-127, 128, probe.DENSE, dtype=torch.int8)
-    scale = torch.full(probe.DENSE[:1], 0.01).bfloat16()
+        for name, rows in samples.SAMPLE.items():
+            products = samples.EXPERTS * rows * geometry.weights
+            yield work, name, products, [samples.expert_call(kernel, experts, level, rows)]
+    codes = torch.randint(-127, 128, samples.DENSE, dtype=torch.int8)
+    scale = torch.full(samples.DENSE[:1], 0.01).bfloat16()
 
     def widened(x: torch.Tensor) -> torch.Tensor:
         """A product in bf16; memory holds the weight in 8 bits alone, so that every product widens it."""
         return F.linear(x, codes.bfloat16()).mul_(scale)
 
-    for name, rows in probe.SAMPLE.items():
-        x = torch.randn(rows, probe.DENSE[1]).bfloat16()
+    for name, rows in samples.SAMPLE.items():
+        x = torch.randn(rows, samples.DENSE[1]).bfloat16()
         int8 = partial(torch.ops.aten._weight_int8pack_mm, x, codes, scale)
         yield paths.WORKS[2], name, rows * codes.numel(), [partial(widened, x), int8]
-    heads, kv_heads, dim = probe.ATTENTION
-    rows = probe.ATTENTION_ROWS
+    heads, kv_heads, dim = samples.ATTENTION
+    rows = samples.ATTENTION_ROWS
     q = torch.randn(1, heads, rows, dim).bfloat16()
     k, v = (torch.randn(1, kv_heads, rows, dim).bfloat16() for _ in range(2))
     yield (

@@ -15,15 +15,8 @@ from edgemoe.experts.step import StepContext
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.compensators import Compensators
-from edgemoe.kernels.native.decode_layers import (
-    CHOSEN,
-    COMPUTED,
-    PREDICTED,
-    WANTED,
-    NativeDecodeLayers,
-    NativeDecoderLayer,
-    NativeOuterLayers,
-)
+from edgemoe.kernels.native.decode_layers import CHOSEN, COMPUTED, PREDICTED, WANTED, NativeDecodeLayers
+from edgemoe.kernels.native.decoder_parts import NativeDecoderLayer, NativeOuterLayers
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.kernels.native.attention import NativeAttention, Received, kernel_fits
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention, Received, kernel_fits
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
 from edgemoe.policy.importance import first_counted
@@ -72,8 +72,8 @@ class GroupedQueryAttention(nn.Module):
             if kv.signal:
                 counted = first_counted(kv.signal, place.part, place.rows)
                 received = Received(torch.empty(sequence.length + rows), counted)
-            kv_of = keys, values, sequence.length, window, sequence.shape.format
-            attended.append(self.native(projected[part], rotation, *kv_of, received))
+            stored = LayerKV(keys, values, sequence.length, sequence.shape.format)
+            attended.append(self.native(projected[part], rotation, stored, window, received))
             if received:
                 kv.receive(place, prompt, self.layer, received.sums, window)
         return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None

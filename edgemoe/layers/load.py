@@ -59,9 +59,7 @@ def load_dense(path: Path, file: FileEntry, device: Device | None = None) -> dic
             digest.update(raw)
             os.posix_fadvise(opened.fileno(), entry.range.offset, entry.range.length, os.POSIX_FADV_DONTNEED)
             if rest is not None:
-                own, rest = rest[: len(raw)], rest[_aligned(len(raw)) :]
-                own.copy_(torch.frombuffer(raw, dtype=torch.uint8))
-                tensor = own.view(tensor.dtype).view(tensor.shape)
+                tensor, rest = _placed(tensor, rest)
             out[name] = tensor
     if digest.intdigest() != file.checksum:
         raise ChecksumMismatch(
@@ -79,6 +77,13 @@ def _fill(file: FileIO, into: memoryview, path: Path) -> None:
             end = file.tell()
             raise TruncatedFile(f"{end + len(into) - done} bytes in {path}", f"{end}", _ACTION)
         done += got
+
+
+def _placed(tensor: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies a tensor to the start of a device's memory, uint8; returns it there, and the memory after it."""
+    raw = tensor.view(torch.uint8).reshape(-1)
+    place = memory[: len(raw)].copy_(raw)
+    return place.view(tensor.dtype).view(tensor.shape), memory[_aligned(len(raw)) :]
 
 
 def _aligned(size: int) -> int:

@@ -136,17 +136,24 @@ def attention_received(
     for weigh in (False, True):
         for start in range(0, tokens, KEY_BLOCK):
             span = range(start, min(start + KEY_BLOCK, tokens))
-            seeing = [each for each in softmaxes if each.sees(span, window)]
-            if not seeing:
-                continue
-            transposed = keys(span.start, span.stop).float().mT
-            for each in seeing:
-                scores = each.scores(transposed, span, window)
-                if weigh:
-                    received[span.start : span.stop] += each.weights(scores).sum((0, 1))
-                else:
-                    each.add(scores)
+            _take_span(softmaxes, keys, span, window, received if weigh else None)
     return received / heads
+
+
+def _take_span(
+    softmaxes: list[_Softmax], keys: Keys, span: range, window: int | None, received: torch.Tensor | None
+) -> None:
+    """Counts a span's scores in softmaxes; with `received`, float32 [N], adds the weights to it instead."""
+    seeing = [each for each in softmaxes if each.sees(span, window)]
+    if not seeing:
+        return
+    transposed = keys(span.start, span.stop).float().mT
+    for each in seeing:
+        scores = each.scores(transposed, span, window)
+        if received is None:
+            each.add(scores)
+        else:
+            received[span.start : span.stop] += each.weights(scores).sum((0, 1))
 
 
 @dataclass
@@ -266,17 +273,19 @@ def expert_importance(
     if signal == "gate":
         return gates
     if signal == "random":
-        # Seeded by the routing, so that the answer to a prompt is reproducible.
-        generator = torch.Generator().manual_seed(int(flat.sum()))
-        return torch.rand(experts, generator=generator) + 1e-3
+        return _random(experts, int(flat.sum()))
     load = torch.bincount(flat, minlength=experts).float()
     tie = gates / (gates.sum() * 2)
     if signal == "load" or ranks is None:
         return load + tie
     tokens, slots = top_k_index.shape
     heavy = ranks < heavy_hitters
-    count = max(1, int(heavy.sum()))
     hits = torch.bincount(top_k_index[heavy].reshape(-1), minlength=experts).float()
     if signal == "mix":
-        return load / (tokens * slots) + hits / (count * slots) + tie / (tokens * slots)
+        return load / (tokens * slots) + hits / (max(1, int(heavy.sum())) * slots) + tie / (tokens * slots)
     return hits + tie
+
+
+def _random(experts: int, seed: int) -> torch.Tensor:
+    """Random importance, float32 [E]. The routing seeds it, so that the answer to a prompt is reproducible."""
+    return torch.rand(experts, generator=torch.Generator().manual_seed(seed)) + 1e-3

@@ -26,7 +26,7 @@ from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
 from edgemoe.experts.step import StepTotals
-from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
@@ -75,7 +75,7 @@ def attention_seconds(store: StoreModel, sequence: SequenceKV, filled: int, toke
     for _ in range(tokens):
         start = time.perf_counter()
         for keys, values in sequence.slices:
-            attention(qkv.clone(), rotation, keys, values, filled, None, shape.format)
+            attention(qkv.clone(), rotation, LayerKV(keys, values, filled, shape.format), None)
         seconds.append(time.perf_counter() - start)
     return median(seconds)
 

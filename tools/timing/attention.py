@@ -18,7 +18,7 @@ import torch
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.kv.rows import encode
 from edgemoe.layers.attention import attend
@@ -42,7 +42,7 @@ def native_kernel(given: argparse.Namespace, tokens: int) -> Callable[[], object
     rotation = torch.ones(tokens, DIM).bfloat16(), torch.zeros(tokens, DIM).bfloat16()
     stored = (torch.randn(given.kv_heads, given.behind + tokens, DIM).bfloat16() for _ in range(2))
     keys, values = (encode(given.kv_cache, each) for each in stored)
-    return lambda: attention(qkv, rotation, keys, values, given.behind, None, form)
+    return lambda: attention(qkv, rotation, LayerKV(keys, values, given.behind, form), None)
 
 
 def kernels(given: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Callable[[], object]]]]:

@@ -28,7 +28,7 @@ from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.native.structures import Expert
-from edgemoe.kernels.probe import random_experts
+from edgemoe.kernels.samples import random_experts
 from edgemoe.machine.cpu import identity
 from edgemoe.storage.record.forms import PlaneForm
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry

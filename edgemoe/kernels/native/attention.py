@@ -33,6 +33,21 @@ def kernel_fits(heads: int, kv_heads: int, dim: int, clip: float | None) -> bool
     return native.available() and sizes and clip is None
 
 
+class LayerKV(NamedTuple):
+    """One layer's keys and values of a sequence.
+
+    Attributes:
+        keys, values: [kv_heads, context, W] of kv.rows.row_of, contiguous.
+        past: Valid tokens in them.
+        form: Format of keys and values.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    past: int
+    form: KVFormat = _BF16
+
+
 class Received(NamedTuple):
     """Attention that the tokens of a sequence receive from rows of a call: the sum of the mean over heads.
 
@@ -85,52 +100,34 @@ class NativeAttention:
         self,
         qkv: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        past: int,
+        kv: LayerKV,
         window: int | None,
-        form: KVFormat = _BF16,
         received: Received | None = None,
     ) -> torch.Tensor:
         """Norms and rotates queries and keys, writes keys and values into the KV, attends.
 
-        A row's result has the same bits in a call of its own as among others, as long as all are finite, with the
-        stored ones of its 64 places that begin at a multiple of 64, of which a window may hide some.
+        A row has the same bits alone as among others, where all that is stored in its block of 64 places is finite.
 
         Args:
             qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous: the three projections' results. Overwritten.
-            rotation: cosine and sine of each row's position, bf16 [R, dim] each, contiguous.
-            keys, values: one layer's, [kv_heads, context, W], of kv.rows.row_of, contiguous; written from
-                `past` on.
-            past: valid tokens in them.
-            window: latest tokens that a row sees, itself included; None: all.
-            form: of keys and values.
-            received: is filled; None: the attention that tokens receive is not counted.
+            rotation: Cosine and sine of each row's position, bf16 [R, dim] each, contiguous.
+            kv: Keys and values, written from `past` on.
+            window: Latest tokens that a row sees, itself included; None: all.
+            received: Overwritten; None: the attention that tokens receive is not counted.
 
         Returns:
             bf16 [R, heads * dim].
 
         Raises:
             MemoryError: no memory for a block of keys and values.
-            ValueError: a rotation of another shape, as from a config that rotates only a part of each head; rows
-                beyond the context; other heads than this attention's; `received` of other tokens.
+            ValueError: sizes that do not go with this attention's, with the context or with each other.
         """
-        rows = len(qkv)
-        if qkv.shape[1] != (self.heads + 2 * self.kv_heads) * self.dim:
-            raise ValueError(
-                f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
-            )
-        for table in rotation:
-            if table.shape != (rows, self.dim) or not table.is_contiguous():
-                raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
+        self._check(qkv, rotation, kv.past, received)
+        rows, library = len(qkv), native.library()
         out = qkv.new_empty(rows, self.heads * self.dim)
-        first = max(past + 1 - window, 0) if window else 0
-        kv = self.structure(keys, values, past, form, first)
-        common = native.threads(), self.address, ctypes.byref(kv)
+        stored = self.structure(kv, max(kv.past + 1 - window, 0) if window else 0)
+        common = native.threads(), self.address, ctypes.byref(stored)
         addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
-        library = native.library()
-        if received and received.sums.shape != (past + rows,):
-            raise ValueError(f"expected sums of {past + rows} tokens, got {tuple(received.sums.shape)}")
         if rows > 1 or received:
             counts = (received.first, received.sums.data_ptr()) if received else (0, None)
             result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses, *counts)
@@ -140,18 +137,40 @@ class NativeAttention:
             raise native.failure(result, "attention's blocks")
         return out
 
-    def structure(
-        self, keys: torch.Tensor, values: torch.Tensor, past: int, form: KVFormat, first: int = 0
-    ) -> AttentionKV:
+    def _check(
+        self,
+        qkv: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        past: int,
+        received: Received | None,
+    ) -> None:
+        """Refuses what C would read past: other projections, a rotation of a part of each head, sums of other tokens.
+
+        Raises:
+            ValueError: naming both sizes.
+        """
+        rows = len(qkv)
+        if qkv.shape[1] != (self.heads + 2 * self.kv_heads) * self.dim:
+            raise ValueError(
+                f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
+            )
+        for table in rotation:
+            if table.shape != (rows, self.dim) or not table.is_contiguous():
+                raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
+        if received and received.sums.shape != (past + rows,):
+            raise ValueError(f"expected sums of {past + rows} tokens, got {tuple(received.sums.shape)}")
+
+    def structure(self, kv: LayerKV, first: int = 0) -> AttentionKV:
         """Returns the structure of one layer's KV, which the tensors must outlive.
 
         Args:
-            keys, values, past, form: as in a call.
-            first: token that a single row's attention begins with.
+            kv: Keys and values.
+            first: Token that a single row's attention begins with.
 
         Raises:
             ValueError: other heads than this attention's, or rows of another format.
         """
+        keys, values, past, form = kv
         for tensor, kind in ((keys, form.keys), (values, form.values)):
             dtype, width = row_of(kind, self.dim)
             if tensor.dtype != dtype or tensor.shape != (self.kv_heads, keys.shape[1], width):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +11,16 @@ import torch
 
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import NativeAttention
-from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
-from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.attention import LayerKV
+from edgemoe.kernels.native.decoder_parts import (
+    NativeDecoderLayer,
+    NativeOuterLayers,
+    dense_layer,
+    level_rule,
+    next_routers,
+    outer_layers,
+)
+from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.native.structures import (
     AttentionKV,
     DecoderLayer,
@@ -22,8 +28,6 @@ from edgemoe.kernels.native.structures import (
     Expert,
     ExpertWorkspace,
     LevelRule,
-    Linear,
-    OuterLayers,
     RemappingRule,
 )
 from edgemoe.kv.sequence import SequenceKV
@@ -31,54 +35,8 @@ from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.levels import DecodeRule
 from edgemoe.policy.remapping import Remapping
 
-Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Weight, row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
-
-Norm = tuple[torch.Tensor, float]
-"""Weight, bf16 [H], and epsilon."""
-
 CHOSEN, WANTED, COMPUTED, PREDICTED = range(4)
 """Rows of a layer's trace (NativeDecodeLayers.trace)."""
-
-
-@dataclass(frozen=True)
-class NativeDecoderLayer:
-    """The parts of one decoder layer.
-
-    Args:
-        attention: of the layer.
-        window: latest tokens that attention sees; 0: all.
-        input_norm, post_norm: norms before and after attention.
-        qkv, out: projections before and after attention.
-        router: None where the block behind the second norm is more than routed experts, or no experts at all.
-        resident: the layer's resident experts; None where there is no router.
-    """
-
-    attention: NativeAttention
-    window: int
-    input_norm: Norm
-    post_norm: Norm
-    qkv: Weights
-    out: Weights
-    router: NativeRouter | None
-    resident: ResidentTable | None
-
-
-@dataclass(frozen=True)
-class NativeOuterLayers:
-    """The parts of a model around its decoder layers.
-
-    Args:
-        table: embeddings [vocab, H]: bf16, or int8 with the scales.
-        row_scale: bf16 [vocab]; None: the table is bf16.
-        norm: before the head.
-        head: [vocab, H].
-    """
-
-    table: torch.Tensor
-    row_scale: torch.Tensor | None
-    norm: Norm
-    head: Weights
 
 
 class NativeDecodeLayers:
@@ -99,22 +57,11 @@ class NativeDecodeLayers:
         rows: int = 1,
     ) -> None:
         # All attributes of this object keep the addresses in the structures valid.
-        self._parts, self._layers = outer, layers
-        self._outer = OuterLayers(
-            table=outer.table.data_ptr(),
-            row_scale=None if outer.row_scale is None else outer.row_scale.data_ptr(),
-            rows=len(outer.table),
-            norm=outer.norm[0].data_ptr(),
-            epsilon=outer.norm[1],
-            head=_linear(outer.head),
-        )
+        self._parts, self._layers, self._outer = outer, layers, outer_layers(outer)
         self._logits = outer.norm[0].new_empty(rows, outer.head[0].shape[0])
         hidden = layers[0].input_norm[0].numel()
-        routed = [i for i, layer in enumerate(layers) if layer.router]
-        self.following = [
-            next((j for j in routed if j > i), 0) if i in routed else 0 for i in range(len(layers))
-        ]
-        """Of each layer with a router, the next one; 0 for the last one and for other layers."""
+        self.following = next_routers(layers)
+        """For each layer with a router, the next one; 0 for the last one and for other layers."""
         slots = max((layer.router.top_k for layer in layers if layer.router), default=1)
         self.most_rows = rows
         self.trace = torch.zeros(len(layers), 4, rows, slots, dtype=torch.int64)
@@ -127,36 +74,20 @@ class NativeDecodeLayers:
         self.remapped = torch.zeros(len(layers), 2, dtype=torch.int64)
         """int64 [layers, 2], of the last call: distinct experts before tokens agreed, and (token, slot) pairs that are
         others since; 0 where tokens choose by themselves."""
-        widest = max(layer.qkv[0].shape[0] + layer.out[0].shape[1] for layer in layers)
-        self._scratch = self.normed.new_empty(rows * widest)
         most = max((len(layer.resident) for layer in layers if layer.resident), default=0)
-        self._router_logits = self.normed.new_empty(rows * most)
-        self._rules = (LevelRule * len(layers))()
-        self._dense = (DenseLayer * len(layers))(*map(_dense_layer, layers))
-        self._structures = (DecoderLayer * len(layers))(*(self._structure(i) for i in range(len(layers))))
-        pairs = rows * slots
-        self._rows, self._kept = self.normed.new_empty(pairs, hidden), torch.zeros(pairs)
-        self._gathered = self.normed.new_empty(pairs if rows > 1 else 0, hidden)
-        self._row_of, self._after = torch.zeros(2, pairs, dtype=torch.int64)
-        self._first, self._together = torch.zeros(most, dtype=torch.int64), (Expert * pairs)()
-        self._popularity = torch.zeros(most, dtype=torch.int64)
-        self._remapping = RemappingRule(popularity=self._popularity.data_ptr())
-        up, down, inner = kernel.matrices()
-        self._workspace = ExpertWorkspace(
-            up=up,
-            down=down,
-            inner=inner,
-            most_rows=rows,
-            slots=slots,
-            experts=most,
-            together=ctypes.addressof(self._together),
-            gathered=self._gathered.data_ptr(),
-            rows=self._rows.data_ptr(),
-            gates=self._kept.data_ptr(),
-            row_of=self._row_of.data_ptr(),
-            after=self._after.data_ptr(),
-            first=self._first.data_ptr(),
-        )
+        self._buffers = ExpertBuffers(kernel, self.normed, slots, most)
+        self._workspace = self._buffers.structure
+        self._fill_structures(most)
+
+    def _fill_structures(self, experts: int) -> None:
+        """Makes the layers' structures, and the scratch that all layers share; experts: most of a layer."""
+        widest = max(layer.qkv[0].shape[0] + layer.out[0].shape[1] for layer in self._layers)
+        self._scratch = self.normed.new_empty(self.most_rows * widest)
+        self._router_logits = self.normed.new_empty(self.most_rows * experts)
+        count = len(self._layers)
+        self._rules = (LevelRule * count)()
+        self._dense = (DenseLayer * count)(*map(dense_layer, self._layers))
+        self._structures = (DecoderLayer * count)(*(self._structure(i) for i in range(count)))
 
     def _structure(self, index: int) -> DecoderLayer:
         layer = self._layers[index]
@@ -212,9 +143,7 @@ class NativeDecodeLayers:
             workspace = self._workspace
             workspace.compensated_first, workspace.compensated_end = chosen.first, chosen.end
             workspace.compensated_level = compensators.level
-        if remapping:
-            self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
-        self._workspace.remapping = ctypes.addressof(self._remapping) if remapping else None
+        self._buffers.remap(remapping)
 
     def count_into(
         self, counts: npt.NDArray[np.float64] | None, mass: npt.NDArray[np.float64] | None
@@ -287,15 +216,13 @@ class NativeDecodeLayers:
             MemoryError: no memory for activations or scores.
             ValueError: sizes of layers, hidden, rotation and KV that contradict each other.
         """
-        first, size, rows = layers.start, ctypes.sizeof(DecoderLayer), len(sequences)
-        if hidden.shape[1] != rows or any(table.shape[:-1] != (1, rows) for table in rotation):
-            found = f"{hidden.shape[1]} and rotations of {tuple(rotation[0].shape)}"
-            raise ValueError(f"expected {rows} rows, one a sequence, got {found}")
+        self._check(hidden, rotation, len(sequences))
+        first, rows = layers.start, len(sequences)
         attention = self._layers[0].attention
-        parts = ((*each.slices[first], each.length, each.shape.format) for each in sequences)
-        kv = (AttentionKV * rows)(*(attention.structure(*part) for part in parts))
+        parts = (LayerKV(*each.slices[first], each.length, each.shape.format) for each in sequences)
+        kv = (AttentionKV * rows)(*(attention.structure(part) for part in parts))
         done: int = native.library().edgemoe_decode_layers(
-            *(native.threads(), ctypes.byref(self._structures, first * size)),
+            *(native.threads(), ctypes.byref(self._structures, first * ctypes.sizeof(DecoderLayer))),
             *(len(layers), kv, rows, ctypes.byref(self._workspace), look_ahead),
             *(hidden.data_ptr(), hidden.shape[2]),
             *(rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[2]),
@@ -304,39 +231,57 @@ class NativeDecodeLayers:
             raise native.failure(done, "a new token's activations")
         return first + done
 
+    def _check(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], rows: int) -> None:
+        """Refuses hidden states and rotations of other rows than one for each sequence.
 
-def level_rule(rule: DecodeRule) -> LevelRule:
-    """The structure of a rule, which must outlive it with its tables."""
-    tables = {"damage": rule.damage, "price": rule.price, "held": rule.held}
-    structure = LevelRule(
-        rule=rule.kind,
-        count=len(rule.levels),
-        critical=rule.critical,
-        experts=0 if rule.damage is None else len(rule.damage),
-        **{name: table.data_ptr() for name, table in tables.items() if table is not None},
-    )
-    structure.level[: len(rule.levels)] = rule.levels
-    return structure
+        Raises:
+            ValueError: naming both numbers.
+        """
+        if hidden.shape[1] != rows or any(table.shape[:-1] != (1, rows) for table in rotation):
+            found = f"{hidden.shape[1]} and rotations of {tuple(rotation[0].shape)}"
+            raise ValueError(f"expected {rows} rows, one a sequence, got {found}")
 
 
-def _dense_layer(layer: NativeDecoderLayer) -> DenseLayer:
-    return DenseLayer(
-        attention=layer.attention.address,
-        input_norm=layer.input_norm[0].data_ptr(),
-        post_norm=layer.post_norm[0].data_ptr(),
-        input_epsilon=layer.input_norm[1],
-        post_epsilon=layer.post_norm[1],
-        qkv=_linear(layer.qkv),
-        out=_linear(layer.out),
-    )
+class ExpertBuffers:
+    """The memory in which one call computes the experts of a layer, and its structure.
 
+    Args:
+        kernel: Kernel of the experts.
+        normed: bf16 [rows, H], input of a layer's block; gives the most rows of a call.
+        slots: Experts of a token.
+        experts: Most experts of a layer.
 
-def _linear(weights: Weights) -> Linear:
-    weight, scale, bias = weights
-    return Linear(
-        weight=weight.data_ptr(),
-        row_scale=None if scale is None else scale.data_ptr(),
-        bias=None if bias is None else bias.data_ptr(),
-        rows=weight.shape[0],
-        cols=weight.shape[1],
-    )
+    Attributes:
+        structure: Valid as long as this object.
+    """
+
+    def __init__(self, kernel: NativeExpertKernel, normed: torch.Tensor, slots: int, experts: int) -> None:
+        (rows, hidden), pairs = normed.shape, len(normed) * slots
+        self._rows, self._kept = normed.new_empty(pairs, hidden), torch.zeros(pairs)
+        self._gathered = normed.new_empty(pairs if rows > 1 else 0, hidden)
+        self._row_of, self._after = torch.zeros(2, pairs, dtype=torch.int64)
+        self._first, self._together = torch.zeros(experts, dtype=torch.int64), (Expert * pairs)()
+        self._popularity = torch.zeros(experts, dtype=torch.int64)
+        self._remapping = RemappingRule(popularity=self._popularity.data_ptr())
+        up, down, inner = kernel.matrices()
+        self.structure = ExpertWorkspace(
+            up=up,
+            down=down,
+            inner=inner,
+            most_rows=rows,
+            slots=slots,
+            experts=experts,
+            together=ctypes.addressof(self._together),
+            gathered=self._gathered.data_ptr(),
+            rows=self._rows.data_ptr(),
+            gates=self._kept.data_ptr(),
+            row_of=self._row_of.data_ptr(),
+            after=self._after.data_ptr(),
+            first=self._first.data_ptr(),
+        )
+
+    def remap(self, remapping: Remapping | None) -> None:
+        """Sets how the tokens of the calls that follow agree on experts; None: each has its own choice."""
+        if remapping:
+            self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
+        self.structure.remapping = ctypes.addressof(self._remapping) if remapping else None

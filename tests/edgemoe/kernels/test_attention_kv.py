@@ -9,7 +9,7 @@ from native_paths import forced, running
 from pairwise import pairwise
 
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.rows import decode, encode, rotate
 
@@ -51,7 +51,7 @@ class Prompt:
         for start, end in zip((past, *cuts), cuts, strict=False):
             rotation = self.rotation[0][start:end], self.rotation[1][start:end]
             qkv = self.qkv[start:end].clone()
-            out.append(self.attention(qkv, rotation, keys, values, start, window, self.form))
+            out.append(self.attention(qkv, rotation, LayerKV(keys, values, start, self.form), window))
         return torch.cat(out), keys, values
 
     def read(self, keys, values):
@@ -135,4 +135,4 @@ def test_rows_of_another_format_are_refused(rows):
     rotation = prompt.rotation[0][:rows], prompt.rotation[1][:rows]
     for form, keys in ((KVFormat(), prompt.keys), (prompt.form, prompt.keys[:1])):
         with pytest.raises(ValueError, match="expected keys and values of 2 heads of 16"):
-            prompt.attention(prompt.qkv[:rows].clone(), rotation, keys, prompt.values, 0, None, form)
+            prompt.attention(prompt.qkv[:rows].clone(), rotation, LayerKV(keys, prompt.values, 0, form), None)

@@ -12,7 +12,7 @@ from native_paths import forced, running
 from pairwise import pairwise
 
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention, Received
+from edgemoe.kernels.native.attention import MOST_SHARING, LayerKV, NativeAttention, Received
 
 pytestmark = needs_native
 
@@ -48,7 +48,9 @@ class Prompt:
         keys, values, out = self.keys.clone(), self.values.clone(), []
         for start, end in zip((past, *cuts), cuts, strict=False):
             rotation = self.rotation[0][start:end], self.rotation[1][start:end]
-            out.append(self.attention(self.qkv[start:end].clone(), rotation, keys, values, start, window))
+            out.append(
+                self.attention(self.qkv[start:end].clone(), rotation, LayerKV(keys, values, start), window)
+            )
         return torch.cat(out), keys, values
 
 
@@ -145,7 +147,7 @@ def test_attention_that_tokens_receive(shape, span, window):
         with forced(path):
             keys, values, qkv = prompt.keys.clone(), prompt.values.clone(), prompt.qkv[past:end].clone()
             received = Received(torch.full((end,), -1.0), first)
-            out = prompt.attention(qkv, rotation, keys, values, past, window, received=received)
+            out = prompt.attention(qkv, rotation, LayerKV(keys, values, past), window, received)
             found.append((out, received.sums))
     if end - past > 1:
         assert torch.equal(found[0][0], prompt.attended(past, (end,), window)[0])
@@ -162,7 +164,7 @@ def test_sums_of_other_tokens_are_refused():
     rotation = prompt.rotation[0][:4], prompt.rotation[1][:4]
     with pytest.raises(ValueError, match="sums of 7 tokens"):
         prompt.attention(
-            *(prompt.qkv[:4].clone(), rotation, prompt.keys, prompt.values, 3, None),
+            *(prompt.qkv[:4].clone(), rotation, LayerKV(prompt.keys, prompt.values, 3), None),
             received=Received(torch.zeros(6), 0),
         )
 
@@ -183,7 +185,7 @@ def test_a_rotation_of_another_shape_is_refused(rotation):
     kv, table = torch.zeros(1, 4, 16).bfloat16(), rotation.bfloat16()
     attention = NativeAttention(1, 1, 16, None, 1.0)
     with pytest.raises(ValueError, match="a rotation of"):
-        attention(torch.zeros(2, 48).bfloat16(), (table, table), kv, kv, 0, None)
+        attention(torch.zeros(2, 48).bfloat16(), (table, table), LayerKV(kv, kv, 0), None)
 
 
 def test_too_many_heads_per_key_head_are_refused():

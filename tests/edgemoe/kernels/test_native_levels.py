@@ -12,7 +12,7 @@ from pairwise import pairwise
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import structures
-from edgemoe.kernels.native.decode_layers import level_rule
+from edgemoe.kernels.native.decoder_parts import level_rule
 from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.policy.settings import CRITICAL, RunSettings

@@ -72,7 +72,7 @@ def sample(monkeypatch):
             turns.append(path)
             now[0] += seconds(path, turns.count(path))
 
-        monkeypatch.setattr(probe, "_samples", lambda: iter([(*key, 6, run)]))
+        monkeypatch.setattr(probe, "samples", lambda: iter([(*key, 6, run)]))
 
     monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
     return key, of

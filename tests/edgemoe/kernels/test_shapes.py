@@ -13,7 +13,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.structures import Expert, Matrix
@@ -166,15 +166,15 @@ def test_attention_beyond_the_context_or_of_other_heads_is_refused(rows):
     attention = NativeAttention(4, 2, 16, None, 0.25)
     qkv, rotation = torch.zeros(rows, 8 * 16).bfloat16(), (torch.ones(rows, 16).bfloat16(),) * 2
     keys = torch.zeros(2, 8, 16).bfloat16()
-    attention(qkv, rotation, keys, keys.clone(), 8 - rows, None)
+    attention(qkv, rotation, LayerKV(keys, keys.clone(), 8 - rows), None)
     with pytest.raises(ValueError, match="sizes"):
-        attention(qkv, rotation, keys, keys.clone(), 9 - rows, None)
+        attention(qkv, rotation, LayerKV(keys, keys.clone(), 9 - rows), None)
     with pytest.raises(ValueError, match="sizes"):
-        attention(qkv, rotation, keys, keys.clone(), -1, None)
+        attention(qkv, rotation, LayerKV(keys, keys.clone(), -1), None)
     with pytest.raises(ValueError, match="expected keys and values of 2 heads of 16"):
-        attention(qkv, rotation, keys[:1], keys[:1].clone(), 0, None)
+        attention(qkv, rotation, LayerKV(keys[:1], keys[:1].clone(), 0), None)
     with pytest.raises(ValueError, match="expected rows of 4 heads"):
-        attention(qkv[:, :-16].contiguous(), rotation, keys, keys.clone(), 0, None)
+        attention(qkv[:, :-16].contiguous(), rotation, LayerKV(keys, keys.clone(), 0), None)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
 
 def test_the_head_and_the_embedding_compare_their_sizes(fused):
     """A token beyond the table, and logits of another number than the head's rows, are refused."""
-    decode = fused[0]._runner._fused._native
+    decode = fused[0].runner._fused._native
     hidden = decode.embed((5,))
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 300, hidden.data_ptr(), 64) == -2
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 5, hidden.data_ptr(), 65) == -2

@@ -9,7 +9,7 @@ from availability import needs_native
 from pairwise import pairwise
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.layers import build
 from edgemoe.layers.dense import DenseLinear
@@ -46,7 +46,7 @@ def test_one_token_is_attended_by_the_equations(shape, normed, span):
     expected, key, value = by_the_equations(qkv, norms, rotation, keys, values, past, first, heads, dim**-0.5)
     attention = NativeAttention(heads, kv_heads, dim, norms, dim**-0.5)
     tables = rotation[0][None], rotation[1][None]
-    (out,) = attention(qkv.clone()[None], tables, keys, values, past, past + 1 - first)
+    (out,) = attention(qkv.clone()[None], tables, LayerKV(keys, values, past), past + 1 - first)
     torch.testing.assert_close(out.double(), expected, atol=0.03, rtol=0.03)
     torch.testing.assert_close(keys[:, past].double(), key, atol=0.03, rtol=0.02)
     assert torch.equal(values[:, past].double(), value)
@@ -67,7 +67,7 @@ def test_a_heads_bits_do_not_depend_on_other_heads():
 
     def attended(rows):
         attention = NativeAttention(len(rows) - 2, 1, dim, None, dim**-0.5)
-        return attention(rows.view(1, -1), rotation, keys, values, past, past - 1).view(-1, dim)
+        return attention(rows.view(1, -1), rotation, LayerKV(keys, values, past), past - 1).view(-1, dim)
 
     alone = [attended(qkv[[head, heads, heads + 1]]) for head in range(heads)]
     assert torch.equal(attended(qkv), torch.cat(alone))
@@ -78,7 +78,9 @@ def test_nan_in_a_key_is_nan_in_the_result():
     keys, values = (torch.ones(1, CONTEXT, 16).bfloat16() for _ in range(2))
     keys[0, 3, 5] = float("nan")
     rotation = torch.ones(1, 16).bfloat16(), torch.zeros(1, 16).bfloat16()
-    out = NativeAttention(1, 1, 16, None, 1.0)(torch.ones(1, 48).bfloat16(), rotation, keys, values, 9, None)
+    out = NativeAttention(1, 1, 16, None, 1.0)(
+        torch.ones(1, 48).bfloat16(), rotation, LayerKV(keys, values, 9), None
+    )
     assert out.isnan().all()
 
 

@@ -131,7 +131,7 @@ def require_equal_answers(open_on: Callable[..., Engine], modules: Callable[[], 
     got, counts, use = logits(engine), engine.take_counts(), engine.take_use()
     modules()
     plain = open_on(**how)
-    assert plain._runner._fused is None
+    assert plain.runner._fused is None
     want, their_counts, their_use = logits(plain), plain.take_counts(), plain.take_use()
     assert (got - want).norm() < 0.03 * want.norm()
     assert (counts.requests, counts.levels) == (their_counts.requests, their_counts.levels)
