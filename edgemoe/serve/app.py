@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edgemoe.serve.anthropic.endpoints import AnthropicProtocol
@@ -14,11 +17,9 @@ from edgemoe.serve.ollama.endpoints import OllamaProtocol
 from edgemoe.serve.openai_chat.endpoints import OpenAIProtocol
 from edgemoe.serve.openai_responses.endpoints import ResponsesProtocol
 from edgemoe.serve.page import page_routes
+from edgemoe.serve.protocol.base import Protocol
 from edgemoe.serve.refused import refused_routes
 from edgemoe.serve.serving import Serving
-
-PROTOCOLS = (AnthropicProtocol, OllamaProtocol, ResponsesProtocol, OpenAIProtocol)
-"""Every protocol; the first one whose prefix a path has makes the errors of it."""
 
 
 def make_app(serving: Serving, access: Access) -> ASGIApp:
@@ -28,7 +29,7 @@ def make_app(serving: Serving, access: Access) -> ASGIApp:
         serving: what it serves; the model may come later.
         access: who may send requests.
     """
-    protocols = [protocol(serving) for protocol in PROTOCOLS]
+    protocols = protocols_of(serving)
 
     def refuse(path: str, error: ApiError) -> Response:
         protocol = next(each for each in protocols if path.startswith(each.prefix))
@@ -40,9 +41,19 @@ def make_app(serving: Serving, access: Access) -> ASGIApp:
     def leave(request: Request, error: Exception) -> Response:
         return Response(status_code=400)
 
-    routes = [route for protocol in protocols for route in protocol.routes()]
-    app = Starlette(
-        routes=[*page_routes(serving), *routes, *refused_routes()],
-        exception_handlers={**dict.fromkeys(HANDLED, respond), ClientDisconnect: leave},
-    )
+    handlers = {**dict.fromkeys(HANDLED, respond), ClientDisconnect: leave}
+    app = Starlette(routes=[*routes_of(serving, protocols), *refused_routes()], exception_handlers=handlers)
     return Guard(app, access, refuse)
+
+
+def protocols_of(serving: Serving) -> list[Protocol]:
+    """Every protocol, over a served model; the first one whose prefix a path has makes the errors of it."""
+    return [
+        protocol(serving)
+        for protocol in (AnthropicProtocol, OllamaProtocol, ResponsesProtocol, OpenAIProtocol)
+    ]
+
+
+def routes_of(serving: Serving, protocols: Sequence[Protocol]) -> list[Route]:
+    """The endpoints of protocols, and the server's own."""
+    return [*page_routes(serving), *(route for protocol in protocols for route in protocol.routes())]

@@ -190,13 +190,18 @@ class Queue:
         self._of_client = Counter[str]()
         self._seconds = deque[float](maxlen=16)
 
+    @property
+    def taken(self) -> int:
+        """Places that are taken, those of requests that are not submitted yet included."""
+        return self._of_client.total()
+
     def enter(self, client: str) -> None:
         """Takes a place for a client.
 
         Raises:
             ApiError: there is none.
         """
-        if self._of_client.total() >= (self.most if self._of_client[client] else 2 * self.most):
+        if self.taken >= (self.most if self._of_client[client] else 2 * self.most):
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 5
             message = f"expected fewer than {self.most} requests at once, got one more: send it again later"
             wait = {"retry-after": str(min(max(round(mean), 1), 60))}

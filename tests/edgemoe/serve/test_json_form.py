@@ -131,7 +131,7 @@ def test_what_is_not_enforced_is_refused(formed):
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "response_format")
     assert "'uniqueItems'" in error["message"]
-    assert formed.serving.queue._of_client.total() == 0
+    assert formed.serving.queue.taken == 0
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_schema_that_compiles_too_long_is_refused(formed, slow):
     assert "within 0.2 s" in response.json()["error"]["message"]
     assert not slow[1].is_set()
     assert post(formed, {"type": "text"}, max_tokens=2).status_code == 200
-    formed.wait(lambda: formed.serving.queue._of_client.total() == 0)  # just behind the answer
+    formed.wait(lambda: formed.serving.queue.taken == 0)  # just behind the answer
 
 
 def test_a_client_that_leaves_while_its_schema_compiles(formed, slow):
@@ -171,9 +171,9 @@ def test_a_client_that_leaves_while_its_schema_compiles(formed, slow):
         assert begun.wait(30)
     time.sleep(0.2)  # until the server has noticed
     status = formed.serving.model.status()
-    assert formed.serving.queue._of_client.total() == 1
+    assert formed.serving.queue.taken == 1
     go_on.set()
-    formed.wait(lambda: formed.serving.queue._of_client.total() == 0)
+    formed.wait(lambda: formed.serving.queue.taken == 0)
     after = formed.serving.model.status()
     assert after.use == status.use
     assert after.running == after.waiting == 0
