@@ -168,16 +168,16 @@ def test_a_disk_error_ends_one_answer(slow, monkeypatch, stream):
     engine = slow.serving.model.engine
     want = slow.client.post(COMPLETE, json=body(False, max_tokens=8)).json()["choices"]
 
-    step, decodes = Engine.step, []
+    begin, decodes = Engine.begin, []
 
     def breaking(self: Engine, one: Step, **how: bool) -> object:
         decodes.extend([one] if one.decodes else [])
         if len(decodes) == 3:
             monkeypatch.setattr(RecordReader, "read", fail)
             engine.forget_experts()
-        return step(self, one, **how)
+        return begin(self, one, **how)
 
-    monkeypatch.setattr(Engine, "step", breaking)
+    monkeypatch.setattr(Engine, "begin", breaking)
     found = slow.client.post(COMPLETE, json=body(stream, max_tokens=8))
     monkeypatch.undo()
     if stream:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from conftest import SPECIAL, byte_level_bpe
+from counted_engine import CountedEngine
 from servers import GREEDY
 from transformers import PreTrainedTokenizerFast
 
 from edgemoe.api.model import Model
-from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampler
+from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
 from tools.frontends.scripted import CHATML, Wanted, chatml, following
 
@@ -43,7 +44,7 @@ def chatml_model(store: Path, template: str = CHATML, *, context: int = 1536, pa
     settings = RunSettings(levels=(8,), exact=True, readers=4)
     opened = StoreModel.open(store)
     plan = opened.plan(vram_limit=None, settings=settings, context=context, parallel=parallel)
-    return Model(Engine(opened, plan, settings), chatml_tokenizer(template), GREEDY, keep=True)
+    return Model(CountedEngine(opened, plan, settings), chatml_tokenizer(template), GREEDY, keep=True)
 
 
 def script(monkeypatch, tokenizer: PreTrainedTokenizerFast, wanted: Wanted) -> list[str]:

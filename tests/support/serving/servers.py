@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from counted_engine import CountedEngine
 
 from edgemoe.api.model import Model
-from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.kv.prefix_cache import PrefixCache
+from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from edgemoe.serve.guard import Access
@@ -44,7 +45,11 @@ def a_model(
     plan = opened.plan(vram_limit=None, settings=settings, context=context, parallel=parallel)
     disk = PrefixCache.open(kv, 1 << 30, opened.shape.kv) if kv else None
     return Model(
-        Engine(opened, plan, settings), load_tokenizer(store), GREEDY, keep=keep or kv is not None, disk=disk
+        CountedEngine(opened, plan, settings),
+        load_tokenizer(store),
+        GREEDY,
+        keep=keep or kv is not None,
+        disk=disk,
     )
 
 
