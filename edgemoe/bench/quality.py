@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.errors import UserError
+from edgemoe.evaluate.arm import PHASES
 from edgemoe.evaluate.rows import CHOICE_FIELDS
-from edgemoe.evaluate.studies import PHASES
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.store.manifest import Manifest
 

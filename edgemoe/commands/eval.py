@@ -27,8 +27,8 @@ from edgemoe.models.options.papers import take_hotness
 from edgemoe.models.options.settings import HotnessOptions, RankingOptions, complete_levels
 
 if TYPE_CHECKING:
+    from edgemoe.evaluate.arm import Arm
     from edgemoe.evaluate.request import EvalReport, EvalRequest
-    from edgemoe.evaluate.studies import Arm
     from edgemoe.kv.formats import KVFormat
     from edgemoe.models.store_model import StoreModel
 
@@ -89,13 +89,14 @@ class MeasureOptions:
     study: list[str] | None = option(
         "Rows after the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
         "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
-        "together); residency (with a cache, resident experts first); compensation (low-rank compensators, made of "
+        "together); residency (with a cache, resident experts first); static-levels (one level for each expert or "
+        "layer, whatever the token); compensation (low-rank compensators, made of "
         "--reference, of a part of a token's experts, next to levels of as many bits); layers (of --reference, one "
         "at 2 bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of "
         "adjacent layers' router inputs). Repeat for more.",
         autocompletion=one_of(
             *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
-            *("residency", "compensation", "layers", "routing", "similarity"),
+            *("residency", "static-levels", "compensation", "layers", "routing", "similarity"),
         ),
     )
     reuse: bool = option(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.accuracy import ChatTasks, engine_conversations
+from edgemoe.evaluate.arm import TABLE, Arm, Phase
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
 from edgemoe.evaluate.lynx.phases import phases_quality
 from edgemoe.evaluate.lynx.rules import agreeing
@@ -16,7 +17,7 @@ from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row, with_accuracy, with_pairs
 from edgemoe.evaluate.score import Text, Windows, setting_quality, together_quality
-from edgemoe.evaluate.studies import TABLE, Arm, Phase
+from edgemoe.evaluate.static_levels import static_policy
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 
@@ -93,6 +94,9 @@ def _quality(
 ) -> tuple[Quality, ExpertUse]:
     """Measures an arm on the text, its windows one after another or as many together as it says."""
     settings, variation = arm.settings, arm.variation
+    if variation and variation.static:
+        with engine.studied(policy=static_policy(engine, *variation.static)):
+            return setting_quality(engine, sequences[0], settings, phase, text)
     if arm.batch == 1:
         return setting_quality(engine, sequences[0], settings, phase, text)
     if variation is None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+from edgemoe.evaluate.arm import COMPENSATION, PHASES, TABLE, Phase, signal_name
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import BF16, EvalRow, gain
-from edgemoe.evaluate.studies import COMPENSATION, PHASES, TABLE, Phase, signal_name
 
 CLOSE = 1.02
 """Largest ratio of a setting's perplexity to bf16's that counts as close."""

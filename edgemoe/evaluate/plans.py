@@ -9,9 +9,9 @@ from dataclasses import replace
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.evaluate.arm import STORED, Arm
 from edgemoe.evaluate.compensation.making import planned_bytes
 from edgemoe.evaluate.request import EvalRequest
-from edgemoe.evaluate.studies import STORED, Arm
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.plan import MemoryPlan

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgemoe.errors import UserError
+from edgemoe.evaluate.arm import PHASES, TABLE
 from edgemoe.evaluate.observations import RoutingRow
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import PHASES, TABLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

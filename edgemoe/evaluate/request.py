@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.claims import Claim
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import Arm
 
 
 @dataclass(frozen=True)

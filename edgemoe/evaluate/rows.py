@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from edgemoe.evaluate.arm import TABLE, Arm, Phase
 from edgemoe.evaluate.metrics import Quality
-from edgemoe.evaluate.studies import LOWERED, TABLE, Arm, Phase
+from edgemoe.evaluate.studies import LOWERED
 from edgemoe.experts.use import ExpertUse, fraction_at
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import format_levels

@@ -8,6 +8,7 @@ from typing import Any
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate.accuracy import ChatTasks
+from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.arm_rows import ArmRows
 from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
 from edgemoe.evaluate.compensation.arms import with_gains
@@ -21,7 +22,6 @@ from edgemoe.evaluate.request import EvalReport, EvalRequest
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.score import Windows, text_windows
 from edgemoe.evaluate.settings_runs import SettingsRuns
-from edgemoe.evaluate.studies import Arm
 from edgemoe.models.tokenizer import load_tokenizer
 
 

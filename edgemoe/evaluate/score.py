@@ -12,9 +12,10 @@ import torch
 
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import UserError
+from edgemoe.evaluate.arm import Phase
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
-from edgemoe.evaluate.studies import LOWERED, Phase
+from edgemoe.evaluate.studies import LOWERED
 from edgemoe.experts.step import StepRecord, StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.arm_rows import ArmRows
 from edgemoe.evaluate.compensation.arms import equal_arms
 from edgemoe.evaluate.compensation.making import compensated
@@ -13,7 +14,6 @@ from edgemoe.evaluate.observations import Observations, observe
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.score import Windows
-from edgemoe.evaluate.studies import Arm
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 
@@ -41,7 +41,7 @@ class SettingsRuns:
         if arms and arms[0].settings.hotness:
             settings = arms[0].settings.with_(compensation=None)
         with Engine(self._store, plan, settings) as engine:
-            if any(arm.settings.priced or (arm.made and not arm.settings.hotness) for arm in arms):
+            if any(_goes_by_damage(arm) for arm in arms):
                 engine.require_damage()  # while no sequence has its memory
                 self.damage = engine.rules.damage.origin if engine.rules.damage else None
             for made, some in groupby(enumerate(arms, 1), key=lambda numbered: numbered[1].made):
@@ -61,3 +61,9 @@ class SettingsRuns:
             CountProgress("routers: text", len(windows)) as progress,
         ):
             return observe(engine, engine.sequences.new(), windows, progress.advance)
+
+
+def _goes_by_damage(arm: Arm) -> bool:
+    """Whether an arm's levels, or those that it is compared with, depend on what fewer bits cost."""
+    static = arm.variation is not None and arm.variation.static is not None
+    return arm.settings.priced or static or (arm.made is not None and not arm.settings.hotness)

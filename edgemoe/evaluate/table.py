@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgemoe.evaluate.arm import TABLE, signal_name
 from edgemoe.evaluate.claims import Claim
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import EvalRow, gain
-from edgemoe.evaluate.studies import TABLE, signal_name
 
 _Column = tuple[str, Callable[[EvalRow], str]]
 """Title, and the text of a row's cell."""
@@ -60,6 +60,7 @@ _COLUMNS: dict[str, list[_Column]] = {
         ("KB a token", lambda row: _number(row.bytes_per_token and row.bytes_per_token / 1000, ".1f")),
         *_QUALITY,
     ],
+    "static-levels": [("allocation", lambda row: row.variation or "-"), *_QUALITY],
     "skipping": [("others", lambda row: "scaled" if row.renormalise else "unscaled"), *_QUALITY],
 }
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
+from edgemoe.evaluate.arm import COMPENSATION, STORED, Arm
+from edgemoe.evaluate.lynx.arms import FOUR_LEVELS
 from edgemoe.evaluate.rows import EvalRow
-from edgemoe.evaluate.studies import COMPENSATION, FOUR_LEVELS, STORED, Arm
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.studies import STORED, Arm, Made
+from edgemoe.evaluate.arm import STORED, Arm, Made
 from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes

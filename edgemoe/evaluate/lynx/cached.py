@@ -10,12 +10,12 @@ import torch
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.lynx.rules import resident_first
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row
 from edgemoe.evaluate.score import Measurement, Text, Windows
-from edgemoe.evaluate.studies import Arm
 from edgemoe.experts.step import StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.step import Segment, Step

@@ -17,7 +17,7 @@ from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.evaluate.accuracy import ANSWER_TOKENS
-from edgemoe.evaluate.studies import Arm
+from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.tasks import Task, is_right
 from edgemoe.experts.use import ExpertUse
 

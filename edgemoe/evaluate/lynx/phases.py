@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from edgemoe.engine.engine import Engine
+from edgemoe.evaluate.arm import Phase
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.score import Text, measuring, together_logits
-from edgemoe.evaluate.studies import Phase
 from edgemoe.experts.step import Reroute
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.evaluate.studies import THIRDS, Variation
+from edgemoe.evaluate.arm import Variation
+from edgemoe.evaluate.lynx.arms import THIRDS
 from edgemoe.experts.step import Reroute
 from edgemoe.policy.remapping import prefer_resident
 

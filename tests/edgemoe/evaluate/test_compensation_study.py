@@ -8,12 +8,13 @@ import shutil
 import pytest
 from compensator_bytes import add_random
 
+from edgemoe.evaluate.arm import COMPENSATION, STORED, Arm, Made
 from edgemoe.evaluate.compensation.arms import equal_arms, with_gains
 from edgemoe.evaluate.compensation.making import compensated
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.run import run_eval
-from edgemoe.evaluate.studies import COMPENSATION, STORED, Arm, Made, study_arms
+from edgemoe.evaluate.studies import study_arms
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings

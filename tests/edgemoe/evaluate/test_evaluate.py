@@ -23,10 +23,11 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate import run as run_module
+from edgemoe.evaluate.arm import PHASES, Arm
 from edgemoe.evaluate.plans import eval_plans
 from edgemoe.evaluate.request import EvalReport, EvalRequest
 from edgemoe.evaluate.run import run_eval
-from edgemoe.evaluate.studies import PHASES, Arm, study_arms, table_arms
+from edgemoe.evaluate.studies import study_arms, table_arms
 from edgemoe.evaluate.tasks import KINDS
 from edgemoe.experts.use import mean_bits
 from edgemoe.models.conversion.run import convert_checkpoint

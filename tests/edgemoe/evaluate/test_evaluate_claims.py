@@ -7,22 +7,13 @@ from dataclasses import replace
 import pytest
 
 from edgemoe.errors import UserError
+from edgemoe.evaluate.arm import PHASES, TABLE, Arm
 from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.plot import plot_kl
 from edgemoe.evaluate.rows import EvalRow, lowered_row, reference_row, setting_row, with_accuracy
-from edgemoe.evaluate.studies import (
-    OBSERVED,
-    PHASES,
-    STUDIES,
-    TABLE,
-    TABLE_LEVELS,
-    TABLE_RETENTIONS,
-    Arm,
-    study_arms,
-    table_arms,
-)
+from edgemoe.evaluate.studies import OBSERVED, STUDIES, TABLE_LEVELS, TABLE_RETENTIONS, study_arms, table_arms
 from edgemoe.evaluate.table import claim_lines, quality_lines, routing_lines, similarity_lines, task_lines
 from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.settings import SIGNALS, RunSettings

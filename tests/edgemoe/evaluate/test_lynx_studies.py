@@ -13,6 +13,7 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate import accuracy
 from edgemoe.evaluate.accuracy import ChatTasks, engine_conversations
+from edgemoe.evaluate.arm import Arm, Variation
 from edgemoe.evaluate.lynx import chats
 from edgemoe.evaluate.lynx.cached import cached_plan
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
@@ -20,7 +21,7 @@ from edgemoe.evaluate.lynx.rules import agreeing, resident_first
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow, gain, setting_row, with_pairs
 from edgemoe.evaluate.run import run_eval
-from edgemoe.evaluate.studies import Arm, Variation, study_arms
+from edgemoe.evaluate.studies import study_arms
 from edgemoe.evaluate.table import quality_lines, together_lines
 from edgemoe.evaluate.tasks import Task, Turn, held_out_tasks
 from edgemoe.experts.use import ExpertUse

@@ -1,0 +1,121 @@
+"""One setting of an evaluation: what is measured of it, in which phases, and in which study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgemoe.policy.importance import needs_attention
+from edgemoe.policy.remapping import Movable, Remapping
+from edgemoe.policy.settings import RunSettings
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
+TABLE, COMPENSATION = "table", "compensation"
+"""The table, and the study whose rows are compared with those of levels."""
+
+
+def signal_name(importance: str, heavy_hitters: float) -> str:
+    """A signal that ranks experts, with its fraction of heavy hitters where it counts them: "gate", "mix 0.1"."""
+    return f"{importance} {heavy_hitters:g}" if needs_attention(importance) else importance
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What a study chooses in the routers' place, by rules that no option has.
+
+    Args:
+        name: for tables; distinct within a study.
+        remapping: how tokens agree.
+        only: experts that may change; None: all but the likeliest.
+        third: of the depth, from 0, whose layers agree; None: all.
+        phases: of windows whose first half is a prompt, those that agree; None: windows are new tokens throughout.
+        alpha: resident experts come first within bins of 1/alpha of a logit, instead; 0: tokens agree.
+        static: an allocation of static_levels and its mean bits a weight, instead; None: tokens choose levels.
+    """
+
+    name: str
+    remapping: Remapping = field(default_factory=Remapping)
+    only: Movable | None = None
+    third: int | None = None
+    phases: tuple[Phase, ...] | None = None
+    alpha: float = 0.0
+    static: tuple[str, float] | None = None
+
+    @property
+    def ranks_needed(self) -> int:
+        """Experts that a token must have for the rule to change any."""
+        return max(self.only.ranks, default=0) + 1 if self.only and self.only.ranks else 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """Compensators that a study makes (storage.compensators.making).
+
+    Args:
+        rank: mean of the projections.
+        rule: that assigns the ranks.
+        base_level: whose error they approximate.
+    """
+
+    rank: int
+    rule: str = "uniform"
+    base_level: int = 2
+
+    def __str__(self) -> str:
+        """As in tables: "rank 16 uniform"."""
+        return f"rank {self.rank} {self.rule}" if self.rank else "the store's"
+
+
+STORED = Made(0)
+"""The compensators that a store has."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A setting, the phases that it is measured in, and the table or study that it belongs to.
+
+    Args:
+        settings: of the engine.
+        phases: a row each.
+        study: TABLE or one of STUDIES.
+        batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
+        variation: of the settings, that no option has; None: they are what is measured.
+        cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
+        made: the compensators of settings with compensation.
+    """
+
+    settings: RunSettings
+    phases: tuple[Phase, ...]
+    study: str
+    batch: int = 1
+    variation: Variation | None = None
+    cache: float = 0.0
+    made: Made | None = None
+
+    @property
+    def ranks_needed(self) -> int:
+        """Experts that a token must have for the arm to differ from others."""
+        own = self.settings.compensation.end if self.settings.compensation else 0
+        return max(own, self.variation.ranks_needed if self.variation else 0)
+
+    @property
+    def name(self) -> str:
+        """Name of the settings, with the option that the study varies; distinct among all arms.
+
+        "reuse" at the end marks settings that are not exact: resident planes above the scheduled level are used.
+        """
+        settings = self.settings
+        varied = {
+            "signals": f" {signal_name(settings.importance, settings.heavy_hitters)}",
+            "depth": f" {settings.depth}",
+            "critical": f" {settings.critical}",
+            "skipping": f" {'scaled' if settings.renormalise else 'unscaled'}",
+            "lynx": f", batch {self.batch}",
+            "lynx-tasks": f", {self.batch} chats",
+            "residency": f", cache {self.cache:g}",
+            COMPENSATION: "" if self.made else " alone",
+        }
+        variation = f", {self.variation.name}" if self.variation else f", {self.made}" if self.made else ""
+        return settings.name + varied.get(self.study, "") + variation + ("" if settings.exact else " reuse")
