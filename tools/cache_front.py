@@ -35,6 +35,7 @@ from edgemoe.errors import EdgemoeError
 from edgemoe.evaluate.lynx.cached import cached_quality
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Text, Windows, reference_quality, text_windows
+from edgemoe.experts.step import Study
 from edgemoe.experts.use import mean_bits
 from edgemoe.models.open import open_model
 from edgemoe.models.options.groups import Opening
@@ -155,7 +156,7 @@ def changes(engine: Engine, rule: Rule) -> Iterator[None]:
         replace_absent(engine, rule.instead)
     if rule.counts != PLACES[0]:
         policy = _counting_less(engine, rule.counts)
-    with engine.studied(policy=policy, modules=bool(rule.drop or rule.instead)):
+    with engine.studied(Study(policy=policy, modules=bool(rule.drop or rule.instead))):
         yield
 
 

@@ -32,6 +32,7 @@ from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.metrics import kl_of
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.score import Windows, reference_quality, text_windows
+from edgemoe.experts.step import Study
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.open import open_model
@@ -78,7 +79,7 @@ class Measurement:
         """The gate mass [layers, experts] of windows at the high level."""
         self._start(RunSettings.uniform(self._levels[0]))
         choices = ChoiceCounts(self._engine.shape.layers, self.experts)
-        with self._engine.studied(choices=True), self._engine.recorded() as records:
+        with self._engine.studied(Study(choices=True)), self._engine.recorded() as records:
             self._run(windows)
         for record in records:
             assert record.choices

@@ -18,7 +18,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import QualityMeter
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
-from edgemoe.experts.step import MeasuredLayer, Routed
+from edgemoe.experts.step import MeasuredLayer, Routed, Study
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.tokenizer import load_tokenizer
@@ -154,7 +154,7 @@ def _measure_errors(
     for number, window in enumerate(state.windows):
         if number >= len(state.choices):
             sequence.crop(0)
-            with engine.studied(probe=state.errors):
+            with engine.studied(Study(probe=state.errors)):
                 engine.all_logits(sequence, window, decode=True)
             chosen, gates = zip(*(state.errors.choices[layer] for layer in state.errors.layers), strict=True)
             state.choices.append((torch.stack(chosen), torch.stack(gates)))
@@ -181,7 +181,7 @@ def _measure_sensitivity(
                 if reference is None:
                     reference = engine.all_logits(sequence, window, decode=True).bfloat16()
                     sequence.crop(0)
-                with engine.studied(probe=Disturbance(layer, _noise_size(engine, state, row))):
+                with engine.studied(Study(probe=Disturbance(layer, _noise_size(engine, state, row)))):
                     logits = engine.all_logits(sequence, window, decode=True)
                 meter = QualityMeter()
                 meter.add(logits, window, reference)

@@ -11,43 +11,29 @@ reserves blocks in `cache.plane_tier.PlaneTier`, reads them through `storage.sto
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-
-import torch
+from contextlib import ExitStack, contextmanager
 
 from edgemoe.engine.contexts import rehearse
 from edgemoe.engine.limited_memory import LimitedMemory
-from edgemoe.engine.parts import EngineParts, Wraps, open_parts
+from edgemoe.engine.parts import EngineParts, Wraps, block_split, open_parts
 from edgemoe.engine.peak import PeakMemory
+from edgemoe.engine.random_tokens import measure_on_random_tokens
 from edgemoe.engine.rules import Rules, first_settings
 from edgemoe.engine.sequences import Sequences
 from edgemoe.engine.stepping import Stepping
-from edgemoe.errors import DoesNotFit, EdgemoeError, UserError
-from edgemoe.experts.output_errors import OutputErrors
-from edgemoe.experts.step import ExpertProbe, Reroute, StepRecord, Study
-from edgemoe.kernels.compensators import Compensators
-from edgemoe.kv.step import Segment, Step
+from edgemoe.experts.step import StepRecord, Study
 from edgemoe.layers.build import skeleton
 from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.memory.split import BlockSplit
-from edgemoe.memory.tiers import form_of
 from edgemoe.models.calibration import calibration_of
+from edgemoe.models.plans.requirements import require_gate
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.damage import Damage
-from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import ExpertKey
-from edgemoe.storage.store.calibration import CALIBRATION_NAME, Calibration
 
 __all__ = ["Engine", "StoreModel"]
-
-RANDOM_TOKENS = 512
-"""Tokens that experts are measured on where a store has no calibration."""
-
-_log = logging.getLogger("edgemoe")
 
 
 class Engine(Stepping):
@@ -81,9 +67,7 @@ class Engine(Stepping):
         ]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._listeners: list[list[StepRecord]] = []
-        split = BlockSplit.of(
-            store.shape, form_of(store.form, settings), settings, store.known_damage(settings)
-        )
+        split = block_split(store, settings)
         self.memory = LimitedMemory(plan, split, self._resize)
         self.budget = self.memory.budget
         self.sequences = Sequences(store.shape.kv, plan, self.memory, store.device)
@@ -138,42 +122,22 @@ class Engine(Stepping):
         if self.rules.damage is None:
             store = self.store
             known = calibration_of(store.directory, store.manifest, self.plan.levels[0])
-            self.rules.damage = Damage.of(known or _measured(self))
+            self.rules.damage = Damage.of(known or measure_on_random_tokens(self))
 
     @contextmanager
-    def studied(
-        self,
-        *,
-        probe: ExpertProbe | None = None,
-        reroute: Reroute | None = None,
-        compensators: Compensators | None = None,
-        policy: LevelPolicy | None = None,
-        modules: bool = False,
-        choices: bool = False,
-    ) -> Iterator[None]:
+    def studied(self, study: Study) -> Iterator[None]:
         """Measures or changes the steps that begin inside the block.
 
         Args:
-            probe: measures the experts of steps of several rows.
-            reroute: chooses the experts of every step, from the logits of the routers.
-            policy, modules, choices: see Study.
-            compensators: used instead of the store's; configure the engine inside the block.
+            study: what is added to the study of now. With compensators, configure the engine inside the block.
 
         Raises:
-            UserError: `reroute` is given, and the family's routers do not choose by one score for each expert.
+            UserError: experts are rerouted, and the family's routers do not choose by one score for each expert.
         """
-        if reroute:
-            self.rules.require_gate("--study")
-        before = self._study
-        self._study = Study(
-            before.probe if probe is None else probe,
-            before.reroute if reroute is None else reroute,
-            before.compensators if compensators is None else compensators,
-            before.policy if policy is None else policy,
-            before.modules or modules,
-            before.choices or choices,
-            before.watch,
-        )
+        if study.reroute:
+            require_gate(self.store.config, "--study")
+        before, compensators = self._study, study.compensators
+        self._study = before.joined(study)
         if compensators:
             self._source.use_compensators(compensators.where)
         try:
@@ -224,42 +188,3 @@ class Engine(Stepping):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _measured(engine: Engine) -> Calibration:
-    """Measures every expert's error on random tokens; the result is saved with a store that has no calibration.
-
-    Raises:
-        UserError: a sequence takes the memory that a measurement needs.
-    """
-    store, before, level = engine.store, engine.settings, engine.plan.levels[0]
-    _log.warning(
-        "%s has no usable calibration: levels go by errors on random tokens; `edgemoe calibrate` measures on text",
-        store.directory,
-    )
-    try:
-        sequence = engine.sequences.new()
-    except DoesNotFit as error:
-        found = f"{store.directory} without a calibration"
-        action = "run `edgemoe calibrate` on it, or start again with these levels"
-        raise UserError("what fewer bits of each expert cost", found, action) from error
-    one = {"bits": None, "tpot_target": None, "hotness": None, "compensation": None}
-    engine.configure(before.with_(levels=(level,), exact=True, speculate="off", **one))
-    errors = OutputErrors(sorted(store.manifest.layers), engine.shape.experts_per_layer)
-    enough = min(RANDOM_TOKENS, engine.plan.context)
-    rows = min(enough, engine.plan.prefill_rows)
-    random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(engine.shape.vocab, (rows,), generator=random).tolist()
-    try:
-        with engine.studied(probe=errors):
-            engine.step(Step((Segment(sequence, tuple(tokens)),)))
-    finally:
-        engine.sequences.end(sequence)
-        engine.forget_experts()
-        engine.configure(before)
-    made = errors.calibration(store.manifest.source, level, rows)
-    keeps = rows == enough and level == store.manifest.max_level
-    if keeps and not (store.directory / CALIBRATION_NAME).exists():
-        with suppress(EdgemoeError):  # a store that only others may write to
-            made.save(store.directory)
-    return made

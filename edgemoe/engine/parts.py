@@ -7,25 +7,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from edgemoe.cache.plane_tier import PlaneTier
-from edgemoe.engine.device_runner import DeviceModelRunner
+from edgemoe.engine.load_model import load_model
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.layer import ExpertRuntime
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.compensators import Compensators
-from edgemoe.layers.build import build_model
-from edgemoe.machine.out_of_memory import taking
 from edgemoe.memory.plan import MemoryPlan
+from edgemoe.memory.split import BlockSplit
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch import workers
 from edgemoe.prefetch.base import ExpertSource
 from edgemoe.prefetch.fetcher import Fetcher
-from edgemoe.prefetch.workers import SCAN_WORKERS
-from edgemoe.storage.store.manifest import DENSE_NAME
 from edgemoe.storage.store.reader import RecordReader
 
 
@@ -49,7 +45,7 @@ class EngineParts:
     source: ExpertSource
     held: HeldExperts
     compensators: Compensators | None
-    model: nn.Module
+    model: Any
     runner: ModelRunner
 
 
@@ -64,6 +60,12 @@ class Wraps:
 
     kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel
     source: Callable[[ExpertSource], ExpertSource] = lambda source: source
+
+
+def block_split(store: StoreModel, settings: RunSettings) -> BlockSplit:
+    """How the fastest tier's bytes are divided into blocks of each kind."""
+    form, damage = form_of(store.form, settings), store.known_damage(settings)
+    return BlockSplit.of(store.shape, form, settings, damage)
 
 
 @contextmanager
@@ -104,14 +106,14 @@ def open_parts(
             reader,
             path=tiers.path,
             workers=settings.readers,
-            scan_workers=0 if device else SCAN_WORKERS,
+            scan_workers=0 if device else workers.SCAN_WORKERS,
         )
         source = wraps.source(fetcher)
         opened.callback(source.close)
         source.configure(settings.speculate)
         source.use_compensators(compensators.where if compensators else None)
         runtime = ExpertRuntime(source, kernel, shape.experts_per_layer, device)
-        model, runner = _model(skeleton, store, plan, runtime)
+        model, runner = load_model(skeleton, store, plan, runtime)
         held = HeldExperts(fetcher, shape.layers, shape.experts_per_layer)
         yield EngineParts(tiers.vram, tiers.dram, fetcher, source, held, compensators, model, runner)
 
@@ -122,15 +124,3 @@ def _compensators(store: StoreModel, plan: MemoryPlan, settings: RunSettings) ->
         return None
     budget = plan.compensators_resident_bytes
     return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
-
-
-def _model(
-    skeleton: Any, store: StoreModel, plan: MemoryPlan, runtime: ExpertRuntime
-) -> tuple[nn.Module, ModelRunner]:
-    """Loads the dense weights into the model without weights, and makes what runs steps through it."""
-    with taking(store.device, "dense weights", plan.minimum_vram_bytes):
-        file = store.manifest.files[DENSE_NAME]
-        model = build_model(skeleton, store.directory / DENSE_NAME, file, runtime)
-        if store.device:
-            return model, DeviceModelRunner(model, runtime, plan)
-        return model, ModelRunner(model, runtime, plan.parallel)

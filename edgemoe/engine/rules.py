@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import closing
 from functools import cached_property
 
 from edgemoe.engine.hot_experts import HotExperts
 from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.parts import EngineParts
+from edgemoe.engine.prices import dram_price
 from edgemoe.errors import UserError
-from edgemoe.families.table import known_family
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import require_sizes
-from edgemoe.models.plans.requirements import require_base_level
+from edgemoe.models.plans.requirements import require_base_level, require_gate
 from edgemoe.models.store_model import StoreModel
-from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.target import BitsController
 from edgemoe.policy.tier_prices import TierPrices
-from edgemoe.speed.tiers import copy_speed, read_speed
 from edgemoe.storage.base import ExpertKey
-from edgemoe.storage.store.reader import RecordReader
-
-SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
-"""Time that each tier's speed is measured for, and bytes of a copy: both buffers fit in any workspace."""
 
 FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
 """Fields of RunSettings that an engine cannot change."""
-
-_ABOVE_LOWEST = 0.01
-"""Bits above those of the lowest level: fewer cannot be a mean of several levels."""
 
 _log = logging.getLogger("edgemoe")
 
@@ -100,7 +90,7 @@ class Rules:
         if settings.hotness:
             require_sizes(self._store.form, settings.levels)
         if (settings.levels, settings.tpot_target) != (now.levels, now.tpot_target):
-            self._controller = _controller_of(settings)
+            self._controller = BitsController.of(settings)
         source = self._parts.source
         source.configure(settings.speculate)
         if (settings.hotness, settings.levels) != (now.hotness, now.levels):
@@ -170,20 +160,13 @@ class Rules:
                 *(1000 * controller.target, controller.range[0], 1000 * controller.least),
             )
 
-    def require_gate(self, option: str) -> None:
-        """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone."""
-        family = self._store.config["model_type"]
-        if known_family(family).gate is None:
-            wanted = f"a model whose routers choose by one score for each expert, for {option}"
-            raise UserError(wanted, f"model_type {family}", f"leave {option} out")
-
     def _policy(self, settings: RunSettings) -> LevelPolicy:
         device = self._store.device
         if settings.hotness and device:
             found = f"--device {device.name}"
             raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
-            self.require_gate("--lynx")
+            require_gate(self._store.config, "--lynx")
         tiers = None
         if settings.priced and not settings.exact:
             tiers = TierPrices(self._parts.held.places, self._dram_price, settings.promotion == "whole")
@@ -192,21 +175,8 @@ class Rules:
 
     @cached_property
     def _dram_price(self) -> float:
-        """Seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from, measured now.
-
-        Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
-        """
-        store, plan = self._store, self._plan
-        if self._parts.dram is None:
-            return 1.0
-        kinds = store.form.kinds_at(plan.levels[0])
-        fastest = {} if store.device else plan.vram_blocks
-        blocks = {kind.name: fastest.get(kind.name, 0) + plan.dram_blocks.get(kind.name, 0) for kind in kinds}
-        if all(count >= store.shape.experts for count in blocks.values()):
-            return 1.0
-        with closing(RecordReader.open(store.directory, store.manifest)) as reader:
-            read = read_speed(reader, store.manifest, plan.levels[0], SPEED_SECONDS)
-        return min(read / copy_speed(store.device, SPEED_BYTES, SPEED_SECONDS), 1.0)
+        """Price of a bit from DRAM (dram_price), measured when it is first used."""
+        return dram_price(self._store, self._plan) if self._parts.dram else 1.0
 
 
 def _require_compensators(settings: RunSettings, compensators: Compensators | None) -> None:
@@ -216,13 +186,3 @@ def _require_compensators(settings: RunSettings, compensators: Compensators | No
         action = f"start again with {settings.compensation.option}"
         raise UserError("compensators in memory", settings.name, action)
     require_base_level(settings, compensators.level)
-
-
-def _controller_of(settings: RunSettings) -> BitsController | None:
-    """What adjusts the bits of new tokens to a wanted time; None: no setting wants it."""
-    if settings.tpot_target is None:
-        return None
-    lowest = min(level for level in settings.levels if level)
-    fewest = BITS_PER_WEIGHT[lowest] + (0 if 0 in settings.levels else _ABOVE_LOWEST)
-    most = BITS_PER_WEIGHT[settings.levels[0]]
-    return BitsController(settings.tpot_target, max(settings.mean_bits, fewest), (fewest, most))

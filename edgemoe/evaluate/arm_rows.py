@@ -18,6 +18,7 @@ from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row, with_accuracy, with_pairs
 from edgemoe.evaluate.score import Text, Windows, setting_quality, together_quality
 from edgemoe.evaluate.static_levels import static_policy
+from edgemoe.experts.step import Study
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 
@@ -95,7 +96,7 @@ def _quality(
     """Measures an arm on the text, its windows one after another or as many together as it says."""
     settings, variation = arm.settings, arm.variation
     if variation and variation.static:
-        with engine.studied(policy=static_policy(engine, *variation.static)):
+        with engine.studied(Study(policy=static_policy(engine, *variation.static))):
             return setting_quality(engine, sequences[0], settings, phase, text)
     if arm.batch == 1:
         return setting_quality(engine, sequences[0], settings, phase, text)
@@ -104,5 +105,5 @@ def _quality(
     rule = agreeing(variation, sorted(engine.store.manifest.layers))
     if variation.phases is not None:
         return phases_quality(engine, sequences, settings, rule, variation.phases, text)
-    with engine.studied(reroute=rule):
+    with engine.studied(Study(reroute=rule)):
         return together_quality(engine, sequences, settings, text)

@@ -15,7 +15,7 @@ import torch
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.score import Windows
 from edgemoe.evaluate.studies import SIGNAL_SHARES
-from edgemoe.experts.step import MeasuredLayer, Routed
+from edgemoe.experts.step import MeasuredLayer, Routed, Study
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
@@ -149,7 +149,7 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
     for window in windows:
         sequence.crop(0)
         probe = RouterProbe()
-        with engine.studied(probe=probe):
+        with engine.studied(Study(probe=probe)):
             engine.all_logits(sequence, window, decode=False)
         observed.add(probe.seen)
         done()

@@ -93,6 +93,18 @@ class Study:
     choices: bool = False
     watch: Callable[[int, torch.Tensor], None] | None = None
 
+    def joined(self, other: Study) -> Study:
+        """Returns this study with what another one adds or replaces."""
+        return Study(
+            other.probe or self.probe,
+            other.reroute or self.reroute,
+            other.compensators or self.compensators,
+            other.policy or self.policy,
+            other.modules or self.modules,
+            other.choices or self.choices,
+            other.watch or self.watch,
+        )
+
 
 @dataclass
 class StepRecord:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from edgemoe.policy.bits import BITS_PER_WEIGHT
+from edgemoe.policy.settings import RunSettings
+
 FIRST_INTERVAL, LONGEST_INTERVAL = 4, 32
 """Tokens between two changes: at the start, and where the target is met."""
 
 CLOSE = 0.04
 """Relative difference of an interval's mean time from the target that changes nothing."""
+
+_ABOVE_LOWEST = 0.01
+"""Bits above those of the lowest level: fewer cannot be a mean of several levels."""
 
 _MISS, _MISSES = 0.1, 6
 """Relative difference of an interval at the fewest bits that misses the target, and how many such intervals show it."""
@@ -57,6 +63,16 @@ class BitsController:
     _last: float = 0.0
     _same: int = 0
     _missed: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> BitsController | None:
+        """Makes one for the settings of new tokens; None: they want no time per token."""
+        if settings.tpot_target is None:
+            return None
+        lowest = min(level for level in settings.levels if level)
+        fewest = BITS_PER_WEIGHT[lowest] + (0 if 0 in settings.levels else _ABOVE_LOWEST)
+        most = BITS_PER_WEIGHT[settings.levels[0]]
+        return cls(settings.tpot_target, max(settings.mean_bits, fewest), (fewest, most))
 
     def observe(self, seconds: float) -> None:
         """Takes the time of one token, and changes the bits at the end of an interval."""

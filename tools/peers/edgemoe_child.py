@@ -32,6 +32,7 @@ from edgemoe.engine.pace import WORK_BETWEEN, Pace
 from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Scheduler
+from edgemoe.experts.step import Study
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kernels.registry import select
 from edgemoe.kv.formats import KVFormat
@@ -114,7 +115,7 @@ def _run(
         if request["fill"]:
             engine.fill()
         load_s = time.perf_counter() - started
-        with engine.studied(choices=request["popularity"]), engine.recorded() as records:
+        with engine.studied(Study(choices=request["popularity"])), engine.recorded() as records:
             for warm_up in warm_ups(request):
                 decode_together(engine, [warm_up], 2)
             last = decode_together(engine, request["prompts"], request["new_tokens"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.arm import STORED, Arm, Made
+from edgemoe.experts.step import Study
 from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
@@ -51,7 +52,7 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
     store, budget = engine.store, engine.plan.compensators_resident_bytes
     if made == STORED:
         own = Compensators.of_store(store.directory, store.manifest, budget=budget)
-        with closing(own), engine.studied(compensators=own):
+        with closing(own), engine.studied(Study(compensators=own)):
             yield
         return
     if made is None or reference is None:
@@ -71,5 +72,5 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
                 progress=progress.update,
             )
         found = Compensators(Path(name), index, store.manifest.geometry, budget=budget).filled()
-        with closing(found), engine.studied(compensators=found):
+        with closing(found), engine.studied(Study(compensators=found)):
             yield

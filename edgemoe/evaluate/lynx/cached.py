@@ -16,7 +16,7 @@ from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row
 from edgemoe.evaluate.score import Measurement, Text, Windows
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.step import StepTotals, Study
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import MemoryPlan
@@ -84,7 +84,7 @@ def cached_rows(
         alpha = arm.variation.alpha if arm.variation else 0.0
 
         def changed(engine: Engine, alpha: float = alpha) -> AbstractContextManager[None]:
-            return engine.studied(reroute=resident_first(engine, alpha)) if alpha else nullcontext()
+            return engine.studied(Study(reroute=resident_first(engine, alpha))) if alpha else nullcontext()
 
         with CountProgress(f"{arm.name} ({number} of {len(arms)})", len(windows)) as progress:
             text = Text(windows, logits, progress.advance)

@@ -9,7 +9,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.arm import Phase
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.score import Text, measuring, together_logits
-from edgemoe.experts.step import Reroute
+from edgemoe.experts.step import Reroute, Study
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
@@ -40,7 +40,7 @@ def phases_quality(
     """
 
     def agreeing(phase: Phase) -> AbstractContextManager[None]:
-        return engine.studied(reroute=rule) if phase in phases else nullcontext()
+        return engine.studied(Study(reroute=rule)) if phase in phases else nullcontext()
 
     rows = len(sequences)
     with measuring(engine, settings, text) as measured:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgemoe.errors import ModelRefused, UserError
+from edgemoe.families.table import known_family
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.policy.settings import RunSettings, format_levels
 
@@ -104,3 +105,19 @@ def require_base_level(settings: RunSettings, base_level: int) -> None:
             f"levels {format_levels(settings.levels)}",
             "give --levels 4/2" if base_level == 2 else "give --levels 8/4",
         )
+
+
+def require_gate(config: Mapping[str, Any], option: str) -> None:
+    """Refuses an option that chooses experts again, where the family's routers do not choose by scores alone.
+
+    Args:
+        config: the model's config.json.
+        option: the option, for the message.
+
+    Raises:
+        UserError: the family's routers do not choose by one score for each expert.
+    """
+    family = config["model_type"]
+    if known_family(family).gate is None:
+        wanted = f"a model whose routers choose by one score for each expert, for {option}"
+        raise UserError(wanted, f"model_type {family}", f"leave {option} out")

@@ -256,7 +256,7 @@ def test_an_engine_that_cannot_be_built_leaves_no_thread_and_no_open_store(
     def threads_and_files() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
-    monkeypatch.setattr("edgemoe.engine.parts.build_model", fail)
+    monkeypatch.setattr("edgemoe.engine.load_model.build_model", fail)
     before = threads_and_files()
     with pytest.raises(RuntimeError, match="loading went wrong"):
         open_engine(damageable)

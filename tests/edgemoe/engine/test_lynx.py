@@ -9,6 +9,7 @@ from steps import decoded_together
 import edgemoe
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import UserError
+from edgemoe.experts.step import Study
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.remapping import Remapping
 
@@ -140,7 +141,7 @@ def test_a_rule_chooses_in_the_routers_place(open_engine, tiny_store):
 
     chosen: list[torch.Tensor] = []
     engine.watch(lambda layer, experts: chosen.append(experts.clone()))
-    with engine.studied(reroute=last):
+    with engine.studied(Study(reroute=last)):
         assert not torch.equal(alone(engine), before)
         assert {layer for layer, _ in seen} == {0, 2}
         assert {rows for _, rows in seen} == {1, *map(len, PROMPTS)}
@@ -153,7 +154,7 @@ def test_a_rule_that_is_the_routers_own_keeps_the_modules_bits(open_engine, tiny
     """Gate weights of the same experts are made as the routers make them."""
     engine = open_engine(tiny_store, level=4, parallel=4)
     fused = together(engine)
-    with engine.studied(reroute=lambda layer, logits, top_k: logits.float().topk(top_k).indices):
+    with engine.studied(Study(reroute=lambda layer, logits, top_k: logits.float().topk(top_k).indices)):
         own = together(engine)
     assert (own - fused).norm() < 0.03 * fused.norm()
 
@@ -161,5 +162,5 @@ def test_a_rule_that_is_the_routers_own_keeps_the_modules_bits(open_engine, tiny
 def test_only_routers_with_scores_can_be_ruled(open_engine, tiny_store, monkeypatch):
     engine = open_engine(tiny_store, level=4)
     monkeypatch.setitem(engine.store.config, "model_type", "phimoe")
-    with pytest.raises(UserError, match="for --study"), engine.studied(reroute=lambda *step: step[1]):
+    with pytest.raises(UserError, match="for --study"), engine.studied(Study(reroute=lambda *step: step[1])):
         pass

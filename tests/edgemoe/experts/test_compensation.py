@@ -19,6 +19,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.parts import Wraps
 from edgemoe.errors import DamagedData, DoesNotFit, UserError
+from edgemoe.experts.step import Study
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import Part
 from edgemoe.kv.step import Segment, Step
@@ -180,7 +181,7 @@ def test_a_prompt_compensates_its_most_important_experts(compensated, count):
                 sums = torch.zeros(8).index_add_(0, routed.chosen.flatten(), routed.gates.flatten().float())
                 gates[layer] = sums
 
-        with engine.studied(probe=Probe()):
+        with engine.studied(Study(probe=Probe())):
             engine.prefill(engine.sequences.new(), prompt)
         compensators = engine.compensators
         used: dict[int, set[int]] = {}

@@ -20,7 +20,7 @@ from edgemoe.layers import build
 from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_bytes
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
-from edgemoe.engine import parts as module
+from edgemoe.engine import load_model as module
 from edgemoe.engine.engine import Engine
 
 def measured(*arguments):

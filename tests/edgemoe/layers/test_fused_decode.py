@@ -10,7 +10,7 @@ from availability import needs_native
 from family_models import VOCABULARY, blocks_of, random_model, router_of, save
 from integrity import check_integrity
 
-from edgemoe.engine import rules as rules_module
+from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
@@ -162,8 +162,8 @@ def test_better_planes_are_used_alike(store, open_engine):
 @pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
 def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
     """In every call, of one sequence and of two, levels are the policy's for what the tiers have at that moment."""
-    monkeypatch.setattr(rules_module, "read_speed", lambda *_: 1.0)
-    monkeypatch.setattr(rules_module, "copy_speed", lambda *_: 10.0)
+    monkeypatch.setattr(prices_module, "read_speed", lambda *_: 1.0)
+    monkeypatch.setattr(prices_module, "copy_speed", lambda *_: 10.0)
     engine = open_engine(store, exact=False, levels=(8, 4, 2, 0), bits=3.0, parallel=2, **tiers)
     policy, run, seen = engine.rules.policy, NativeDecodeLayers.run, set()
     assert policy.tiers.dram == (0.1 if "dram_experts" in tiers else 1.0)

@@ -20,6 +20,7 @@ from cgroups import controller, has_cgroup, needs_cgroup
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import UserError
+from edgemoe.experts.step import StepContext
 from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
 from tools.checkout import child_environment
@@ -356,13 +357,13 @@ def test_prompts_decode_together(store: Path, monkeypatch: pytest.MonkeyPatch) -
     """Every timed step decodes a token of each prompt; the last prompt's tokens are those that it has alone."""
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     program, steps = edgemoe_program("4", store), list[tuple[bool, int]]()
-    step = Engine.step
+    begin = Engine.begin
 
-    def counted(engine: Engine, of: Step, **options: Any) -> torch.Tensor:
+    def counted(engine: Engine, of: Step, **options: Any) -> StepContext:
         steps.append((of.decodes, of.rows))
-        return step(engine, of, **options)
+        return begin(engine, of, **options)
 
-    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr(Engine, "begin", counted)
     prompts = [[1, 2, 3], list(range(200)), [7, 8, 9, 10]]
     request = {"model": str(store), "settings": program.settings, "fill": True, "vram_limit": None}
     request |= {"threads": 1, "new_tokens": 4, "warm_up": [], "popularity": False}

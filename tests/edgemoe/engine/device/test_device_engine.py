@@ -206,7 +206,7 @@ def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
     engine.close()
 
 
-@pytest.mark.parametrize("fails", ["RecordReader.open", "Fetcher", "build_model"])
+@pytest.mark.parametrize("fails", ["parts.RecordReader.open", "parts.Fetcher", "load_model.build_model"])
 def test_a_failed_engine_frees_everything(tiny_store, monkeypatch, fails):
     """An error while opening leaves no thread, no open file and no registered memory behind."""
 
@@ -219,7 +219,7 @@ def test_a_failed_engine_frees_everything(tiny_store, monkeypatch, fails):
     device = DoubleDevice()
     store, settings = in_planes(tiny_store, device), RunSettings.uniform(4)
     plan = limited(store, settings, 3, 4)
-    monkeypatch.setattr(f"edgemoe.engine.parts.{fails}", fail)
+    monkeypatch.setattr(f"edgemoe.engine.{fails}", fail)
     before = threads_and_files()
     with pytest.raises(RuntimeError, match="not today") as caught:
         CountedEngine(store, plan, settings)

@@ -1,0 +1,39 @@
+"""Loads an engine's dense weights, and makes what runs steps through its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from edgemoe.engine.device_runner import DeviceModelRunner
+from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.layers.build import build_model
+from edgemoe.machine.out_of_memory import taking
+from edgemoe.memory.plan import MemoryPlan
+from edgemoe.models.store_model import StoreModel
+from edgemoe.storage.store.manifest import DENSE_NAME
+
+
+def load_model(
+    skeleton: Any, store: StoreModel, plan: MemoryPlan, runtime: ExpertRuntime
+) -> tuple[nn.Module, ModelRunner]:
+    """Loads the dense weights into a model without weights, and makes what runs steps through it.
+
+    Args:
+        skeleton: the model without weights (layers.build.skeleton).
+        store: an opened store.
+        plan: the division of the limit.
+        runtime: what the model's MoE layers share.
+
+    Raises:
+        DoesNotFit: a device has too little memory.
+        DamagedData: the dense weights are damaged.
+    """
+    with taking(store.device, "dense weights", plan.minimum_vram_bytes):
+        file = store.manifest.files[DENSE_NAME]
+        model = build_model(skeleton, store.directory / DENSE_NAME, file, runtime)
+        if store.device:
+            return model, DeviceModelRunner(model, runtime, plan)
+        return model, ModelRunner(model, runtime, plan.parallel)
