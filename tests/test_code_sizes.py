@@ -80,8 +80,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "edgemoe/engine/generate.py:Generation.answer",
         "edgemoe/kernels/triton/attention.py:attend",
         "edgemoe/kernels/triton/place.py:place",
-        "edgemoe/layers/attention.py:attend",
-        "edgemoe/layers/attention.py:attention",
         "storage/compensators/making.py:compensate",
         "storage/convert/run.py:convert",
         "storage/export/run.py:export",

@@ -21,7 +21,7 @@ from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.kv.rows import encode
-from edgemoe.layers.attention import attend
+from edgemoe.layers.attend import attend
 from tools.command_line import make_parser, positive
 
 DIM = 128

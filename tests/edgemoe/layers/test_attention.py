@@ -11,9 +11,10 @@ from pairwise import pairwise
 
 from edgemoe.errors import ModelRefused
 from edgemoe.kv.formats import TILE
-from edgemoe.layers import attention as attention_module
+from edgemoe.layers import attend as attend_module
 from edgemoe.layers import mla as latent_module
-from edgemoe.layers.attention import attend, attend_tiles, window_of_mask
+from edgemoe.layers.attend import attend, attend_tiles
+from edgemoe.layers.attention import window_of_mask
 
 
 def written_out(query, keys, values, scaling, window):
@@ -40,7 +41,7 @@ def written_out(query, keys, values, scaling, window):
 def test_attend_is_causal_grouped_attention(monkeypatch, fast, window, span, shape):
     """Every row sees itself and earlier tokens within the window, for any number of cached tokens."""
     (rows, past), (heads, kv_heads) = span, shape
-    monkeypatch.setattr(attention_module, "fast_bf16", lambda: fast)
+    monkeypatch.setattr(attend_module, "fast_bf16", lambda: fast)
     generator = torch.Generator().manual_seed(rows + past)
     query = torch.randn(heads, rows, 16, generator=generator).bfloat16()
     keys, values = (torch.randn(kv_heads, past + rows, 16, generator=generator).bfloat16() for _ in range(2))
@@ -74,7 +75,7 @@ def test_tiles_give_the_same_attention(rows, past, window):
 
 def test_without_bf16_a_tokens_attention_makes_no_float32_copy_of_all_keys(monkeypatch):
     """The float32 tensors of a token's attention over 64 tiles have less than a tenth of the keys' numbers."""
-    monkeypatch.setattr(attention_module, "fast_bf16", lambda: False)
+    monkeypatch.setattr(attend_module, "fast_bf16", lambda: False)
     tokens, largest = 64 * TILE, 0
     keys, values = (torch.ones(2, tokens, 16).bfloat16() for _ in range(2))
     made = torch.Tensor.float
@@ -114,7 +115,7 @@ def test_a_sink_is_a_score_without_a_value(window, rows, past):
 @pytest.mark.parametrize(("rows", "past"), [(1, 4), (5, 0), (5, 4)])
 def test_values_may_be_narrower_than_keys(monkeypatch, fast, rows, past):
     """The result has the size of the values, where keys are wider."""
-    monkeypatch.setattr(attention_module, "fast_bf16", lambda: fast)
+    monkeypatch.setattr(attend_module, "fast_bf16", lambda: fast)
     generator = torch.Generator().manual_seed(7)
     query = torch.randn(4, rows, 24, generator=generator).bfloat16()
     keys = torch.randn(2, past + rows, 24, generator=generator).bfloat16()

@@ -15,7 +15,7 @@ from pairwise import pairwise
 from edgemoe.kernels.triton.attention import SPLITS, STATE, RowAttention, scratch_size
 from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, multiply
 from edgemoe.kernels.triton.router import choose_experts
-from edgemoe.layers.attention import attend
+from edgemoe.layers.attend import attend
 
 pytestmark = [
     pytest.mark.triton,
