@@ -1,6 +1,6 @@
 """Hashes of a known matrix packed in each layout. A store records its layout's, and a reader compares it.
 
-Written out, so that a manifest is read without packing a matrix; tests/storage/test_layout.py packs it.
+Written out, so that a manifest is read without packing a matrix; tests/storage/record/test_layout.py packs it.
 """
 
 PROBES = {

@@ -141,7 +141,7 @@ def test_sigkill_before_any_system_call_is_recovered_from(tmp_path, config):
     """A conversion that is killed before any write, fsync or rename resumes to the same bytes."""
     convert(tmp_path / "straight", config)
     expected = files(tmp_path / "straight")
-    roots = [str(Path(atomic.__file__).parent.parent), str(Path(__file__).parents[1] / "support" / "files")]
+    roots = [str(Path(atomic.__file__).parent.parent), str(Path(__file__).parents[2] / "support" / "files")]
     argv = [sys.executable, "-c", KILLED, *roots, str(tmp_path), str(config)]
     calls = int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     assert files(tmp_path / "0") == expected

@@ -128,12 +128,12 @@ def test_the_kernel_computes_at_every_vector_width(capability, name):
     here = Path(__file__)
     tests = [
         f"{here}::test_the_detected_layout_is_the_operators_own",
-        str(here.parent / "conversion" / "test_encode.py"),
+        str(here.with_name("test_encode.py")),
     ]
     inner = subprocess.run(
         [sys.executable, "-c", INNER, "--noconftest", "-k", "operator or kernel", *tests],
-        env=os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(here.parents[2])},
-        cwd=here.parents[2],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(here.parents[3])},
+        cwd=here.parents[3],
         capture_output=True,
         text=True,
         check=False,
