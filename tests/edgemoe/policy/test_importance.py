@@ -81,9 +81,9 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"])
 @pairwise(
     window=[None, 9],
-    signal=["heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last"],
     steps=[(21,), (20, 1), (3, 40, 17)],
     past=[0, 6],
     block=[16, 64],
