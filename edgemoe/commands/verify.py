@@ -31,7 +31,7 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Read every plane and file of a store and compare checksums; compare every shape with config.json. Exit 4 if
     anything is damaged or contradicts the config. Of an export every file is compared with its checksums."""
     from edgemoe.console.progress import ByteProgress
-    from edgemoe.layers.build import check_dense, dense_specs
+    from edgemoe.layers.dense_tensors import check_dense, dense_specs
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
     from edgemoe.storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, verify_export

@@ -23,7 +23,7 @@ from edgemoe.engine.rules import Rules, first_settings
 from edgemoe.engine.sequences import Sequences
 from edgemoe.engine.stepping import Stepping
 from edgemoe.experts.step import StepRecord, Study
-from edgemoe.layers.build import skeleton
+from edgemoe.layers.skeleton import skeleton
 from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.calibration import calibration_of

@@ -22,7 +22,7 @@ def load_model(
     """Loads the dense weights into a model without weights, and makes what runs steps through it.
 
     Args:
-        skeleton: the model without weights (layers.build.skeleton).
+        skeleton: the model without weights (layers.skeleton.skeleton).
         store: an opened store.
         plan: the division of the limit.
         runtime: what the model's MoE layers share.

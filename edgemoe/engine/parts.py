@@ -75,7 +75,7 @@ def open_parts(
     """Opens the parts of an engine, and closes them at the block's end, in reverse order.
 
     Args:
-        skeleton: the model without weights (layers.build.skeleton).
+        skeleton: the model without weights (layers.skeleton.skeleton).
         store: an opened store.
         plan: the division of the limit.
         settings: how to run the model.

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from edgemoe.errors import ModelRefused
 from edgemoe.families.table import family_of
-from edgemoe.layers.build import check_dense
+from edgemoe.layers.dense_tensors import check_dense
 from edgemoe.models.tokenizer import check_tokenizer
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights

@@ -73,7 +73,7 @@ def _read_generation_config(path: Path) -> None:
 
 
 def _read_modules(path: Path) -> None:
-    from edgemoe.layers.build import skeleton
+    from edgemoe.layers.skeleton import skeleton
 
     skeleton(path.parent, bounded_config(read_json(path.parent, path.name)))
 

@@ -11,7 +11,7 @@ from family_models import SMALL, small_config
 
 from edgemoe.errors import ModelRefused
 from edgemoe.families.table import family_of
-from edgemoe.layers.build import skeleton
+from edgemoe.layers.skeleton import skeleton
 from edgemoe.layers.trial import LARGEST_BUFFER, try_step
 from edgemoe.storage.convert.checkpoint import bounded_config
 

@@ -1,0 +1,120 @@
+"""The dense tensors of a store: their comparison with a model's parameters, and their places in its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgemoe.errors import MissingTensor, ModelRefused
+from edgemoe.families.table import known_family
+from edgemoe.layers.dense import DenseEmbedding, DenseLinear
+from edgemoe.layers.skeleton import skeleton, without_weights
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.header import Spec, read_header
+from edgemoe.storage.store.manifest import SCALE_SUFFIX
+
+_MATRICES = (nn.Linear, nn.Embedding)
+"""Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""
+
+
+def check_dense(directory: Path, bounded: Config, stored: Mapping[str, Spec]) -> None:
+    """Compares the dense tensors of a store, made or still to be made, with transformers' modules of a config.json.
+
+    Args:
+        directory, bounded: as in skeleton.
+        stored: every dense tensor.
+
+    Raises:
+        MissingTensor: a parameter of the model is not among them, or has another shape or type.
+        ModelRefused: a tensor without a parameter, or a config that skeleton refuses.
+    """
+    model = skeleton(directory, bounded)
+    without_weights(model)
+    require_tensors(model, stored, directory)
+
+
+def dense_specs(path: Path) -> dict[str, Spec]:
+    """Every tensor of a store's dense.safetensors.
+
+    Raises:
+        BadHeader, TruncatedFile, MissingTensor: from read_header.
+    """
+    return {name: entry.spec for name, entry in read_header(path).tensors.items()}
+
+
+def require_tensors(model: Any, stored: Mapping[str, Spec], directory: Path) -> None:
+    """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
+
+    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; biases are BF16, and
+    other parameters BF16 or F32.
+    """
+    family = known_family(model.config.model_type)
+    left = {family.in_modules(name): spec for name, spec in stored.items()}
+    _tie(model, left)
+    wrong = []
+    for name, shape, other in _parameters(model):
+        found, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if other == "I8" else None
+        scales = ("BF16", shape[:1]) if other == "I8" else None
+        if (found, scale) not in ((("BF16", shape), None), ((other, shape), scales)):
+            wrong.append(f"{name} of {list(shape)}: {f'{found[0]} {list(found[1])}' if found else 'none'}")
+    if wrong:
+        raise MissingTensor(
+            f"all dense tensors of {type(model).__name__} in {directory}",
+            f"{len(wrong)} missing or of another shape or type, first {wrong[0]}",
+            "convert the model again from a complete checkpoint",
+        )
+    if left:
+        raise ModelRefused(
+            f"a module of {type(model).__name__} for every dense tensor in {directory}",
+            f"{len(left)} tensors without one, first {min(left)}",
+            "check that config.json belongs to this checkpoint",
+        )
+
+
+def _tie(model: Any, tensors: dict[str, Any]) -> None:
+    """Lets the head share the embedding's table where the config says so and no other is stored."""
+    if model.config.tie_word_embeddings and "lm_head.weight" not in tensors:
+        for suffix in ("", SCALE_SUFFIX):
+            if (table := tensors.get("model.embed_tokens.weight" + suffix)) is not None:
+                tensors["lm_head.weight" + suffix] = table
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name and shape of every dense parameter, and the type that it may have besides BF16."""
+    for name, module in model.named_modules():
+        for parameter, current in _kept(module):
+            kinds = {"weight": "I8", "bias": "BF16"} if type(module) in _MATRICES else {}
+            yield f"{name}.{parameter}", tuple(current.shape), kinds.get(parameter, "F32")
+
+
+def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Puts every dense tensor into its module; `require_tensors` has passed."""
+    _tie(model, tensors)
+    for name, module in list(model.named_modules()):
+        if type(module) in _MATRICES:
+            weight, scale = tensors[f"{name}.weight"], tensors.get(f"{name}.weight{SCALE_SUFFIX}")
+            placed = (
+                DenseEmbedding(weight, scale)
+                if isinstance(module, nn.Embedding)
+                else DenseLinear(weight, scale, tensors.get(f"{name}.bias"))
+            )
+            model.set_submodule(name, placed)
+            continue
+        for parameter, current in _kept(module):
+            value = tensors[f"{name}.{parameter}"]
+            if isinstance(current, nn.Parameter):
+                setattr(module, parameter, nn.Parameter(value, requires_grad=False))
+            else:
+                setattr(module, parameter, value)
+
+
+def _kept(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """A module's own parameters and persistent buffers."""
+    buffers = [
+        b for b in module.named_buffers(recurse=False) if b[0] not in module._non_persistent_buffers_set
+    ]
+    return [*module.named_parameters(recurse=False), *buffers]

@@ -1,0 +1,74 @@
+"""transformers' model of a store without any weights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgemoe.errors import ModelRefused
+from edgemoe.experts import layer as experts
+from edgemoe.families.table import family_of
+from edgemoe.layers import attention
+from edgemoe.layers.trial import try_step
+from edgemoe.machine.model_code import without_compiler
+from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.files.untrusted import foreign_code
+
+_LOGITS_ONLY = {
+    "return_dict": True,
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits"), False),
+}
+"""Keys of a config that are for training and would change what a model returns."""
+
+
+@without_compiler()
+def skeleton(directory: Path, bounded: Config) -> nn.Module:
+    """The model of a store without any weights: transformers' modules on the meta device.
+
+    A step of two tokens shows that the modules compute with the config's values. Imports the code of the model's class,
+    which counts as the program's memory.
+
+    Args:
+        directory: with config.json.
+        bounded: its contents, bounded.
+
+    Raises:
+        ModelRefused: transformers does not accept a value of the config, or its modules cannot compute with it.
+    """
+    file = directory / "config.json"
+    family = family_of(bounded)
+    with foreign_code(f"values in {file} that transformers accepts", values=bounded), torch.device("meta"):
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, **_LOGITS_ONLY)
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
+        )
+        model.set_experts_implementation(experts.NAME)
+    with foreign_code(f"values in {file} that transformers' modules compute with", values=bounded):
+        try_step(model, family, bounded)
+    return model  # type: ignore[no-any-return]
+
+
+def without_weights(model: nn.Module) -> dict[int, str]:
+    """Drops the (meta) weights of every experts module except its biases. Returns layer -> the module's name."""
+    found = {}
+    for name, module in model.named_modules():
+        if not hasattr(module, "_apply_gate"):
+            continue
+        if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+            raise ModelRefused(
+                f"experts of one gate_up and one down matrix in {name}",
+                "experts without a gate, or with a norm behind them",
+                "choose a supported model family",
+            )
+        match = re.search(r"\.layers\.(\d+)\.", name)
+        assert match, name
+        for parameter in [p for p, _ in module.named_parameters(recurse=False)]:
+            if not parameter.endswith("_bias"):
+                delattr(module, parameter)
+        found[int(match[1])] = name
+    return dict(sorted(found.items()))
