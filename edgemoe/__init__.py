@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from edgemoe.api.answers import AnswerStream
     from edgemoe.api.choices import Choices
     from edgemoe.api.keywords import LoadOptions
-    from edgemoe.api.model import Model, Prompt
+    from edgemoe.api.model import Model
+    from edgemoe.api.prompt import Prompt
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
     from edgemoe.errors import (
@@ -52,7 +53,8 @@ __all__ = [
 _PLACES = {
     "edgemoe.api.answers": ("AnswerStream",),
     "edgemoe.api.choices": ("Choices",),
-    "edgemoe.api.model": ("Model", "Prompt"),
+    "edgemoe.api.model": ("Model",),
+    "edgemoe.api.prompt": ("Prompt",),
     "edgemoe.engine.generate": ("Answer",),
     "edgemoe.engine.sampling": ("TokenLogprobs",),
     "edgemoe.errors": (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
-from edgemoe.engine.sampling import Sampling
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import UserError
-from edgemoe.grammar.matcher import Grammar
+from edgemoe.grammar.matcher import Grammar, Matcher
 
 
 class Choices(TypedDict, total=False):
@@ -59,3 +60,26 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
         if wrong:
             raise UserError(f"token ids of 0 to {vocab - 1} in logit_bias", f"{wrong[0]}", "leave it out")
     return replace(own, **given)
+
+
+class ChoosingModel(Protocol):
+    """A model, as far as its samplers depend on it (api.model.Model)."""
+
+    engine: Engine
+    sampling: Sampling
+
+    def grammar(self, schema: Mapping[str, object]) -> Grammar:
+        """Compiles a JSON schema."""
+
+
+def sampler_of(model: ChoosingModel, choices: Choices) -> Sampler:
+    """Returns a sampler with a model's settings, changed by the choices given.
+
+    Raises:
+        UserError: as sampling_of, and as Model.grammar.
+    """
+    sampling = sampling_of(model.sampling, choices, model.engine.shape.vocab)
+    schema = choices.get("schema")
+    if schema is None:
+        return Sampler(sampling)
+    return Sampler(sampling, Matcher(schema if isinstance(schema, Grammar) else model.grammar(schema)))

@@ -11,21 +11,17 @@ from functools import partial
 from typing import Any, Unpack
 
 from edgemoe.api.answers import AnswerFuture, AnswerStream, Score, cancel_request, resolve
-from edgemoe.api.choices import Choices, sampling_of
+from edgemoe.api.choices import Choices, sampler_of
+from edgemoe.api.prompt import Prompt, encoded
 from edgemoe.api.status import Status
-from edgemoe.api.template import Message, encode_chat
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.pace import Pace
 from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.grammar.lark import json_answer
-from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
+from edgemoe.grammar.matcher import Grammar, Vocabulary
 from edgemoe.kv.prefix_cache import PrefixCache
-from edgemoe.storage.files.untrusted import foreign_code
-
-Prompt = str | Sequence[Message] | Sequence[int]
-"""Text that is continued as it is; messages {"role": ..., "content": ...}, put into the chat template; or token ids."""
 
 
 class Model:
@@ -71,7 +67,7 @@ class Model:
             DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
         """
         start = time.perf_counter()
-        return self.run(self.begin(encoded(self.tokenizer, prompt), self.sampler(choices), start))
+        return self.run(self.begin(encoded(self.tokenizer, prompt), sampler_of(self, choices), start))
 
     def begin(
         self,
@@ -101,7 +97,7 @@ class Model:
             as generate, here or at a piece.
         """
         start, pieces = time.perf_counter(), deque[str]()
-        sampler = self.sampler(choices)
+        sampler = sampler_of(self, choices)
         generation = self.begin(encoded(self.tokenizer, prompt), sampler, start, pieces.append)
         self._scheduler.submit(generation.request)
         return AnswerStream(self._scheduler, generation, pieces)
@@ -126,7 +122,7 @@ class Model:
         Raises:
             as generate, here or in the future.
         """
-        start, sampler = time.perf_counter(), self.sampler(choices)
+        start, sampler = time.perf_counter(), sampler_of(self, choices)
         generation = self.begin(encoded(self.tokenizer, prompt), sampler, start, on_text, client=client)
         future, request = AnswerFuture(generation), generation.request
         request.on_end = partial(resolve, future, generation)
@@ -258,27 +254,3 @@ class Model:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def sampler(self, choices: Choices) -> Sampler:
-        """Returns a sampler with the model's settings, changed by the choices given.
-
-        Raises:
-            UserError: as sampling_of, and as grammar.
-        """
-        sampling = sampling_of(self.sampling, choices, self.engine.shape.vocab)
-        schema = choices.get("schema")
-        if schema is None:
-            return Sampler(sampling)
-        return Sampler(sampling, Matcher(schema if isinstance(schema, Grammar) else self.grammar(schema)))
-
-
-def encoded(tokenizer: Any, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
-    """Returns the token ids of a prompt (Model.encode)."""
-    if isinstance(prompt, str):
-        with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
-            return list(tokenizer(prompt, verbose=False)["input_ids"])
-    tokens = [part for part in prompt if isinstance(part, int)]
-    if tokens or not prompt:
-        return tokens
-    messages = [part for part in prompt if not isinstance(part, int)]
-    return encode_chat(tokenizer, messages, template or {})

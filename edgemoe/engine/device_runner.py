@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.memory.plan import MemoryPlan

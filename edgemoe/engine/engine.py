@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from edgemoe.engine.contexts import rehearse
-from edgemoe.engine.limited_memory import LimitedMemory
-from edgemoe.engine.parts import EngineParts, Wraps, block_split, open_parts
+from edgemoe.engine.limited_memory import LimitedMemory, block_split
+from edgemoe.engine.load_model import model_without_weights
+from edgemoe.engine.parts import EngineParts, Wraps, open_parts
 from edgemoe.engine.peak import PeakMemory
 from edgemoe.engine.random_tokens import measure_on_random_tokens
 from edgemoe.engine.rules import Rules, first_settings
 from edgemoe.engine.sequences import Sequences
 from edgemoe.engine.stepping import Stepping
 from edgemoe.experts.step import StepRecord, Study
-from edgemoe.layers.skeleton import skeleton
-from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.plans.requirements import require_gate
@@ -57,9 +56,7 @@ class Engine(Stepping):
     def __init__(
         self, store: StoreModel, plan: MemoryPlan, settings: RunSettings, wraps: Wraps | None = None
     ) -> None:
-        freeze_existing_objects()  # before any object of an engine exists: these are collected with it
-        model = skeleton(store.directory, store.config)
-        return_free_memory()
+        model = model_without_weights(store)
         self.peak = PeakMemory(store.device)
         self.store, self.plan, self.shape, self.device = store, plan, store.shape, store.device
         keys = [

@@ -10,6 +10,9 @@ from edgemoe.cache.budget import Budget
 from edgemoe.machine.process import return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import BlockSplit
+from edgemoe.memory.tiers import form_of
+from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.settings import RunSettings
 
 
 def _free_locals(error: BaseException | None) -> None:
@@ -151,3 +154,9 @@ class LimitedMemory:
             self._resize(blocks)
             self.blocks = blocks
             self.budget.release(before - self.expert_bytes)
+
+
+def block_split(store: StoreModel, settings: RunSettings) -> BlockSplit:
+    """How the fastest tier's bytes are divided into blocks of each kind."""
+    form, damage = form_of(store.form, settings), store.known_damage(settings)
+    return BlockSplit.of(store.shape, form, settings, damage)

@@ -8,12 +8,26 @@ from torch import nn
 
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.layers.build import build_model
+from edgemoe.layers.skeleton import skeleton
 from edgemoe.machine.out_of_memory import taking
+from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.store.manifest import DENSE_NAME
+
+
+def model_without_weights(store: StoreModel) -> nn.Module:
+    """Makes transformers' model of a store without weights; Python's objects so far are never collected.
+
+    Raises:
+        ModelRefused: as layers.skeleton.skeleton.
+    """
+    freeze_existing_objects()  # before any object of an engine exists: these are collected with it
+    model = skeleton(store.directory, store.config)
+    return_free_memory()
+    return model
 
 
 def load_model(

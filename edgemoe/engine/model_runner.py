@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from edgemoe.errors import NotFinite
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.table import known_family
 from edgemoe.kernels import threads

@@ -11,11 +11,10 @@ from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.engine.load_model import load_model
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.held import HeldExperts
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.memory.split import BlockSplit
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
@@ -60,12 +59,6 @@ class Wraps:
 
     kernel: Callable[[ExpertKernel], ExpertKernel] = lambda kernel: kernel
     source: Callable[[ExpertSource], ExpertSource] = lambda source: source
-
-
-def block_split(store: StoreModel, settings: RunSettings) -> BlockSplit:
-    """How the fastest tier's bytes are divided into blocks of each kind."""
-    form, damage = form_of(store.form, settings), store.known_damage(settings)
-    return BlockSplit.of(store.shape, form, settings, damage)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from edgemoe.experts.layer import ExpertLayer, OnHost
+from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.runtime import OnHost
 from edgemoe.experts.step import StepContext
 
 

@@ -7,7 +7,7 @@ structure stay transformers' code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,62 +16,21 @@ import torch
 from edgemoe.cache.base import Lease
 from edgemoe.experts.assignments import Assignment, Assignments
 from edgemoe.experts.row_sum import PromptSum, RowSum
+from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
 from edgemoe.kernels.activation import CUSTOM, Activation
-from edgemoe.kernels.base import BATCH_ROWS, ExpertKernel, Part, Rows
+from edgemoe.kernels.base import BATCH_ROWS, Part, Rows
 from edgemoe.kernels.compensators import ExpertCompensator
-from edgemoe.machine.device import Device
 from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import without_skipped
 from edgemoe.policy.lookahead import predict
-from edgemoe.prefetch.base import ExpertSource, is_scan
+from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
 
 with without_triton():
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "edgemoe"
-
-NextLogits = Callable[[], torch.Tensor]
-"""The logits [T, E] of the next MoE layer's router on this layer's state, in RAM."""
-
-
-@dataclass(frozen=True)
-class ExpertRuntime:
-    """What all MoE layers of a model share, in all steps.
-
-    Args:
-        source: brings experts into memory.
-        kernel: computes them.
-        experts: number of experts in a layer.
-        device: the device that the model is computed on; None: the CPU.
-    """
-
-    source: ExpertSource
-    kernel: ExpertKernel
-    experts: int
-    device: Device | None = None
-
-
-@dataclass(frozen=True)
-class OnHost:
-    """What the host needs of a layer, in RAM.
-
-    Args:
-        chosen: int64 [T, k], the router's experts.
-        gates: [T, k], their gate weights.
-        ranks: float [T], PromptAttention.ranks; None where the settings do not depend on attention.
-        next_logits: computes or has the next router's logits; None: nothing is predicted from this layer.
-    """
-
-    chosen: torch.Tensor
-    gates: torch.Tensor
-    ranks: torch.Tensor | None
-    next_logits: NextLogits | None
-
-
-Predicted = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]
-"""Experts of a layer (lookahead.predict), and each one's level by the rule; None: the rule saw no gate weights."""
 
 
 class ExpertLayer:
@@ -178,8 +137,7 @@ class ExpertLayer:
         ordered = not step.decode and hidden.device.type == "cpu"
         rows: RowSum = (PromptSum if ordered else RowSum)(hidden, assignments)
         wanted = assignments.wanted(self.layer)
-        several = not step.decode or len(hidden) > 1
-        scans = several and step.policy.settings.scan == "on"
+        scans = (not step.decode or len(hidden) > 1) and step.policy.settings.scan == "on"
         scan = scans and is_scan(len(wanted), self.runtime.experts)
         compensated = self._compensated(step, assignments) if step.study.compensators else None
         inputs = Rows(hidden)

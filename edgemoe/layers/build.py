@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from edgemoe.experts.device_layer import DeviceExpertLayer
-from edgemoe.experts.layer import ExpertLayer, ExpertRuntime
+from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.base import Family
 from edgemoe.families.table import known_family
 from edgemoe.kernels.activation import CUSTOM, fused_name

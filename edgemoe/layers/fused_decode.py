@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from edgemoe.experts.assignments import Assignments
-from edgemoe.experts.layer import ExpertLayer, ExpertRuntime, Predicted
+from edgemoe.experts.layer import ExpertLayer
+from edgemoe.experts.runtime import ExpertRuntime, Predicted
 from edgemoe.experts.step import StepContext
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.families.base import FusedGQA

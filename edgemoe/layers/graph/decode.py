@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgemoe.cache.base import Lease
 from edgemoe.experts.device_layer import DeviceExpertLayer
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.base import FusedGQA
 from edgemoe.kv.sequence import SequenceKV

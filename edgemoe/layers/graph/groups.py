@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgemoe.experts.layer import ExpertRuntime
+from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.layers.graph.launches import GraphLaunches
 from edgemoe.layers.graph.memory import GraphMemory
