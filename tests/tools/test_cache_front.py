@@ -19,6 +19,7 @@ def store(damageable):
     return damageable
 
 
+@pytest.mark.e2e
 def test_rows(store, checkpoint, tmp_path, capsys):
     """Exact rows cost the same at every cache; a smaller cache reads more; dropping reads less than exact 4."""
     text, plot = tmp_path / "a.txt", tmp_path / "front.png"

@@ -19,6 +19,7 @@ def texts(tmp_path):
     return [f"--text={name}={tmp_path / name}" for name in words]
 
 
+@pytest.mark.e2e
 def test_rows(damageable, checkpoint, texts, capsys):
     """Static sets of all or no experts are the uniform levels; every part has a row for each of its cases."""
     of_store = ["--model", str(damageable), "--reference", str(checkpoint)]

@@ -29,6 +29,7 @@ def test_config_gives_the_models_parameters(name):
     assert total / 1e9 == pytest.approx(PUBLISHED[name], abs=0.1)
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not native.available(), reason="the table is planned for edgemoe's own kernel")
 def test_docs_contain_the_tools_table():
     """docs/models.md contains the table that the tool prints."""

@@ -143,6 +143,7 @@ def test_gguf_gives_the_same_codes_back(drawn):
                 assert bool((moved.abs() <= (8 * steps + 0.08) / 2048).all())
 
 
+@pytest.mark.e2e
 @given(stores())
 @QUICK
 def test_compressed_tensors_gives_the_same_codes_back(drawn):
@@ -171,6 +172,7 @@ def test_compressed_tensors_gives_the_same_codes_back(drawn):
         assert all(torch.equal(first[tensor], second[tensor]) for tensor in first)
 
 
+@pytest.mark.e2e
 @given(stores())
 @settings(QUICK, max_examples=10)
 def test_safetensors_gives_the_same_weights_back(drawn):

@@ -258,6 +258,7 @@ junk = (
 )
 
 
+@pytest.mark.e2e
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

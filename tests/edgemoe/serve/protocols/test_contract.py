@@ -79,6 +79,7 @@ def test_several_calls_are_parts_of_their_own(served, dialect, wants, stream):
     assert said.calls == [("weather", {"city": "Oslo"}), ("tides", {"city": "Oslo"})]
 
 
+@pytest.mark.e2e
 def test_turns_keep_every_token(served, dialect, wants):
     """Ten turns of calls that the client sends back: each prompt has the model's spelling, computed once."""
     prompts, before = wants(answer_of_turns), None
@@ -118,6 +119,7 @@ def test_how_an_answer_ends(served, dialect, wants, stream):
     assert "one two three".startswith(cut.text)
 
 
+@pytest.mark.e2e
 def test_an_answer_ends_with_the_context(served, dialect, wants):
     """The prompt and the answer have all of its tokens, and the last one, which needs no place."""
     wants("x" * 5000)
