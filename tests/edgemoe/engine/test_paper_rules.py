@@ -10,11 +10,11 @@ import torch
 from counted_engine import CountedEngine
 
 from edgemoe.bench.timeline import TimedSource, TimedStep, Timeline
-from edgemoe.engine import parts as parts_module
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.parts import Wraps
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch import workers
 from edgemoe.prefetch.base import ExpertSource, StepExperts
 from edgemoe.storage.base import ExpertKey
 
@@ -56,9 +56,7 @@ class RecordedStep(TimedStep):
 
 def run(store: StoreModel, monkeypatch: pytest.MonkeyPatch, experts: int, **changes: object):
     """Answers PROMPTS with blocks for so many experts: (source, bytes read, bytes of the pool, what is resident)."""
-    monkeypatch.setattr(
-        parts_module, "SCAN_WORKERS", 0
-    )  # one reader: experts arrive in the order of their reads
+    monkeypatch.setattr(workers, "SCAN_WORKERS", 0)  # one reader: experts arrive in the order of their reads
     settings = RunSettings(**{"levels": (4, 2), "retention": 0.6, "critical": "ceil"} | PAPER | changes)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     plan = store.plan(vram_limit=least + (experts - 2) * SIZE[4], settings=settings, context=64)

@@ -201,7 +201,7 @@ def test_tasks_together_are_answered_as_alone(open_engine, tiny_store, monkeypat
 def test_a_request_that_fails_ends_the_tasks(open_engine, tiny_store, monkeypatch):
     """The error of a step reaches the caller, and no sequence is left."""
     engine = open_engine(tiny_store, level=4, context=256, parallel=3)
-    monkeypatch.setattr(type(engine), "step", lambda *step, **how: 1 / 0)
+    monkeypatch.setattr(type(engine), "begin", lambda *step, **how: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         TogetherTasks(engine, a_tokenizer(), frozenset(), lambda: None).run(
             QUESTIONS, Arm(engine.settings, ("decode",), "lynx-tasks", 3)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from edgemoe.commands.eval import EXAMPLES, eval_command
 from edgemoe.engine.engine import StoreModel
 from edgemoe.evaluate.observations import Observations, observe
-from edgemoe.experts.runtime import Routed
+from edgemoe.experts.step import Routed
 from edgemoe.policy.settings import RunSettings
 
 WINDOWS = torch.randint(3, 300, (2, 48), generator=torch.Generator().manual_seed(2)).tolist()

@@ -285,7 +285,7 @@ def test_a_store_without_them_names_the_command(tiny_store):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({}, "give --levels 4/2"), ({"levels": "2", "compensate": 0}, "1 or more")]
+    ("options", "words"), [({}, 'give levels="4/2"'), ({"levels": "2", "compensate": 0}, "1 or more")]
 )
 def test_options_that_contradict_each_other(compensated, options, words):
     with pytest.raises(UserError, match=words):

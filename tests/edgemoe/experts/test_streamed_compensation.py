@@ -306,7 +306,7 @@ def test_a_limit_of_compensators_is_kept_or_refused(own):
     with pytest.raises(DoesNotFit, match=f"--compensators-limit {format_least(least)}") as caught:
         plan_of(own, compensators_limit=least - 1)
     assert (caught.value.exit_code, caught.value.minimum) == (3, least)
-    with pytest.raises(UserError, match="give --compensate 1 with it"):
+    with pytest.raises(UserError, match="give compensate=1 with it"):
         edgemoe.load(own, levels="2", compensators_limit="1MB")
 
 

@@ -209,7 +209,7 @@ def test_levels_change_between_steps(open_engine, tiny_store):
     engine.configure(settings)
     assert torch.equal(run(engine), first)
     small = open_engine(tiny_store, levels=(4,))
-    with pytest.raises(UserError, match="levels up to 4"):
+    with pytest.raises(UserError, match="levels of at most 4 bits"):
         small.configure(small.settings.with_(levels=(8,)))
     with pytest.raises(UserError, match="readers"):
         small.configure(small.settings.with_(readers=1))

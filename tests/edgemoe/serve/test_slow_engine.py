@@ -90,7 +90,7 @@ def test_a_client_that_leaves_the_queue(slow):
     """A request that waits for its KV is gone with its client, before the others end."""
     slow.pause = 0.1
     others = [in_thread(lambda: gone_after(slow, 1.5, stream=False)) for _ in range(2)]
-    slow.wait(lambda: slow.serving.model.status().running == 1 and len(slow.serving.queue.jobs) == 2)
+    slow.wait(lambda: slow.serving.model.status().running == 2 and len(slow.serving.queue.jobs) == 2)
     gone_after(slow, 0.3, stream=False)
     slow.wait(lambda: len(slow.serving.queue.jobs) == 2, 2)
     for other in others:
