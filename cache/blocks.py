@@ -70,33 +70,33 @@ class SharedBlocks:
         capacity: kind's name -> blocks; a kind that is absent, or has 0, gets no arena.
         arenas: allocates the memory; may return fewer blocks than `capacity`.
 
+    Attributes:
+        arenas: kind's name -> its blocks.
+        references: kind's name -> references to each block.
+
     Raises:
         OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
     """
 
     def __init__(self, kinds: Iterable[BlockKind], capacity: Mapping[str, int], arenas: Arenas) -> None:
         made = arenas({kind: capacity[kind.name] for kind in kinds if capacity.get(kind.name)})
-        self._arenas = {name: arena for name, arena in made.items() if arena.capacity}
-        self._references = {name: [0] * arena.capacity for name, arena in self._arenas.items()}
-        self._views = {name: arena.views for name, arena in self._arenas.items()}
-        self._backed = {name: arena.capacity * len(arena.views[0]) for name, arena in self._arenas.items()}
+        self.arenas = {name: arena for name, arena in made.items() if arena.capacity}
+        self.references = {name: [0] * arena.capacity for name, arena in self.arenas.items()}
+        self._views = {name: arena.views for name, arena in self.arenas.items()}
+        self._backed = {name: arena.capacity * len(arena.views[0]) for name, arena in self.arenas.items()}
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds with at least one block, in the form's order."""
-        return tuple(self._arenas)
+        return tuple(self.arenas)
 
     def room(self, kinds: Sequence[str]) -> int:
         """How many more experts with a block of each kind fit."""
-        return min(self._arenas[kind].available for kind in kinds)
-
-    def has_free(self, kind: str) -> bool:
-        """Whether a block of the kind is free."""
-        return bool(self._arenas[kind].unused)
+        return min(self.arenas[kind].available for kind in kinds)
 
     def sole(self, kind: str, index: int) -> bool:
         """Whether the block has exactly one reference."""
-        return self._references[kind][index] == 1
+        return self.references[kind][index] == 1
 
     def take(self, kinds: Iterable[str], yielded: Indices) -> Indices:
         """Adds a reference to yielded blocks, and takes a free block, of which there must be one, of each other kind.
@@ -104,30 +104,32 @@ class SharedBlocks:
         Returns:
             kind's name -> index, for each of `kinds`.
         """
-        self.refer(yielded)
-        indices = dict(yielded)
+        indices: Indices = {}
         for kind in kinds:
-            if kind not in indices:
-                index = indices[kind] = self._arenas[kind].unused.pop()
-                self._references[kind][index] = 1
+            if kind in yielded:
+                index = indices[kind] = yielded[kind]
+                self.references[kind][index] += 1
+            else:
+                index = indices[kind] = self.arenas[kind].unused.pop()
+                self.references[kind][index] = 1
         return indices
 
     def refer(self, indices: Indices) -> None:
         """Adds a reference to each block; each must already have one."""
         for kind, index in indices.items():
-            self._references[kind][index] += 1
+            self.references[kind][index] += 1
 
     def forget(self, indices: Indices) -> None:
         """Removes a reference from each block and frees the blocks without any."""
         for kind, index in indices.items():
-            counts = self._references[kind]
+            counts = self.references[kind]
             counts[index] -= 1
             if not counts[index]:
-                self._arenas[kind].free(index)
+                self.arenas[kind].free(index)
 
     def exceeds(self, kind: str, capacity: Mapping[str, int]) -> bool:
         """Whether more blocks of a kind have references than `capacity` has."""
-        arena = self._arenas[kind]
+        arena = self.arenas[kind]
         return arena.capacity - arena.available > capacity.get(kind, 0)
 
     def set_capacity(self, capacity: Mapping[str, int]) -> None:
@@ -136,12 +138,12 @@ class SharedBlocks:
         Args:
             capacity: kind's name -> blocks, at most as many as were allocated; no kind `exceeds` it.
         """
-        for kind, arena in self._arenas.items():
+        for kind, arena in self.arenas.items():
             arena.set_capacity(capacity.get(kind, 0))
 
     def leaving(self, indices: Indices) -> list[str]:
         """Kinds of blocks that are not in use any more."""
-        return [kind for kind, index in indices.items() if index >= self._arenas[kind].capacity]
+        return [kind for kind, index in indices.items() if index >= self.arenas[kind].capacity]
 
     def relocate(self, indices: Indices, leaving: Sequence[str]) -> Indices | None:
         """Takes other blocks in place of those that leave, and adds a reference to each of the others.
@@ -149,13 +151,12 @@ class SharedBlocks:
         Returns:
             kind's name -> index; None: there is no place.
         """
-        taken = self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
-        return {kind: taken[kind] for kind in indices}
+        return self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
 
     def fit_memory(self) -> None:
         """Returns the memory of blocks that are not in use, then takes that of blocks that are again."""
         for grows in (False, True):
-            for kind, arena in self._arenas.items():
+            for kind, arena in self.arenas.items():
                 nbytes = arena.capacity * len(arena.views[0])
                 if (nbytes > self._backed[kind]) == grows:
                     arena.back(nbytes)
@@ -170,5 +171,5 @@ class SharedBlocks:
 
     def close(self) -> None:
         """Returns the memory to the system. Idempotent. Raises BufferError while a block's buffer is exported."""
-        for arena in self._arenas.values():
+        for arena in self.arenas.values():
             arena.close()

@@ -36,7 +36,7 @@ class Eviction:
     Attributes:
         policies: kind's name -> its policy, for every kind that the tier has blocks of.
         order: the kinds in which victims are chosen: a victim's loss of one frees those after it.
-        whole: whether a victim loses everything at once.
+        level_left: (level, kind) -> the level that a victim has left when it loses its block of a kind.
         first: residents marked for eviction before all others, the last of them first.
         last: experts that are evicted after all others.
     """
@@ -50,8 +50,9 @@ class Eviction:
     ) -> None:
         self._kinds, self._blocks, self._versions = kinds, blocks, versions
         self.policies = {kind: policies[kind] for kind in blocks.kinds}
-        self.whole = any(policy.whole for policy in policies.values())
-        self.order = blocks.kinds[::-1] if self.whole else blocks.kinds
+        whole = any(policy.whole for policy in policies.values())
+        self.order = blocks.kinds[::-1] if whole else blocks.kinds
+        self.level_left = dict.fromkeys(kinds.below, 0) if whole else kinds.below
         self.first: dict[ExpertKey, None] = {}
         self.last: frozenset[ExpertKey] = frozenset()
         self._counts_predictions = all(policy.counts_predictions for policy in policies.values())
@@ -100,10 +101,6 @@ class Eviction:
             if not new or kind not in new.indices:
                 self.policies[kind].forgotten(old.key)
 
-    def level_left(self, version: Version, kind: str) -> int:
-        """The level that a victim has left when it loses its block of a kind."""
-        return 0 if self.whole else self._kinds.below[version.level, kind]
-
     def victims(self, key: ExpertKey, needed: Sequence[str]) -> Victims | None:
         """Chooses the victims that free one block of each needed kind for an expert. Changes nothing.
 
@@ -122,15 +119,16 @@ class Eviction:
         losers: dict[Version, int] = {}
         yielded: Indices = {}
         for kind in self.order:
-            if kind not in needed or kind in yielded or blocks.has_free(kind):
+            if kind not in needed or kind in yielded or blocks.arenas[kind].unused:
                 continue
             version = next(self.evictable(kind, key), None)
             if version is None:
                 return None
-            left = losers[version] = self.level_left(version, kind)
+            left = losers[version] = self.level_left[version.level, kind]
             for lost in version.indices.keys() - self._kinds.names[left]:
-                if lost in needed and blocks.sole(lost, version.indices[lost]):
-                    yielded.setdefault(lost, version.indices[lost])
+                index = version.indices[lost]
+                if lost in needed and blocks.references[lost][index] == 1:
+                    yielded.setdefault(lost, index)
         return losers, yielded
 
     def _victims_in_pool(

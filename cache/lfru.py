@@ -60,10 +60,12 @@ class LFRU(EvictionPolicy):
         if key in self._resident:
             return
         self._resident.add(key)
-        self.used((key,))
+        self._now = now = self._now + 1 / (self._memory * len(self._resident))
+        before = self._scores.get(key)
+        score = self._scores[key] = now if before is None else now + log2(1 + exp2(before - now))
         if key not in self._heaped:
             self._heaped.add(key)
-            heappush(self._heap, (self._scores[key], key))
+            heappush(self._heap, (score, key))
 
     def forgotten(self, key: ExpertKey) -> None:
         """Makes a key not resident; its score stays."""

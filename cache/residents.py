@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgemoe.cache.base import Lease, Observer, Reservation, Victim
@@ -60,29 +60,30 @@ class Residents:
         for version in self.versions.values():
             observer(version.key, version.level, version.blocks)
 
-    def put(self, key: ExpertKey, level: int, indices: Indices, arriving: tuple[Event, ...]) -> Version:
-        """Makes another version resident, whose blocks have their references already.
-
-        Args:
-            key: the expert.
-            level: the level that the blocks make.
-            indices: kind's name -> index of the block.
-            arriving: events after the copies that still fill the blocks.
-        """
-        version = Version(key, level, indices, self._blocks.views(indices), arriving)
-        self._replace(key, version)
-        return version
+    def replace(self, key: ExpertKey, version: Version | None) -> None:
+        """Makes `version`, whose blocks have their references already, the resident one; None: none is resident."""
+        old = self.versions.pop(key, None)
+        if version:
+            self.versions[key] = version
+        for observer in self._observers:
+            observer(key, version.level if version else 0, version.blocks if version else {})
+        if old:
+            self._eviction.forgotten(old, version)
+            if not old.pins:
+                self._blocks.forget(old.indices)
 
     def demote(self, version: Version, level: int) -> None:
         """Keeps the planes of a resident version that a lower level needs; 0: none."""
         if level == version.level:
             return
         if level == 0:
-            self._replace(version.key, None)
+            self.replace(version.key, None)
             return
-        indices = {kind: version.indices[kind] for kind in self._kinds.names[level]}
+        indices, blocks = {}, {}
+        for kind in self._kinds.names[level]:
+            indices[kind], blocks[kind] = version.indices[kind], version.blocks[kind]
         self._blocks.refer(indices)
-        self.put(version.key, level, indices, version.arriving)
+        self.replace(version.key, Version(version.key, level, indices, blocks, version.arriving))
 
     def arriving(self, version: Version) -> tuple[Event, ...]:
         """The events of copies that still fill the blocks; drops the events of copies that are done."""
@@ -104,11 +105,14 @@ class Residents:
         Raises:
             ValueError: one has ended.
         """
-        for lease in leases:
-            version = self.leases.pop(lease, None)
-            if version is None:
-                raise ValueError(f"{self._name}: expected a lease that has not ended, on {lease.key}")
-            self._unpin(version)
+        versions = []
+        try:
+            for lease in leases:
+                if lease not in self.leases:
+                    raise ValueError(f"{self._name}: expected a lease that has not ended, on {lease.key}")
+                versions.append(self.leases.pop(lease))
+        finally:
+            self._unpin(versions)
 
     def reserve(
         self, key: ExpertKey, level: int, losers: dict[Version, int], indices: Indices, *, keep: bool
@@ -122,16 +126,14 @@ class Residents:
             keep: whether victims stay as they are until the reservation ends.
         """
         held = self.versions.get(key)
-        for version, left in losers.items():
-            version.pins += 1
-            self.demote(version, left)
+        # Before the victims go: the blocks that they yield are not free in between.
         indices = self._blocks.take(self._kinds.rewritten[held.level if held else 0, level], indices)
         victims: list[Victim] = []
-        for version in losers:
+        for version, left in losers.items():
             if keep:
+                version.pins += 1
                 victims.append(Victim(version.key, version.level, version.blocks))
-            else:
-                self._unpin(version)
+            self.demote(version, left)
         lease = self.lease(held) if held else None
         reservation = Reservation(key, level, self._blocks.views(indices), lease, tuple(victims))
         self.pending[key] = Pending(reservation, indices, list(losers) if keep else ())
@@ -147,18 +149,20 @@ class Residents:
         Raises:
             ValueError: it has ended.
         """
-        pending = self._end(reservation)
-        have = pending.indices
+        pending, key, level = self._end(reservation), reservation.key, reservation.level
+        # The version takes the references of the reserved blocks over, and shares the blocks that the expert has.
+        indices, blocks = pending.indices, reservation.into
         if reservation.held:
-            held = self.leases[reservation.held]
-            have, arriving = held.indices | have, held.arriving + arriving
-        indices = {}
-        for kind in self._kinds.names[reservation.level]:
-            indices[kind] = have[kind]
-        self._blocks.refer(indices)
-        version = self.put(reservation.key, reservation.level, indices, arriving)
+            held, names = self.leases[reservation.held], self._kinds.names[level]
+            self._blocks.refer({kind: held.indices[kind] for kind in names if kind not in indices})
+            whole, views = held.indices | indices, held.blocks | blocks
+            indices, blocks = {kind: whole[kind] for kind in names}, {kind: views[kind] for kind in names}
+            arriving = held.arriving + arriving
+        version = Version(key, level, indices, blocks, arriving)
+        self.replace(key, version)
         self._eviction.arrived(version)
-        self._drop_references(pending)
+        if pending.victims or reservation.held:
+            self._drop_pins(pending)
         return version
 
     def abandon(self, reservation: Reservation) -> None:
@@ -167,7 +171,9 @@ class Residents:
         Raises:
             ValueError: it has ended.
         """
-        self._drop_references(self._end(reservation))
+        pending = self._end(reservation)
+        self._blocks.forget(pending.indices)
+        self._drop_pins(pending)
 
     def require_unpinned(self) -> None:
         """Raises ValueError while experts are leased or reserved."""
@@ -181,27 +187,14 @@ class Residents:
             raise ValueError(f"{self._name}: expected a reservation that has not ended, on {reservation.key}")
         return self.pending.pop(reservation.key)
 
-    def _drop_references(self, pending: Pending) -> None:
-        self._blocks.forget(pending.indices)
-        for version in pending.victims:
-            self._unpin(version)
+    def _drop_pins(self, pending: Pending) -> None:
+        self._unpin(pending.victims)
         if pending.reservation.held:
             self.release((pending.reservation.held,))
 
-    def _unpin(self, version: Version) -> None:
-        """Takes a pin from a version; without any, and not resident, it gives up its blocks."""
-        version.pins -= 1
-        if not version.pins and self.versions.get(version.key) is not version:
-            self._blocks.forget(version.indices)
-
-    def _replace(self, key: ExpertKey, version: Version | None) -> None:
-        """Makes `version` the resident one; None: none is resident."""
-        old = self.versions.pop(key, None)
-        if version:
-            self.versions[key] = version
-        for observer in self._observers:
-            observer(key, version.level if version else 0, version.blocks if version else {})
-        if old:
-            self._eviction.forgotten(old, version)
-            if not old.pins:
-                self._blocks.forget(old.indices)
+    def _unpin(self, versions: Iterable[Version]) -> None:
+        """Takes a pin from each version; without any, and not resident, it gives up its blocks."""
+        for version in versions:
+            version.pins -= 1
+            if not version.pins and self.versions.get(version.key) is not version:
+                self._blocks.forget(version.indices)

@@ -37,7 +37,7 @@ def resize(
     for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else eviction.order:
         while blocks.exceeds(kind, capacity):
             version = next(eviction.evictable(kind, None))
-            _leave(residents, version, eviction.level_left(version, kind), evicted)
+            _leave(residents, version, eviction.level_left[version.level, kind], evicted)
     blocks.set_capacity(capacity)
     for version in list(residents.versions.values()):
         if leaving := blocks.leaving(version.indices):
@@ -67,4 +67,4 @@ def _move(
     views = blocks.views(indices)
     for kind in leaving:
         views[kind][:] = version.blocks[kind]
-    residents.put(version.key, version.level, indices, version.arriving)
+    residents.replace(version.key, Version(version.key, version.level, indices, views, version.arriving))

@@ -16,6 +16,7 @@ from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.lookahead import Lookahead
 from edgemoe.prefetch.speculation import Speculation
 from edgemoe.prefetch.transfers import Transfer, Transfers
+from edgemoe.prefetch.turns import Turns
 from edgemoe.storage.base import ExpertKey
 from edgemoe.storage.files.retry import GivingUp
 from edgemoe.storage.sizes import format_size
@@ -30,7 +31,7 @@ class LayerRequest(Request):
         speculation: the prediction of the step, which this request confirms or refutes.
         counts: the counters of the step.
         wanted, scan, ordered: as in StepExperts.request.
-        compensators: leases of the compensators of the wanted experts.
+        compensators: leases of the compensators of the wanted experts; None: there is no tier of these.
     """
 
     def __init__(
@@ -43,16 +44,13 @@ class LayerRequest(Request):
         *,
         scan: bool,
         ordered: bool,
-        compensators: CompensatorLeases,
+        compensators: CompensatorLeases | None,
     ) -> None:
         self._transfers, self._vram, self._counts = transfers, transfers.vram, counts
         self._lookahead, self._speculation = lookahead, speculation
         self._compensators = compensators
         self._wanted, self._scan = wanted, scan
-        self._turns = deque(sorted(wanted)) if ordered else None
-        """Where leases come in the order of their keys, the keys that are still to come."""
-        self._waiting: dict[ExpertKey, Lease] = {}
-        """Leases whose turn has not come."""
+        self._turns = Turns(wanted) if ordered else None
         self._interrupt = DeferredInterrupt()
         self._hits: list[Lease] = []
         self._arrived: list[Lease] = []
@@ -93,13 +91,15 @@ class LayerRequest(Request):
         came = self._speculation.resolve(self._wanted)
         if not self._scan:
             self._vram.clear_evict_first()
-        self._compensators.begin()
+        if self._compensators:
+            self._compensators.begin()
         counts = self._counts
         counts.add_requests(list(self._wanted.values()))
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)
-            self._want_compensator(lease.key, lease.level)
+            if self._compensators:
+                self._compensators.want(lease.key, lease.level)
         counts.vram_hits += len(hits)
         # A partly resident expert goes first: the transfer of a whole one might evict it meanwhile.
         for key in (*partial, *missing):
@@ -119,15 +119,16 @@ class LayerRequest(Request):
             self._release_current()
             self.advance()
         while not self._stopped:
-            self._interrupt.check()
-            if self._transfers.under_way or self._compensators.under_way:
+            if DeferredInterrupt.pending:
+                self._interrupt.check()
+            if self._transfers.under_way or self._compensators:
                 self._collect()
             if (self._hits or self._arrived) and (ready := self._ready()):
                 return ready
             if not (self._awaited or self._missing or self._hits or self._arrived):
                 break
             self.advance()
-            if self._turns is not None and any(map(self._compensators.has, self._arrived)):
+            if self._turns and self._any_computable(self._arrived):
                 continue
             self._await_any()
         raise StopIteration
@@ -137,32 +138,39 @@ class LayerRequest(Request):
         transfers = self._transfers
         # Moves have blocks that a missing expert lacks.
         moving = transfers.moving.values() if self._missing else ()
-        if not (transfers.under_way or moving or self._compensators.under_way):
+        compensators = self._compensators.under_way if self._compensators else {}
+        if not (transfers.under_way or moving or compensators):
             self._start_alone()
-        transfers.await_done(
-            [*transfers.under_way.values(), *moving, *self._compensators.under_way], CHECK_EVERY
-        )
+        transfers.await_done([*transfers.under_way.values(), *moving, *compensators.values()], CHECK_EVERY)
 
     def advance(self) -> None:
         """Starts demanded transfers, in disk order, as far as blocks are free; after the last, predicted ones."""
-        self._compensators.advance()
+        if self._compensators:
+            self._compensators.advance()
         while self._missing:
             if not self._start_first():
                 return
-        self._speculation.pump()
+        if self._speculation.candidates or self._speculation.flying:
+            self._speculation.pump()
 
     def finish(self) -> None:
         """Ends every lease, and every transfer; transfers that have not begun never do. Idempotent."""
         self._stopped = True
         self._missing.clear()
-        begun = [transfer for transfer in self._awaited.values() if not self._cancel(transfer)]
+        begun = [each for each in self._awaited.values() if not (each.owner or self._transfers).cancel(each)]
         self._awaited.clear()
-        self._release_current()
-        self._vram.release(*self._hits, *self._arrived, *self._waiting.values())
-        self._hits, self._arrived, self._waiting = [], [], {}
+        if self._current:
+            self._release_current()
+        if self._turns:
+            self._arrived += self._turns.waiting.values()
+            self._turns.waiting.clear()
+        if self._hits or self._arrived:
+            self._vram.release(*self._hits, *self._arrived)
+            self._hits, self._arrived = [], []
         if begun:
             self._end_begun(begun)
-        self._compensators.finish()
+        if self._compensators:
+            self._compensators.finish()
         if self._brought:
             self._vram.mark_evict_first(self._brought)
 
@@ -171,8 +179,8 @@ class LayerRequest(Request):
         with GivingUp():
             for transfer in transfers:
                 self._transfers.await_done((transfer,))
-                lease = self._end(transfer)
-                if lease:
+                end = transfer.owner.end_transfer if transfer.owner else self._transfers.end
+                if lease := end(transfer):
                     self._vram.release(lease)
 
     def _take_over(self, key: ExpertKey) -> bool:
@@ -183,16 +191,16 @@ class LayerRequest(Request):
         transfer = self._transfers.under_way[key]
         if transfer.reservation.level >= self._wanted[key]:
             self._transfers.workers.hasten(transfer)
-        elif self._cancel(transfer):
+        elif (transfer.owner or self._transfers).cancel(transfer):
             return False
         self._awaited[key] = transfer
-        self._want_compensator(key, transfer.reservation.level)
+        if self._compensators:
+            self._compensators.want(key, transfer.reservation.level)
         return True
 
-    def _want_compensator(self, key: ExpertKey, level: int) -> None:
-        """Starts the read of the compensator of an expert whose blocks are leased or reserved at a level."""
-        if self._compensators.any:
-            self._compensators.want(key, level)
+    def _any_computable(self, leases: Sequence[Lease]) -> bool:
+        """Whether one of some leases has its compensator, or is computed without one."""
+        return any(map(self._compensators.has, leases)) if self._compensators else bool(leases)
 
     def _ready(self) -> list[Lease]:
         """The leases that are ready now, with their compensators, and whose turn it is.
@@ -201,36 +209,31 @@ class LayerRequest(Request):
         would keep the other experts' kernels from starting.
         """
         leases, hits, still = self._hits, list[Lease](), list[Lease]()
-        if self._compensators.any:
-            leases = [lease for lease in self._hits if self._compensators.has(lease)]
-            hits = [lease for lease in self._hits if not self._compensators.has(lease)]
+        has = self._compensators.has if self._compensators else None
+        if has:
+            leases = [lease for lease in self._hits if has(lease)]
+            hits = [lease for lease in self._hits if not has(lease)]
         waits = not leases
         for lease in self._arrived:
             now = waits or not lease.arriving or all(event.done() for event in lease.arriving)
-            (leases if now and self._compensators.has(lease) else still).append(lease)
+            (leases if now and (not has or has(lease)) else still).append(lease)
         self._hits, self._arrived = hits, still
-        leases = leases if self._turns is None else self._in_turn(leases, self._turns)
+        if self._turns:
+            leases = self._turns.take(leases)
         self._current = leases
         if self._transfers.path.asynchronous:
             self._transfers.path.hand_out(leases)
         return leases
 
-    def _in_turn(self, leases: Sequence[Lease], turns: deque[ExpertKey]) -> list[Lease]:
-        """The leases that come next in the order of keys, of these and those that wait; the others wait."""
-        self._waiting |= {lease.key: lease for lease in leases}
-        now = []
-        while turns and turns[0] in self._waiting:
-            now.append(self._waiting.pop(turns.popleft()))
-        return now
-
     def _collect(self) -> None:
         """Ends every transfer that is done, and starts those whose experts came below their level."""
         missing = len(self._missing)
-        if self._compensators.under_way and (error := self._compensators.collect()):
+        if self._compensators and (error := self._compensators.collect()):
             self.finish()
             raise error
-        for transfer in self._transfers.done():
-            self._arrival(transfer)
+        for transfer in list(self._transfers.under_way.values()):
+            if transfer.done:
+                self._arrival(transfer)
         if len(self._missing) > missing:
             self.advance()
 
@@ -241,14 +244,15 @@ class LayerRequest(Request):
             assert transfer.owner
             transfer.owner.land(transfer)
             return
-        lease = self._end(transfer)
+        lease = (transfer.owner.end_transfer if transfer.owner else self._transfers.end)(transfer)
         if transfer.error and not transfer.owner:
             self.finish()
             raise transfer.error
         if lease and lease.level >= self._wanted[key]:
-            self._counts.dram_hits += transfer.dram_alone
+            self._counts.dram_hits += transfer.read == 0 and transfer.load.dram_alone
             self._arrived.append(lease)
-            self._want_compensator(key, lease.level)
+            if self._compensators:
+                self._compensators.want(key, lease.level)
             return
         if lease:
             self._vram.release(lease)
@@ -262,30 +266,22 @@ class LayerRequest(Request):
             insort(self._missing, key)
 
     def _give_up_last(self) -> bool:
-        """Ends the last lease of those that wait for their turn, for an expert whose turn it is and that lacks blocks.
-
-        Its expert comes again at its turn. False: the first missing one is not the next, or no lease waits.
-        """
-        if not self._waiting or not self._turns or self._missing[0] != self._turns[0]:
+        """Ends the last lease that waits for its turn, for the first missing expert; its own expert comes again."""
+        lease = self._turns.give_up(self._missing[0]) if self._turns else None
+        if lease is None:
             return False
-        key = max(self._waiting)
-        self._vram.release(self._waiting.pop(key))
-        self._add_missing(key)
+        self._vram.release(lease)
+        self._add_missing(lease.key)
         return True
 
-    def _end(self, transfer: Transfer) -> Lease | None:
-        return (transfer.owner.end_transfer if transfer.owner else self._transfers.end)(transfer)
-
-    def _cancel(self, transfer: Transfer) -> bool:
-        return (transfer.owner or self._transfers).cancel(transfer)
-
     def _release_current(self) -> None:
-        if self._current:
-            if self._transfers.path.asynchronous:
-                self._transfers.path.computed()
-            self._vram.release(*self._current)
+        """Ends the leases that were handed out last."""
+        if self._transfers.path.asynchronous:
+            self._transfers.path.computed()
+        self._vram.release(*self._current)
+        if self._compensators:
             self._compensators.release(self._current)
-            self._current = []
+        self._current = []
 
     def _start_alone(self) -> None:
         """Starts the first transfer where nothing is under way or can be computed, and still no block was free.
@@ -293,7 +289,7 @@ class LayerRequest(Request):
         Experts that wait for their compensators come first. In a tier of one expert that is a promotion, whose new
         block cannot stand beside its old one.
         """
-        if self._hits or self._arrived:
+        if self._compensators and (self._hits or self._arrived):
             self._compensators.start_alone()
             return
         key = self._missing[0]
@@ -322,5 +318,6 @@ class LayerRequest(Request):
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer
-        self._want_compensator(key, level)
+        if self._compensators:
+            self._compensators.want(key, level)
         return True

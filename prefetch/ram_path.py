@@ -47,7 +47,8 @@ class RamPath(TransferPath):
         if reservation is None:
             return None
         in_dram = self.dram.acquire(key, have) if self.dram and have else None
-        return _Move(self, reservation, in_dram, self._spills(reservation))
+        spills = self._spills(self.dram, reservation) if self.dram else ()
+        return _Move(self, reservation, in_dram, spills)
 
     def spill(self, victim: Victim) -> None:
         """Copies an expert that leaves the fast tier to DRAM, which may evict others for it."""
@@ -56,16 +57,14 @@ class RamPath(TransferPath):
             _copy(victim.blocks, into.into)
             self.dram.release(self.dram.publish(into))
 
-    def _spills(self, reservation: Reservation) -> list[Spill]:
+    def _spills(self, dram: PlaneTier, reservation: Reservation) -> list[Spill]:
         """DRAM's blocks for victims of which VRAM keeps nothing; victims without free blocks are forgotten."""
         spills: list[Spill] = []
-        if self.dram is None:
-            return spills
         for victim in reservation.victims:
             # A victim whose spill is under way came back and was evicted again; the first spill may stay.
             if self.vram.level_of(victim.key) or victim.key in self.spilling:
                 continue
-            into = self._dram_blocks(self.dram, victim)
+            into = self._dram_blocks(dram, victim)
             if into:
                 self.spilling.add(victim.key)
                 spills.append(Spill(victim, into))
@@ -112,8 +111,10 @@ class _Move(Load):
 
     def end(self, *, complete: bool) -> tuple[Lease | None, int]:
         """Publishes or abandons the blocks, and makes DRAM give up what has moved."""
-        path, lease = self._path, None
-        spilled = sum([self._end_spill(path.dram, spill) for spill in self._spills if path.dram])
+        path, lease, spilled = self._path, None, 0
+        if path.dram:
+            for spill in self._spills:
+                spilled += self._end_spill(path.dram, spill)
         if complete:
             lease = path.vram.publish(self.reservation)
         else:

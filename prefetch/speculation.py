@@ -39,14 +39,18 @@ class Speculation:
         transfers: runs them.
         lookahead: what the predictions of all steps share.
         counts: the counters of the step.
+
+    Attributes:
+        candidates: predicted experts whose transfers have not started, the next first.
+        flying: the transfers under way.
     """
 
     def __init__(self, transfers: Transfers, lookahead: Lookahead, counts: TransferCounts) -> None:
         self._transfers, self._lookahead, self._counts = transfers, lookahead, counts
         self._limit, self._scan = PER_WORKER * transfers.workers.count, False
         self._predicted: dict[ExpertKey, int] = {}
-        self._candidates: deque[ExpertKey] = deque()
-        self._flying: dict[ExpertKey, Transfer] = {}
+        self.candidates: deque[ExpertKey] = deque()
+        self.flying: dict[ExpertKey, Transfer] = {}
         self._landed: dict[ExpertKey, Transfer] = {}
         self._pins: dict[ExpertKey, Lease] = {}
         self._hidden = self._wasted = 0
@@ -54,7 +58,7 @@ class Speculation:
     @property
     def pending(self) -> bool:
         """Whether a prediction has not been resolved."""
-        return bool(self._predicted or self._flying)
+        return bool(self._predicted or self.flying)
 
     def predict(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
         """Adds to the prediction, the likeliest first, or in a scan in the order of keys.
@@ -75,20 +79,18 @@ class Speculation:
         resident = self._transfers.vram.acquire_all(dict.fromkeys(new, BASE_LEVEL), predicted=True).hits
         self._pins |= {lease.key: lease for lease in resident}
         at_hand = {lease.key for lease in resident if lease.level >= new[lease.key]}
-        self._candidates += [key for key in new if key not in at_hand]
+        self.candidates += [key for key in new if key not in at_hand]
 
     def pump(self) -> None:
         """Starts predicted transfers while blocks are free. Called when no demand lacks blocks."""
-        if not self._flying and not self._candidates:
-            return
         # A transfer whose expert is requested is ended by its request.
-        for transfer in list(self._flying.values()):
+        for transfer in list(self.flying.values()):
             if transfer.done and transfer.requested is None:
                 self.land(transfer)
         transfers = self._transfers
         limit = max(self._limit, IN_A_SCAN) if self._scan else self._limit
-        while self._candidates and len(self._flying) < limit:
-            key = self._candidates[0]
+        while self.candidates and len(self.flying) < limit:
+            key = self.candidates[0]
             level = self._predicted[key]
             # A transfer under way belongs to an earlier prediction or to the running layer, a moving one to neither.
             if (
@@ -98,13 +100,13 @@ class Speculation:
                 started = transfers.start(key, level, self._counts, ahead_of=self)
                 if started is None:
                     return
-                self._flying[key] = started
+                self.flying[key] = started
                 self._counts.speculated += 1
-            self._candidates.popleft()
+            self.candidates.popleft()
 
     def yield_blocks(self) -> bool:
         """Frees the least likely expert's blocks for a demand. Returns False where every read has begun."""
-        for transfer in reversed(self._flying.values()):
+        for transfer in reversed(self.flying.values()):
             if transfer.requested is None and self.cancel(transfer):
                 return True
         if self._pins:
@@ -120,7 +122,7 @@ class Speculation:
         """
         requested = self._transfers.clock()
         self._compare(wanted)
-        for transfer in list(self._flying.values()):
+        for transfer in list(self.flying.values()):
             if transfer.done:
                 self.land(transfer)
         used = []
@@ -130,7 +132,7 @@ class Speculation:
                 used += [key] if transfer.reservation.held is None else []
             else:
                 self._count_wasted(transfer)
-        for transfer in list(self._flying.values()):
+        for transfer in list(self.flying.values()):
             # A promotion beyond what is wanted and resident already is not wanted.
             if wanted.get(transfer.key, 0) > self._transfers.vram.level_of(transfer.key):
                 transfer.requested = requested
@@ -142,14 +144,14 @@ class Speculation:
 
     def adopt(self, key: ExpertKey) -> None:
         """Takes a move over whose expert is requested now: it was, as it turns out, read ahead."""
-        transfer = self._flying[key] = self._transfers.adopt(key, self._counts, self)
+        transfer = self.flying[key] = self._transfers.adopt(key, self._counts, self)
         transfer.requested = self._transfers.clock()
         self._counts.speculated += 1
 
     def end_transfer(self, transfer: Transfer) -> Lease | None:
         """Ends a transfer ahead that is done, as Transfers.end, and counts its use."""
         key = transfer.key
-        del self._flying[key]
+        del self.flying[key]
         lease = self._transfers.end(transfer)
         if lease:
             if transfer.requested is not None:
@@ -175,22 +177,22 @@ class Speculation:
         """Cancels a transfer ahead, as Transfers.cancel. Returns whether it had not begun."""
         cancelled = self._transfers.cancel(transfer)
         if cancelled:
-            del self._flying[transfer.key]
+            del self.flying[transfer.key]
         return cancelled
 
     def take_over(self, transfers: Iterable[Transfer]) -> None:
         """Makes unwanted reads, which a step before has left under way, those of this step: their bytes count here."""
         for transfer in transfers:
             transfer.counts, transfer.owner = self._counts, self
-            self._flying[transfer.key] = transfer
+            self.flying[transfer.key] = transfer
 
     def leave(self) -> list[Transfer]:
         """Ends the prediction with its step. Returns the reads that are still under way, which no layer wants."""
         for transfer in self._landed.values():
             self._count_wasted(transfer)
         self._forget()
-        left = [transfer for transfer in list(self._flying.values()) if not self.cancel(transfer)]
-        self._flying.clear()
+        left = [transfer for transfer in list(self.flying.values()) if not self.cancel(transfer)]
+        self.flying.clear()
         return left
 
     def end(self) -> None:
@@ -198,13 +200,13 @@ class Speculation:
         for transfer in self._landed.values():
             self._count_wasted(transfer)
         self._forget()
-        for transfer in [t for t in list(self._flying.values()) if not self.cancel(t)]:
+        for transfer in [t for t in list(self.flying.values()) if not self.cancel(t)]:
             self._transfers.await_done((transfer,))
             self.land(transfer)
 
     def _forget(self) -> None:
         self._predicted.clear()
-        self._candidates.clear()
+        self.candidates.clear()
         self._landed.clear()
         while self._pins:
             self._transfers.vram.release(self._pins.popitem()[1])

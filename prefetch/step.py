@@ -60,11 +60,16 @@ class FetcherStep(StepExperts):
         end.
 
         Raises:
-            ValueError: the source is closed. Entering and iterating raise as StepExperts.request.
+            ValueError: the source is closed, or lacks a tier of the wanted compensators. Entering and iterating raise
+                as StepExperts.request.
         """
         if self._transfers.workers.closed:
             raise ValueError("expected an open fetcher, got a closed one")
-        compensators = CompensatorLeases(self._compensators, compensated or {}, self.counts, scan=scan)
+        compensators = None
+        if self._compensators:
+            compensators = CompensatorLeases(self._compensators, compensated or {}, self.counts, scan=scan)
+        elif compensated:
+            raise ValueError(f"expected a tier of compensators for {len(compensated)} experts, got none")
         self._request = LayerRequest(
             self._transfers,
             self._lookahead,

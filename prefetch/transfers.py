@@ -164,7 +164,8 @@ class Transfers:
         load = self.path.load(key, level)
         if load is None:
             return None
-        transfer = self.under_way[key] = Transfer(key, load, self._run_of(load), counts, ahead_of)
+        run = partial(load.run, self.form, self._reader)
+        transfer = self.under_way[key] = Transfer(key, load, run, counts, ahead_of)
         if load.instant:
             self._work(transfer)
         else:
@@ -187,7 +188,7 @@ class Transfers:
             return None
         if self._movers is None:
             self._movers = Workers(threads, self._work, name="move")
-        transfer = self.moving[key] = Transfer(key, load, self._run_of(load), counts)
+        transfer = self.moving[key] = Transfer(key, load, partial(load.run, self.form, self._reader), counts)
         self._movers.submit(transfer)
         return transfer
 
@@ -221,16 +222,15 @@ class Transfers:
         self.end(transfer)
         return True
 
-    def done(self) -> list[Transfer]:
-        """The transfers that are done."""
-        return [transfer for transfer in self.under_way.values() if transfer.done]
-
     def await_done(self, among: Collection[Transfer], seconds: float | None = None) -> None:
         """Waits until one of some transfers is done, or until one wait of `seconds` has passed without any's end."""
         while True:
             # Cleared before the look: a worker that ends after the look sets it again.
             self._ended.clear()
-            if any(transfer.done for transfer in among) or not self._ended.wait(seconds):
+            for transfer in among:
+                if transfer.done:
+                    return
+            if not self._ended.wait(seconds):
                 return
 
     def end(self, transfer: Transfer) -> Lease | None:
@@ -255,9 +255,6 @@ class Transfers:
         if self._movers:
             self._movers.close()
         self.path.close()
-
-    def _run_of(self, load: Load) -> Callable[[], int]:
-        return partial(load.run, self.form, self._reader)
 
     def _work(self, transfer: Transfer) -> None:
         """Runs a transfer: in a worker, or at once where it is instant."""

@@ -33,10 +33,7 @@ class Assignment:
     compensated: int = 0
 
     def parts(self, most: int) -> Iterator[Assignment]:
-        """Itself in parts of at most `most` rows."""
-        if self.rows <= most:
-            yield self
-            return
+        """Parts of at most `most` rows, where it has more."""
         for start in range(0, self.rows, most):
             places = self.places[start : start + most]
             compensated = min(max(self.compensated - start, 0), len(places))
@@ -137,23 +134,22 @@ class Assignments:
             for expert, some in self.by_expert.items()
         }
 
-    def batches(self, leases: Sequence[Lease], most: int) -> Iterator[list[tuple[Lease, Assignment]]]:
-        """Splits leased experts' assignments into calls of at most `most` rows, or of a larger part of one assignment.
+    def batches(self, leases: Sequence[Lease], most: int) -> list[list[tuple[Lease, Assignment]]]:
+        """Splits the assignments of leased experts, at least one, into calls.
 
-        A part has at most MOST_ROWS rows.
+        A call has at most `most` rows, or a larger part of one assignment. A part has at most MOST_ROWS rows.
         """
-        batch: list[tuple[Lease, Assignment]] = []
+        batches: list[list[tuple[Lease, Assignment]]] = [[]]
         left = most
         for lease in leases:
-            parts = (part for one in self.by_expert[lease.key.expert] for part in one.parts(MOST_ROWS))
-            for assignment in parts:
-                left -= assignment.rows
-                if batch and left < 0:
-                    yield batch
-                    batch, left = [], most - assignment.rows
-                batch.append((lease, assignment))
-        if batch:
-            yield batch
+            for one in self.by_expert[lease.key.expert]:
+                for assignment in one.parts(MOST_ROWS) if one.rows > MOST_ROWS else (one,):
+                    left -= assignment.rows
+                    if batches[-1] and left < 0:
+                        batches.append([])
+                        left = most - assignment.rows
+                    batches[-1].append((lease, assignment))
+        return batches
 
 
 @cache

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from edgemoe.policy.tier_prices import place_of
+from edgemoe.policy.tier_prices import HELD_LEVELS, place_of
 from edgemoe.prefetch.base import PinnedExperts
 from edgemoe.storage.base import Blocks, ExpertKey
+
+_PLACES = {(own, slower): place_of(own, slower) for own in HELD_LEVELS for slower in HELD_LEVELS}
+"""(level in the fastest tier, level in DRAM) -> place."""
 
 
 class HeldExperts:
@@ -22,19 +25,16 @@ class HeldExperts:
     """
 
     def __init__(self, pinned: PinnedExperts, layers: int, experts: int) -> None:
-        self._levels = np.zeros((2, layers, experts), np.int64)
+        self._fast, self._slow = np.zeros((2, layers, experts), np.int64)
         places = np.zeros((layers, experts), np.int64)
         self.places, self._places = torch.from_numpy(places), places
         pinned.observe(self._fastest)
         pinned.observe_slower(self._slower)
 
     def _fastest(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
-        self._changed(0, key, level)
+        self._fast[key] = level
+        self._places[key] = _PLACES[level, self._slow[key]]
 
     def _slower(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
-        self._changed(1, key, level)
-
-    def _changed(self, tier: int, key: ExpertKey, level: int) -> None:
-        self._levels[(tier, *key)] = level
-        own, slower = self._levels[:, key.layer, key.expert]
-        self._places[key] = place_of(int(own), int(slower))
+        self._slow[key] = level
+        self._places[key] = _PLACES[self._fast[key], level]

@@ -216,28 +216,26 @@ class ExpertLayer:
     ) -> None:
         """Computes leased experts and adds their rows."""
         tokens, slots = assignments.gates.shape
+        exact = step.policy.settings.exact
         most = BATCH_ROWS if inputs.x.device.type == "cpu" else assignments.rows
         for batch in assignments.batches(leases, most):
             step.kv.check_cancelled()
-            parts = [self._part(step, lease, one) for lease, one in batch]
-            numbers = [lease.key.expert for lease, _ in batch]
-            used = [(one.level, part.level, one.rows) for part, (_, one) in zip(parts, batch, strict=True)]
-            step.use.add(used)
-            own = torch.cat([one.places for _, one in batch])
+            parts, numbers, used, places = list[Part](), list[int](), list[tuple[int, int, int]](), []
+            for lease, one in batch:
+                level = one.level if exact else lease.level
+                compensator = self._compensator(step, lease.key, level, one) if one.compensated else None
+                parts.append(Part(lease.blocks, lease.level, level, one.rows, compensator, one.compensated))
+                numbers.append(lease.key.expert)
+                used.append((one.level, level, one.rows))
+                places.append(one.places)
+            step.record.use.add(used)
+            own = torch.cat(places)
             out = rows.room(own)
             x = inputs if tokens == 1 else replace(inputs, of=own // slots)
             self.apply(x, parts, numbers, out)
             if step.study.probe:
                 step.study.probe.computed(self, x, parts, numbers, out)
             rows.add(own, out)
-
-    def _part(self, step: StepContext, lease: Lease, one: Assignment) -> Part:
-        """One expert's part of a kernel call, at the level at which the step computes it."""
-        level = one.level if step.policy.settings.exact else lease.level
-        compensator = self._compensator(step, lease.key, level) if one.compensated else None
-        if compensator:
-            step.use.add_compensated(compensator.bits, one.compensated)
-        return Part(lease.blocks, lease.level, level, one.rows, compensator, one.compensated)
 
     def _compensated(self, step: StepContext, assignments: Assignments) -> dict[ExpertKey, int]:
         """The experts to be compensated: those computed at the base level (`compensated` of StepExperts.request)."""
@@ -252,10 +250,15 @@ class ExpertLayer:
                 found[key] = 0 if exact else base
         return found
 
-    def _compensator(self, step: StepContext, key: ExpertKey, level: int) -> ExpertCompensator | None:
-        """The compensator of an expert that is computed at a level; None where the level or the expert has none."""
+    def _compensator(
+        self, step: StepContext, key: ExpertKey, level: int, one: Assignment
+    ) -> ExpertCompensator | None:
+        """Counts and returns the compensator of an expert that is computed at a level; None: there is none."""
         compensators = step.study.compensators
-        return compensators.of(key) if compensators and compensators.level == level else None
+        compensator = compensators.of(key) if compensators and compensators.level == level else None
+        if compensator:
+            step.use.add_compensated(compensator.bits, one.compensated)
+        return compensator
 
     def apply(self, x: Rows, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor) -> None:
         """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""

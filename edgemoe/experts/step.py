@@ -185,6 +185,7 @@ class StepContext:
         counts_choices: the record counts the choices of the routers.
 
     Attributes:
+        decode: the rows are new tokens, each judged alone.
         record: what the step leaves; complete once it has ended.
         logits: float32 [segments or rows, vocab], in RAM, once it has ended.
     """
@@ -201,16 +202,11 @@ class StepContext:
         choices: ChoiceCounts | None = None,
     ) -> None:
         self.step, self.kv, self.policy, self.experts = step, kv, policy, experts
-        self.study, self.all_rows = study, all_rows
+        self.study, self.all_rows, self.decode = study, all_rows, kv.decode
         self.record = StepRecord(
             step.decodes, len(step.segments), step.rows, transfers=experts.counts, choices=choices
         )
         self.logits: torch.Tensor | None = None
-
-    @property
-    def decode(self) -> bool:
-        """Whether the rows are new tokens, each judged alone."""
-        return self.kv.decode
 
     @property
     def use(self) -> ExpertUse:

@@ -63,7 +63,7 @@ class FusedDecode:
         self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel, rows)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._tables = tables
-        self._routed = [i for i, table in enumerate(tables) if table]
+        self._routed = [i for i, table in enumerate(tables) if table is not None]
         """The layers whose router is the kernel's."""
         runtime.source.pinned.observe(self._changed)
         self._configured: tuple[LevelPolicy, Compensators | None] | None = None
@@ -254,7 +254,7 @@ class FusedDecode:
 
     def _changed(self, key: ExpertKey, level: int, blocks: Any) -> None:
         table = self._tables[key.layer]
-        if table:
+        if table is not None:
             table.changed(key, level, blocks)
 
 
@@ -287,5 +287,5 @@ def _native(layer: Any, window: int, table: ResidentTable | None) -> NativeDecod
         (norm.weight.data, norm.variance_epsilon)
         for norm in (layer.input_layernorm, layer.post_attention_layernorm)
     )
-    router = layer.mlp.gate.native if table else None
+    router = layer.mlp.gate.native if table is not None else None
     return NativeDecoderLayer(attention.native, window, before, after, qkv, out, router, table)

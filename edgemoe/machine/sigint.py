@@ -23,7 +23,7 @@ class DeferredInterrupt:
 
     _handler: ClassVar[Callable[[int, FrameType | None], Any]] = signal.default_int_handler
     """The handler that the outermost context of the main thread defers."""
-    _pending = False
+    pending = False
     """Whether a SIGINT has come since the last check; of the outermost context."""
     _depth = 0
 
@@ -51,15 +51,15 @@ class DeferredInterrupt:
 
     def check(self) -> None:
         """Calls the deferred handler if a SIGINT has come since the last check; Python's raises KeyboardInterrupt."""
-        if DeferredInterrupt._pending and self._main:
-            DeferredInterrupt._pending = False
+        if DeferredInterrupt.pending and self._main:
+            DeferredInterrupt.pending = False
             DeferredInterrupt._handler(signal.SIGINT, None)
 
 
 def _defer(number: int, frame: FrameType | None) -> None:
     kind = DeferredInterrupt
-    kind._pending = not kind._pending
-    if kind._pending:
+    kind.pending = not kind.pending
+    if kind.pending:
         return
     try:
         kind._handler(number, frame)  # the first signal

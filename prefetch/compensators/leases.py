@@ -22,45 +22,33 @@ class CompensatorLeases:
     waits for room waits for experts that can be computed.
 
     Args:
-        transfers: into the tier of compensators; None: there is none.
+        transfers: into the tier of compensators.
         wanted: `compensated` of StepExperts.request.
         counts: the counters of the step.
         scan: as in StepExperts.request.
-
-    Raises:
-        ValueError: some are wanted where there is no tier of them.
     """
 
     def __init__(
         self,
-        transfers: Transfers | None,
+        transfers: Transfers,
         wanted: Mapping[ExpertKey, int],
         counts: TransferCounts,
         *,
         scan: bool = False,
     ) -> None:
-        if wanted and transfers is None:
-            raise ValueError(f"expected a tier of compensators for {len(wanted)} experts, got none")
-        self._transfers, self._wanted, self._scan = transfers, wanted if transfers else {}, scan
+        self._transfers, self._wanted, self._scan = transfers, wanted, scan
         self._counts = counts
         self._leases: dict[ExpertKey, Lease] = {}
         self._missing: deque[ExpertKey] = deque()
         self._brought: list[ExpertKey] = []
 
     @property
-    def any(self) -> bool:
-        """Whether the request wants a compensator."""
-        return bool(self._wanted)
-
-    @property
-    def under_way(self) -> Collection[Transfer]:
-        """The reads under way."""
-        return self._transfers.under_way.values() if self._transfers and self._wanted else ()
+    def under_way(self) -> Mapping[ExpertKey, Transfer]:
+        """The reads under way, by expert; none where the request wants no compensator."""
+        return self._transfers.under_way if self._wanted else {}
 
     def begin(self) -> None:
         """Leases the compensators that are in memory, so that no read evicts them."""
-        if self._transfers is None:
-            return
         if not self._scan:
             self._transfers.vram.clear_evict_first()
         if self._wanted:
@@ -73,7 +61,6 @@ class CompensatorLeases:
 
     def want(self, key: ExpertKey, level: int) -> None:
         """Starts the read of a missing compensator whose expert has its blocks, or their reservation, at a level."""
-        assert self._transfers
         known = key in self._leases or key in self._missing or key in self._transfers.under_way
         if not known and self._needs(key, level):
             self._missing.append(key)
@@ -84,7 +71,7 @@ class CompensatorLeases:
 
         One whose lease was given up, and whose bytes were not taken, is leased again.
         """
-        while self._missing and self._transfers:
+        while self._missing:
             key = self._missing[0]
             if lease := self._transfers.vram.acquire(key, LEVEL):
                 self._leases[key] = lease
@@ -96,8 +83,7 @@ class CompensatorLeases:
 
     def collect(self) -> BaseException | None:
         """Ends every read that is done. Returns the error of one that failed."""
-        assert self._transfers
-        for transfer in self._transfers.done():
+        for transfer in [each for each in self.under_way.values() if each.done]:
             if lease := self._transfers.end(transfer):
                 self._leases[transfer.key] = lease
             if transfer.error:
@@ -106,9 +92,8 @@ class CompensatorLeases:
 
     def release(self, experts: Collection[Lease]) -> None:
         """Ends the leases of experts that were computed."""
-        if self._transfers:
-            found = [self._leases.pop(lease.key) for lease in experts if lease.key in self._leases]
-            self._transfers.vram.release(*found)
+        found = [self._leases.pop(lease.key) for lease in experts if lease.key in self._leases]
+        self._transfers.vram.release(*found)
 
     def start_alone(self) -> None:
         """Starts the first missing read where no other expert can be computed before, so that no lease is of use.
@@ -116,7 +101,6 @@ class CompensatorLeases:
         Raises:
             DoesNotFit: the tier is smaller than the compensator.
         """
-        assert self._transfers
         key = self._missing[0]
         self._missing.extend(self._leases)
         self._release_all()
@@ -132,10 +116,8 @@ class CompensatorLeases:
 
     def finish(self) -> None:
         """Ends every lease and read; reads that have not begun never do. Idempotent."""
-        if self._transfers is None:
-            return
         self._missing.clear()
-        begun = [transfer for transfer in list(self.under_way) if not self._transfers.cancel(transfer)]
+        begun = [each for each in list(self.under_way.values()) if not self._transfers.cancel(each)]
         if begun:
             with GivingUp():
                 for transfer in begun:
@@ -151,6 +133,5 @@ class CompensatorLeases:
         return key in self._wanted and self._wanted[key] in (0, level)
 
     def _release_all(self) -> None:
-        assert self._transfers
         self._transfers.vram.release(*self._leases.values())
         self._leases = {}

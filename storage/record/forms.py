@@ -68,7 +68,7 @@ class PlaneForm(ResidentForm):
     ) -> int:
         """Copies the planes of the source that have a block in `into`, and reads all others with one call."""
         resident = source.level if source else 0
-        for kind in self.kinds:
+        for kind in self.kinds if source else ():
             if source and kind.name in into and kind.name in source.blocks:
                 np.copyto(_bytes(into[kind.name]), _bytes(source.blocks[kind.name]))
         planes = list(Plane)[PLANES_OF_LEVEL[resident] : PLANES_OF_LEVEL[level]]

@@ -127,7 +127,7 @@ class RecordFile:
         Raises:
             TruncatedFile, ReadFailed: with path and offset.
         """
-        done, retries = 0, Retries(self.path)
+        done, retries = 0, None
         while done < span.length:
             direct = self.direct
             try:
@@ -144,15 +144,16 @@ class RecordFile:
             except OSError as error:
                 if error.errno == errno.EINVAL and direct:
                     self._go_buffered()
-                elif failure := retries.failed(error):
+                elif failure := (retries := retries or Retries(self.path)).failed(error):
                     place = f"from {self.path} at offset {span.offset + done}"
                     raise ReadFailed(wanted, f"{failure}, {place}", self._action) from error
             else:
                 done = end
-                retries.progress()
+                if retries:
+                    retries.progress()
         if not self.direct:
             forget(self._fd, span.offset, span.length)
-        return retries.count
+        return retries.count if retries else 0
 
     def _go_buffered(self) -> None:
         # In this order: a thread that sees False must find the descriptor changed.

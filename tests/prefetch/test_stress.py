@@ -193,7 +193,7 @@ class WatchedBlocks(list[int]):
 
 def watch_blocks(tier: PlaneTier) -> None:
     """Asserts at every allocation that the block is one of the tier's, and that nothing else uses it."""
-    for arena in tier.blocks._arenas.values():
+    for arena in tier.blocks.arenas.values():
         arena.unused = WatchedBlocks(arena)
 
 

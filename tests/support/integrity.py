@@ -42,9 +42,9 @@ def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter
         assert list(blocks._references) == [units[unit] for unit in range(len(blocks._references))]
         assert not any(blocks._references[blocks._in_use :])
         return
-    for kind, counts in blocks._references.items():
+    for kind, counts in blocks.references.items():
         assert counts == [references[kind, index] for index in range(len(counts))]
-        free, in_use = blocks._arenas[kind].unused, blocks._arenas[kind].capacity
+        free, in_use = blocks.arenas[kind].unused, blocks.arenas[kind].capacity
         assert sorted(free) == [index for index, count in enumerate(counts[:in_use]) if not count]
         assert not any(counts[in_use:])
 

@@ -1,10 +1,11 @@
 """Counts the Python calls, functions and files of edgemoe's packages that a decode token passes.
 
-    python -m tools.timing.count_calls [--model DIR] [--vram-limit 22MB] [--levels 8/4/2/0] [--speculate auto] [--top N]
+    python -m tools.timing.count_calls [--model DIR] [--vram-limit 22MB] [--levels 8/4/2/0] [--missing N] [--top N]
 
 Calls of all threads count: the engine's and the readers'. Generated functions (of dataclasses) and other packages do
-not. A line for tokens with missing experts, one for tokens with everything resident, and one for the token with most
-calls.
+not. A line for tokens with missing experts, one for tokens with everything resident, one for those with as many missing
+experts as `--missing` says, or the nearest number, one for the token with most calls, and one for the median of the
+third line's tokens, whose functions `--top` lists and whose files `--files` lists.
 """
 
 from __future__ import annotations
@@ -54,10 +55,14 @@ class Token:
         """Files of the packages."""
         return len({file for file, _ in self.calls})
 
+    @property
+    def total(self) -> int:
+        """Calls of all functions."""
+        return sum(self.calls.values())
+
     def line(self) -> str:
         """The counts in one line."""
-        calls, functions = sum(self.calls.values()), len(self.calls)
-        return f"{self.missing} missing experts: {calls} calls, {functions} functions, {self.files} files"
+        return f"{self.missing} missing experts: {self.total} calls, {len(self.calls)} functions, {self.files} files"
 
 
 class CallCounter:
@@ -106,21 +111,28 @@ def count_tokens(
     return counted[warm_up:]
 
 
-def summary(tokens: Sequence[Token]) -> list[str]:
-    """The report's lines."""
-    lines = []
+def nearest(tokens: Sequence[Token], missing: int) -> list[Token]:
+    """The tokens with the number of missing experts that is nearest to `missing`, by their number of calls."""
+    number = min((token.missing for token in tokens), key=lambda each: abs(each - missing))
+    return sorted((token for token in tokens if token.missing == number), key=lambda token: token.total)
+
+
+def summary(tokens: Sequence[Token], missing: int) -> list[str]:
+    """The report's lines; one of them tells about tokens with about so many missing experts."""
+    lines, near = [], nearest(tokens, missing)
     for name, some in (
         ("with misses", [token for token in tokens if token.missing]),
         ("all resident", [token for token in tokens if not token.missing]),
+        (f"with {near[0].missing} misses", near),
     ):
         if some:
-            calls = sorted(sum(token.calls.values()) for token in some)
+            calls = sorted(token.total for token in some)
             files = max(token.files for token in some)
             median = calls[len(calls) // 2]
             lines.append(
                 f"{len(some)} tokens {name}: median {median} calls, most {calls[-1]}, at most {files} files"
             )
-    most = max(tokens, key=lambda token: sum(token.calls.values()))
+    most = max(tokens, key=lambda token: token.total)
     return [*lines, f"most calls: {most.line()}"]
 
 
@@ -135,15 +147,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--tokens", type=positive, default=64)
     parser.add_argument("--warm-up", type=int, default=32, help="tokens before the first that is counted")
-    parser.add_argument("--top", type=int, default=0, help="functions of the last line to list")
+    parser.add_argument("--missing", type=int, default=12, help="missing experts of the third line's tokens")
+    parser.add_argument("--top", type=int, default=0, help="functions to list")
+    parser.add_argument("--files", action="store_true", help="list files and their calls")
     given = parser.parse_args(argv)
     store = StoreModel.open(resolve_store(given.model))
     settings = RunSettings(levels=parse_levels(given.levels), speculate=given.speculate)
     tokens = count_tokens(store, parse_size(given.vram_limit), settings, given.tokens, given.warm_up)
-    print(*summary(tokens), sep="\n")
-    most = max(tokens, key=lambda token: sum(token.calls.values()))
-    for (file, function), calls in most.calls.most_common(given.top):
+    print(*summary(tokens, given.missing), sep="\n")
+    near = nearest(tokens, given.missing)
+    token = near[len(near) // 2]
+    print(token.line())
+    for (file, function), calls in token.calls.most_common(given.top):
         print(f"{calls:6} {Path(file).relative_to(ROOT)} {function}")
+    if given.files:
+        files = Counter[str]()
+        for (file, _), calls in token.calls.items():
+            files[file] += calls
+        for file, calls in files.most_common():
+            print(f"{calls:6} {Path(file).relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

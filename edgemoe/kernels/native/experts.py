@@ -196,8 +196,13 @@ class _LaidOut:
     @property
     def arguments(self) -> tuple[int | None, ...]:
         """C's arguments: x, its rows and columns, the rows' indices, and x quantized."""
-        more = (None if tensor is None else tensor.data_ptr() for tensor in (self.of, self.quantized))
-        return self.x.data_ptr(), *self.x.shape, *more
+        of = None if self.of is None else self.of.data_ptr()
+        return (
+            self.x.data_ptr(),
+            *self.x.shape,
+            of,
+            None if self.quantized is None else self.quantized.data_ptr(),
+        )
 
 
 def _laid_out(x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix) -> _LaidOut:
@@ -205,10 +210,14 @@ def _laid_out(x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, ma
 
     Rows that are padded, which is rare, are gathered and quantized in every call.
     """
-    shared, row = x.of is None and len(x.x) == 1 and all(part.rows == 1 for part in parts), 0
+    row = 0
     for part, expert in zip(parts, experts, strict=True):
-        expert.x, expert.y = 0 if shared else row, row
+        expert.x = expert.y = row
         row += part.rows
+    shared = x.of is None and len(x.x) == 1 and row == len(parts)
+    if shared:
+        for expert in experts:
+            expert.x = 0
     if x.of is None or spec.padded_cols != spec.cols:
         own = x.x if shared else x.gathered(row)
         return _LaidOut(torch.nn.functional.pad(own, (0, spec.padded_cols - spec.cols)).contiguous())

@@ -55,7 +55,7 @@ def kv_bytes(tokens: int, context: int = CONTEXT) -> int:
 def arena_bytes(engine: Engine) -> int:
     """Bytes of the blocks' mappings that the system has given to this process."""
     pages = 0
-    for arena in engine.vram.blocks._arenas.values():
+    for arena in engine.vram.blocks.arenas.values():
         address = np.frombuffer(arena._memory, np.uint8).ctypes.data
         pages += present_pages(address, len(arena._memory))
     return pages * PAGE

@@ -199,7 +199,7 @@ def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
     with CountedEngine(store, limited(store, settings, 3, 4), settings) as engine:
         engine.prefill(engine.sequences.new(), PROMPT)
         assert device.pinned
-        mapping = engine.dram.blocks._arenas["base"]._memory
+        mapping = engine.dram.blocks.arenas["base"]._memory
     device.end()  # drops the double's own references to memory
     gc.collect()
     assert (device.pinned, allocated[0](), mapping.closed) == ({}, None, True)
