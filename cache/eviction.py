@@ -9,7 +9,7 @@ among fixed places, until the bytes of one are free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from edgemoe.cache.base import EvictionPolicy
@@ -121,7 +121,7 @@ class Eviction:
         for kind in self.order:
             if kind not in needed or kind in yielded or blocks.arenas[kind].unused:
                 continue
-            version = next(self.evictable(kind, key), None)
+            version = self.first_candidate(kind, key)
             if version is None:
                 return None
             left = losers[version] = self.level_left[version.level, kind]
@@ -136,24 +136,26 @@ class Eviction:
     ) -> Victims | None:
         """Chooses victims, which lose everything, until the pool has a place for each needed kind; as `victims`."""
         losers: dict[Version, int] = {}
-        candidates = self.evictable(pool.kinds[0], key)
         while (places := pool.place(key, needed, [version.indices for version in losers])) is None:
-            version = next(candidates, None)
+            version = self.first_candidate(pool.kinds[0], key, losers)
             if version is None:
                 return None
             losers[version] = 0
         return losers, places
 
-    def evictable(self, kind: str, key: ExpertKey | None) -> Iterator[Version]:
-        """Yields candidates, other than `key`, whose block of a kind has no other reference; a marked one twice."""
+    def first_candidate(
+        self, kind: str, key: ExpertKey | None = None, losers: Container[Version] = ()
+    ) -> Version | None:
+        """Returns the first candidate whose block of a kind has no other reference, `key` and the losers apart."""
         candidates: Iterator[ExpertKey] = chain(reversed(self.first), self.policies[kind].candidates())
         for candidate in self._last_after(candidates) if self.last else candidates:
             version = self._versions[candidate]
             index = version.indices.get(kind)
-            if index is None or version.pins or candidate == key:
+            if index is None or version.pins or candidate == key or version in losers:
                 continue
             if self._blocks.sole(kind, index):
-                yield version
+                return version
+        return None
 
     def _last_after(self, order: Iterable[ExpertKey]) -> Iterator[ExpertKey]:
         """Yields keys in an order, but the experts that are evicted last after the others."""

@@ -133,7 +133,10 @@ class Residents:
             if keep:
                 version.pins += 1
                 victims.append(Victim(version.key, version.level, version.blocks))
-            self.demote(version, left)
+            if left:
+                self.demote(version, left)
+            else:
+                self.replace(version.key, None)
         lease = self.lease(held) if held else None
         reservation = Reservation(key, level, self._blocks.views(indices), lease, tuple(victims))
         self.pending[key] = Pending(reservation, indices, list(losers) if keep else ())

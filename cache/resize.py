@@ -36,7 +36,8 @@ def resize(
     """
     for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else eviction.order:
         while blocks.exceeds(kind, capacity):
-            version = next(eviction.evictable(kind, None))
+            version = eviction.first_candidate(kind)
+            assert version
             _leave(residents, version, eviction.level_left[version.level, kind], evicted)
     blocks.set_capacity(capacity)
     for version in list(residents.versions.values()):

@@ -115,9 +115,11 @@ class LayerRequest(Request):
 
     def __next__(self) -> list[Lease]:
         """Hits, then arrivals; or both in the order of their keys."""
+        ahead = self._speculation.candidates
         if self._current:
             self._release_current()
-            self.advance()
+            if self._missing or ahead or self._compensators:
+                self.advance()
         while not self._stopped:
             if DeferredInterrupt.pending:
                 self._interrupt.check()
@@ -127,7 +129,8 @@ class LayerRequest(Request):
                 return ready
             if not (self._awaited or self._missing or self._hits or self._arrived):
                 break
-            self.advance()
+            if self._missing or ahead or self._compensators:
+                self.advance()
             if self._turns and self._any_computable(self._arrived):
                 continue
             self._await_any()

@@ -121,7 +121,8 @@ class Speculation:
             the wanted experts that came whole on the prediction.
         """
         requested = self._transfers.clock()
-        self._compare(wanted)
+        if self._predicted:
+            self._compare(wanted)
         for transfer in list(self.flying.values()):
             if transfer.done:
                 self.land(transfer)
@@ -218,8 +219,6 @@ class Speculation:
 
     def _compare(self, wanted: Mapping[ExpertKey, int]) -> None:
         """Counts recall and precision of the layers that were predicted and came."""
-        if not self._predicted:
-            return
         for layer in {key.layer for key in self._predicted} & {key.layer for key in wanted}:
             predicted, came = (
                 [key.expert for key in keys if key.layer == layer] for keys in (self._predicted, wanted)

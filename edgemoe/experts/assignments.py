@@ -135,17 +135,17 @@ class Assignments:
         }
 
     def batches(self, leases: Sequence[Lease], most: int) -> list[list[tuple[Lease, Assignment]]]:
-        """Splits the assignments of leased experts, at least one, into calls.
+        """Splits the assignments of leased experts into calls.
 
         A call has at most `most` rows, or a larger part of one assignment. A part has at most MOST_ROWS rows.
         """
-        batches: list[list[tuple[Lease, Assignment]]] = [[]]
-        left = most
+        batches: list[list[tuple[Lease, Assignment]]] = []
+        left = 0
         for lease in leases:
             for one in self.by_expert[lease.key.expert]:
                 for assignment in one.parts(MOST_ROWS) if one.rows > MOST_ROWS else (one,):
                     left -= assignment.rows
-                    if batches[-1] and left < 0:
+                    if left < 0:
                         batches.append([])
                         left = most - assignment.rows
                     batches[-1].append((lease, assignment))

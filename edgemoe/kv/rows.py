@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 
 from edgemoe.kv.formats import BLOCK, GROUP, row_bytes
 
 
+@cache
 def row_of(kind: str, size: int) -> tuple[torch.dtype, int]:
     """The dtype and the number of elements of a stored row of `size` numbers.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,12 +54,12 @@ class Step:
         if len({segment.prompt is None for segment in self.segments}) != 1:
             raise ValueError("expected a step of prompts or of new tokens, got both or neither")
 
-    @property
+    @cached_property
     def decodes(self) -> bool:
         """Whether no segment is part of a prompt: each row's levels then follow its own gate weights."""
         return all(segment.prompt is None for segment in self.segments)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Tokens in all."""
         return sum(len(segment.tokens) for segment in self.segments)

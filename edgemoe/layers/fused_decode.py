@@ -57,15 +57,15 @@ class FusedDecode:
         found = map(_experts, self._blocks)
         self._experts = [e if e and e.fuses and traits.block_is_experts else None for e in found]
         count = runtime.experts
-        tables = [ResidentTable(kernel, count) if experts else None for experts in self._experts]
+        table = ResidentTable(kernel, len(layers), count)
+        tables = [table if experts else None for experts in self._experts]
         windows = traits.windows(model.config)
         parts = zip(layers, windows, tables, strict=True)
         self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel, rows)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
-        self._tables = tables
-        self._routed = [i for i, table in enumerate(tables) if table is not None]
+        self._routed = [i for i, experts in enumerate(self._experts) if experts]
         """The layers whose router is the kernel's."""
-        runtime.source.pinned.observe(self._changed)
+        runtime.source.pinned.observe(table.changed)
         self._configured: tuple[LevelPolicy, Compensators | None] | None = None
         """The rules that the kernel has now, those of the last step."""
         self._choices: ChoiceCounts | None = None
@@ -252,11 +252,6 @@ class FusedDecode:
             ]
         )
 
-    def _changed(self, key: ExpertKey, level: int, blocks: Any) -> None:
-        table = self._tables[key.layer]
-        if table is not None:
-            table.changed(key, level, blocks)
-
 
 def _flat(rows: Sequence[Sequence[int]]) -> Sequence[int]:
     return rows[0] if len(rows) == 1 else [value for row in rows for value in row]
@@ -287,5 +282,5 @@ def _native(layer: Any, window: int, table: ResidentTable | None) -> NativeDecod
         (norm.weight.data, norm.variance_epsilon)
         for norm in (layer.input_layernorm, layer.post_attention_layernorm)
     )
-    router = layer.mlp.gate.native if table is not None else None
+    router = layer.mlp.gate.native if table else None
     return NativeDecoderLayer(attention.native, window, before, after, qkv, out, router, table)

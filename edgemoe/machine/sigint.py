@@ -47,7 +47,8 @@ class DeferredInterrupt:
         DeferredInterrupt._depth -= 1
         if not DeferredInterrupt._depth and signal.getsignal(signal.SIGINT) is _defer:
             signal.signal(signal.SIGINT, DeferredInterrupt._handler)
-        self.check()
+        if DeferredInterrupt.pending:
+            self.check()
 
     def check(self) -> None:
         """Calls the deferred handler if a SIGINT has come since the last check; Python's raises KeyboardInterrupt."""

@@ -74,7 +74,8 @@ class PlaneForm(ResidentForm):
         planes = list(Plane)[PLANES_OF_LEVEL[resident] : PLANES_OF_LEVEL[level]]
         if not planes:
             return 0
-        read = reader.read(key, planes[0], planes[-1], [into[LABELS[plane]] for plane in planes])
+        labels = LABELS[PLANES_OF_LEVEL[resident] : PLANES_OF_LEVEL[level]]
+        read = reader.read(key, planes[0], planes[-1], list(map(into.__getitem__, labels)))
         if self._order:
             for plane in planes:
                 codes = _bytes(into[plane.label])[self._parameters if plane is Plane.BASE else 0 :]

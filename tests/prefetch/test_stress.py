@@ -62,7 +62,7 @@ class StressRig(Rig):
             await_done(among, seconds)
 
         def counting(transfer: Transfer) -> object:
-            if not transfer.ahead:
+            if transfer.owner is None:
                 self.demanded += transfer.read or 0
             return end(transfer)
 

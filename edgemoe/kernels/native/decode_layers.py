@@ -74,7 +74,7 @@ class NativeDecodeLayers:
         self.remapped = torch.zeros(len(layers), 2, dtype=torch.int64)
         """int64 [layers, 2], of the last call: distinct experts before tokens agreed, and (token, slot) pairs that are
         others since; 0 where tokens choose by themselves."""
-        most = max((len(layer.resident) for layer in layers if layer.resident), default=0)
+        most = max((layer.resident.experts for layer in layers if layer.resident), default=0)
         self._buffers = ExpertBuffers(kernel, self.normed, slots, most)
         self._workspace = self._buffers.structure
         self._fill_structures(most)
@@ -96,7 +96,7 @@ class NativeDecodeLayers:
             dense=ctypes.addressof(self._dense[index]),
             window=layer.window,
             following=self.following[index] - index if self.following[index] else 0,
-            experts=len(layer.resident) if layer.resident else 0,
+            experts=layer.resident.experts if layer.resident else 0,
             slots=trace.shape[2],
             scratch_size=self._scratch.numel(),
             scratch=self._scratch.data_ptr(),
@@ -107,7 +107,7 @@ class NativeDecodeLayers:
             gates=self.gates[index].data_ptr(),
             chosen=trace[CHOSEN].data_ptr(),
             levels=ctypes.addressof(self._rules[index]),
-            resident=layer.resident.address if layer.resident else None,
+            resident=layer.resident.address(index) if layer.resident else None,
             wanted=trace[WANTED].data_ptr(),
             computed=trace[COMPUTED].data_ptr(),
             predicted=trace[PREDICTED].data_ptr(),
@@ -219,8 +219,9 @@ class NativeDecodeLayers:
         self._check(hidden, rotation, len(sequences))
         first, rows = layers.start, len(sequences)
         attention = self._layers[0].attention
-        parts = (LayerKV(*each.slices[first], each.length, each.shape.format) for each in sequences)
-        kv = (AttentionKV * rows)(*(attention.structure(part) for part in parts))
+        kv = (AttentionKV * rows)()
+        for row, each in enumerate(sequences):
+            kv[row] = attention.structure(LayerKV(*each.slices[first], each.length, each.shape.format))
         done: int = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * ctypes.sizeof(DecoderLayer))),
             *(len(layers), kv, rows, ctypes.byref(self._workspace), look_ahead),
@@ -237,7 +238,8 @@ class NativeDecodeLayers:
         Raises:
             ValueError: naming both numbers.
         """
-        if hidden.shape[1] != rows or any(table.shape[:-1] != (1, rows) for table in rotation):
+        shapes = rotation[0].shape[:-1], rotation[1].shape[:-1]
+        if hidden.shape[1] != rows or shapes != ((1, rows), (1, rows)):
             found = f"{hidden.shape[1]} and rotations of {tuple(rotation[0].shape)}"
             raise ValueError(f"expected {rows} rows, one a sequence, got {found}")
 

@@ -126,30 +126,30 @@ class NativeExpertKernel:
 
 
 class ResidentTable:
-    """One layer's resident experts as C reads them: an array of `expert`, level 0 where an expert is not resident.
+    """Resident experts as C reads them: an array of `expert` per layer, level 0 where an expert is not resident.
 
     Called by the tier whenever an expert arrives, changes its level or goes (cache.plane_tier.PlaneTier.observe).
 
     Args:
         kernel: prepares experts.
-        experts: in the layer.
+        layers, experts: of the model, and in a layer.
+
+    Attributes:
+        experts: in a layer.
     """
 
-    def __init__(self, kernel: NativeExpertKernel, experts: int) -> None:
-        self._kernel, self._table = kernel, (Expert * experts)()
+    def __init__(self, kernel: NativeExpertKernel, layers: int, experts: int) -> None:
+        self.experts = experts
+        self._kernel, self._table = kernel, (Expert * (layers * experts))()
 
-    @property
-    def address(self) -> int:
-        """The address of the array; valid as long as this object."""
-        return ctypes.addressof(self._table)
-
-    def __len__(self) -> int:
-        """Experts in the layer."""
-        return len(self._table)
+    def address(self, layer: int) -> int:
+        """The address of a layer's array; valid as long as this object."""
+        return ctypes.addressof(self._table) + layer * self.experts * ctypes.sizeof(Expert)
 
     def changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
         """Takes an expert's resident level and blocks over; level 0: it is gone."""
-        self._table[key.expert] = self._kernel.prepared(blocks, level) if level else Expert()
+        prepared = self._kernel.prepared(blocks, level) if level else Expert()
+        self._table[key.layer * self.experts + key.expert] = prepared
 
 
 def weighted_sum(
