@@ -117,11 +117,9 @@ class Fetcher(ExpertSource, PinnedExperts):
         return self._begin(counts)
 
     def _begin(self, counts: TransferCounts) -> FetcherStep:
-        left, self._left = self._left, []
-        return FetcherStep(self._transfers, self._compensators, self._lookahead, counts, left, self._leave)
-
-    def _leave(self, reads: Sequence[Transfer]) -> None:
-        self._left += reads
+        left, ended = list(self._left), self._left.extend
+        self._left.clear()
+        return FetcherStep(self._transfers, self._compensators, self._lookahead, counts, left, ended)
 
     def observe(self, observer: Observer) -> None:
         """Calls `observer` for every resident expert of `vram`, and at every change."""
@@ -222,7 +220,7 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._lookahead.end()
             left = Speculation(self._transfers, self._lookahead, self._between)
             left.take_over(self._left)
-            self._left = []
+            self._left.clear()
             left.end()
             self._transitions.end(self._between)
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from edgemoe.cache.base import Lease
-from edgemoe.errors import DoesNotFit
 from edgemoe.machine.sigint import CHECK_EVERY, DeferredInterrupt
 from edgemoe.prefetch.base import Request
 from edgemoe.prefetch.compensators.leases import CompensatorLeases
@@ -19,7 +18,6 @@ from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.prefetch.turns import Turns
 from edgemoe.storage.base import ExpertKey
 from edgemoe.storage.files.retry import GivingUp
-from edgemoe.storage.sizes import format_size
 
 
 class LayerRequest(Request):
@@ -157,11 +155,17 @@ class LayerRequest(Request):
             self._speculation.pump()
 
     def finish(self) -> None:
-        """Ends every lease, and every transfer; transfers that have not begun never do. Idempotent."""
+        """Ends every lease, and every transfer; transfers that have not begun never do. Idempotent.
+
+        Failed reads of experts that are not wanted any more are not tried again.
+        """
         self._stopped = True
         self._missing.clear()
-        begun = [each for each in self._awaited.values() if not (each.owner or self._transfers).cancel(each)]
-        self._awaited.clear()
+        begun = list[Transfer]()
+        if self._awaited:
+            awaited = self._awaited.values()
+            begun = [each for each in awaited if not (each.owner or self._transfers).cancel(each)]
+            self._awaited.clear()
         if self._current:
             self._release_current()
         if self._turns:
@@ -171,20 +175,18 @@ class LayerRequest(Request):
             self._vram.release(*self._hits, *self._arrived)
             self._hits, self._arrived = [], []
         if begun:
-            self._end_begun(begun)
+            with GivingUp():
+                for transfer in begun:
+                    self._transfers.await_done((transfer,))
+                    if lease := self._end(transfer):
+                        self._vram.release(lease)
         if self._compensators:
             self._compensators.finish()
         if self._brought:
             self._vram.mark_evict_first(self._brought)
 
-    def _end_begun(self, transfers: Sequence[Transfer]) -> None:
-        """Waits for transfers whose experts are not wanted any more; their failed reads are not tried again."""
-        with GivingUp():
-            for transfer in transfers:
-                self._transfers.await_done((transfer,))
-                end = transfer.owner.end_transfer if transfer.owner else self._transfers.end
-                if lease := end(transfer):
-                    self._vram.release(lease)
+    def _end(self, transfer: Transfer) -> Lease | None:
+        return (transfer.owner.end_transfer if transfer.owner else self._transfers.end)(transfer)
 
     def _take_over(self, key: ExpertKey) -> bool:
         """Waits for a transfer ahead instead of reading its expert again. Returns False where it is read now.
@@ -298,14 +300,7 @@ class LayerRequest(Request):
         key = self._missing[0]
         self._vram.drop(key)
         if not self._start_first():
-            level = self._wanted[key]
-            size = self._transfers.form.bytes_at(level)
-            raise DoesNotFit(
-                f"{format_size(size)} for expert {key.expert} of layer {key.layer} at level {level}",
-                "a tier that is smaller",
-                "raise --vram-limit, or use a lower level",
-                minimum=size,
-            )
+            raise self._transfers.too_small(key, self._wanted[key])
 
     def _start_first(self) -> bool:
         """Starts the first missing expert's transfer, with blocks taken back from predictions and moves if need be."""

@@ -139,7 +139,8 @@ class Speculation:
                 transfer.requested = requested
             else:
                 self.cancel(transfer)
-        self._forget()
+        if self._predicted or self._landed or self._pins:
+            self._forget()
         self._judge()
         return used
 

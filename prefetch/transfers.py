@@ -15,11 +15,13 @@ from typing import Protocol
 
 from edgemoe.cache.base import Lease, Reservation
 from edgemoe.cache.plane_tier import PlaneTier
+from edgemoe.errors import DoesNotFit
 from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.ram_path import RamPath
 from edgemoe.prefetch.transfer_path import Load, TransferPath
 from edgemoe.prefetch.workers import Workers
 from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
+from edgemoe.storage.sizes import format_size
 
 
 class Owner(Protocol):
@@ -248,6 +250,16 @@ class Transfers:
                 counts.promoted += 1
                 counts.moved_bytes += transfer.read + transfer.load.dram_bytes
         return lease
+
+    def too_small(self, key: ExpertKey, level: int) -> DoesNotFit:
+        """Returns the error of a tier that cannot hold one expert at a level."""
+        size = self.form.bytes_at(level)
+        return DoesNotFit(
+            f"{format_size(size)} for expert {key.expert} of layer {key.layer} at level {level}",
+            "a tier that is smaller",
+            "raise --vram-limit, or use a lower level",
+            minimum=size,
+        )
 
     def close(self) -> None:
         """Ends the threads, and waits for copies under way. Idempotent."""
