@@ -26,6 +26,9 @@ class Pool:
         capacity: kind's name -> blocks, which the pool has the bytes of; a kind that is absent, or has 0, has no place.
         arenas: allocates the memory.
 
+    Attributes:
+        arenas: name -> the one block that is cut, empty without memory.
+
     Raises:
         OSError, torch.OutOfMemoryError: the system or the device refuses so much memory.
     """
@@ -34,9 +37,9 @@ class Pool:
         sizes = {kind.name: kind.size for kind in kinds if capacity.get(kind.name)}
         self._unit = math.gcd(*sizes.values()) or BLOCK
         size = sum(capacity[name] * each for name, each in sizes.items())
-        self._arenas = arenas({BlockKind(_POOL, size, 2): 1} if size else {})
-        allocated = bool(self._arenas) and self._arenas[_POOL].capacity == 1
-        self._memory: Any = self._arenas[_POOL].views[0] if allocated else None
+        self.arenas = arenas({BlockKind(_POOL, size, 2): 1} if size else {})
+        allocated = bool(self.arenas) and self.arenas[_POOL].capacity == 1
+        self._memory: Any = self.arenas[_POOL].views[0] if allocated else None
         self._units = {name: each // self._unit for name, each in sizes.items()} if allocated else {}
         self._references = bytearray(size // self._unit if allocated else 0)
         self._counts = np.frombuffer(self._references, np.uint8)
@@ -114,7 +117,7 @@ class Pool:
 
     def fit_memory(self) -> None:
         """Returns the memory of units that are not in use, or takes that of units that are again."""
-        for arena in self._arenas.values():
+        for arena in self.arenas.values():
             arena.back(self._in_use * self._unit)
 
     def views(self, indices: Indices) -> Blocks:
@@ -133,7 +136,7 @@ class Pool:
         for view in self._views.values():
             if isinstance(view, memoryview):
                 view.release()
-        for arena in self._arenas.values():
+        for arena in self.arenas.values():
             arena.close()
 
     def _units_of(self, capacity: Mapping[str, int]) -> int:
