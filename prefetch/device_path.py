@@ -41,8 +41,8 @@ class Staging:
     """Pinned buffers for experts on their way from disk to a device. Thread-safe but for close.
 
     Args:
-        device: that copies from them.
-        kinds: of blocks that an expert may need.
+        device: the device that copies from them.
+        kinds: kinds of blocks that an expert may need.
         count: buffers; more than loads at a time, so that a read does not wait for the copy before it.
 
     Raises:
@@ -89,9 +89,9 @@ class DevicePath(TransferPath):
     Args:
         vram: the tier in the device's memory.
         dram: one in pinned memory, or None.
-        form: of both tiers.
+        form: the form of experts in both tiers.
         device: copies.
-        staging: for experts without free blocks in DRAM.
+        staging: buffers of experts that have no free blocks in DRAM.
 
     Raises:
         ValueError: a form that changes blocks when it raises an expert, instead of adding to them.
@@ -155,7 +155,7 @@ class _Upload(Load):
     """Implements Load.
 
     Args:
-        path: that it belongs to.
+        path: the path that it belongs to.
         reservation: the device's blocks.
         in_dram: a lease on the planes that DRAM has of the expert; None: it has none.
         into_dram: DRAM's blocks for the planes that are read; None: it has no free blocks.

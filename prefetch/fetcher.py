@@ -51,8 +51,8 @@ class Fetcher(ExpertSource, PinnedExperts):
     Args:
         vram: the tier that leases are on.
         dram: a slower tier in the same form, or None.
-        form: of both tiers.
-        reader: of the store. Not closed by this.
+        form: the form of experts in both tiers.
+        reader: reads the store; it is not closed here.
         path: between the tiers; None: both are in RAM (ram_path.RamPath).
         workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
         gate: decides in mode `auto`; None: one with its own defaults.

@@ -38,7 +38,7 @@ class LookaheadGate:
         """Takes what the predictions of a layer came to, in bytes; both 0 where there was nothing to read.
 
         Args:
-            hidden, wasted: of each layer.
+            hidden, wasted: bytes of each layer.
             layers: how many had the same; more than one during a rest alone, and at most `resting`.
         """
         if self.resting:

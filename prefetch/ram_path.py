@@ -31,7 +31,7 @@ class RamPath(TransferPath):
     Args:
         vram: the tier that experts come into.
         dram: a slower tier in the same form, or None.
-        form: of both tiers.
+        form: the form of experts in both tiers.
     """
 
     def __init__(self, vram: PlaneTier, dram: PlaneTier | None, form: ResidentForm) -> None:

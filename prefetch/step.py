@@ -18,7 +18,7 @@ class FetcherStep(StepExperts):
     """Implements StepExperts over a Fetcher's transfers. Used by the engine's thread.
 
     Args:
-        transfers: of experts.
+        transfers: transfers of experts.
         compensators: transfers of compensators; None: requests want none.
         lookahead: what the predictions of all steps share.
         counts: what has moved since the last step, to which this step adds.

@@ -43,7 +43,7 @@ class Transfer:
 
     Args:
         key: the expert.
-        load: of its bytes.
+        load: loads its bytes.
         run: runs the load, and returns the bytes read from disk.
         counts: the counters that its end adds to.
         owner: the prediction that it was started on; None: a demand, or a move.
@@ -99,8 +99,8 @@ class Transfers:
         vram: the tier that experts come into.
         dram: a slower tier in the same form, or None.
         path: between the two.
-        form: of both tiers.
-        reader: of the store. Not closed by this.
+        form: the form of experts in both tiers.
+        reader: reads the store; it is not closed here.
         workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
         clock: seconds, never going back.
 

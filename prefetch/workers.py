@@ -27,7 +27,7 @@ class Workers(Generic[Item]):
         run: called with an item on one of the threads. It must not raise: no caller would see it.
         scan_count: threads while MANY or more demanded items wait: a disk gives more to many at a time, but the first
             of a few items then takes longer.
-        name: of the threads.
+        name: name of the threads.
 
     Attributes:
         scanning: whether items ahead count as well as demanded ones for the scan's threads; may be set at any time.

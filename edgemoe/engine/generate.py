@@ -96,7 +96,7 @@ class Generation:
     """An answer on its way: a request, and the text of its tokens.
 
     Args:
-        engine: of the scheduler that the request is for.
+        engine: the engine of the scheduler that gets the request.
         tokenizer: a fast tokenizer of transformers.
         tokens: ids of the whole prompt; grows by the answer's ids.
         sampler: chooses tokens; its settings end the answer.
@@ -105,8 +105,8 @@ class Generation:
         client: as in Request.
 
     Attributes:
-        request: for a scheduler.
-        logprobs: of each token so far, where they are wanted.
+        request: the request that a scheduler gets.
+        logprobs: log probabilities of each token so far, where they are wanted.
     """
 
     def __init__(

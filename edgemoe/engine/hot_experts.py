@@ -103,7 +103,7 @@ class HotExperts:
             blocks: block kind's name -> blocks of the tier.
             store: what runs.
             source: brings experts.
-            tier: that they are resident in.
+            tier: the tier that they are resident in.
         """
         assert settings.hotness
         high, low = settings.levels

@@ -18,7 +18,7 @@ class Kept:
     Args:
         tokens: int64 [n], of which it has the KV, all of them.
         sequence: not used by any step.
-        hashes: of its beginnings (kv.blocks.chain).
+        hashes: hashes of its beginnings (kv.blocks.chain).
     """
 
     tokens: Tokens

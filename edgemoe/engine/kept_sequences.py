@@ -31,7 +31,7 @@ class Reading:
 
     Args:
         tokens: int64 [n] of the prompt, at least those of all blocks.
-        hashes: of its beginnings.
+        hashes: hashes of its beginnings.
         next, end: blocks that are still to be read.
     """
 
@@ -81,7 +81,7 @@ class KeptSequences:
         """Returns a sequence for a prompt, and how many of the prompt's first tokens it has.
 
         Args:
-            tokens: of the prompt, those that may come from another sequence.
+            tokens: the first tokens of the prompt that may come from another sequence.
             running: tokens and sequences of requests that run; copied from only.
 
         Raises:
@@ -175,7 +175,7 @@ class KeptSequences:
         """Reserves the memory of a request's next tokens; kept sequences leave for it.
 
         Args:
-            sequence: of the request.
+            sequence: the sequence of the request.
             rows: tokens behind its valid ones, at most the context.
 
         Raises:
@@ -213,8 +213,8 @@ class KeptSequences:
         A sequence of few tokens, or one whose settings have changed since its request began, is freed.
 
         Args:
-            sequence: of the request.
-            tokens: of which the first have their KV in the sequence.
+            sequence: the sequence of the request.
+            tokens: token ids; the sequence has the KV of the first ones.
         """
         root, known = self._leave(sequence), np.asarray(tokens[: sequence.length], np.int64)
         if len(known) < LEAST_TOKENS or root != self.root():
@@ -232,8 +232,8 @@ class KeptSequences:
         """Frees the sequence of an ended request, and every kept one, as each may have its KV from the other.
 
         Args:
-            sequence: of the request, whose blocks leave the disk too.
-            tokens: of which the first have their KV in the sequence.
+            sequence: the sequence of the request; its blocks are removed from the disk too.
+            tokens: token ids; the sequence has the KV of the first ones.
         """
         root, known = self._leave(sequence), np.asarray(tokens[: sequence.length], np.int64)
         self._end(sequence)

@@ -33,14 +33,14 @@ class LimitedMemory:
     these return, experts get. Used by the engine's thread before and between steps, so no step finds too little memory.
 
     Args:
-        plan: of the limit.
-        split: of the fastest tier's bytes.
+        plan: the division of the limit.
+        split: the division of the fastest tier's bytes into blocks.
         resize: changes the number of its blocks (ExpertSource.resize).
 
     Attributes:
-        budget: of the limit.
+        budget: the bytes of the limit that are reserved.
         blocks: block kind's name -> blocks that experts have now.
-        long_step_bytes: that a step has now beside the workspace.
+        long_step_bytes: bytes that a step has now in addition to the workspace.
     """
 
     def __init__(

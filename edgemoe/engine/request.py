@@ -75,7 +75,7 @@ class Request:
         done: tokens of the prompt that the sequence has.
         partly: tokens that the layers of the step under way amount to.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
-        error: that ended it.
+        error: the error that ended it.
     """
 
     tokens: list[int]

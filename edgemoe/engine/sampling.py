@@ -53,7 +53,7 @@ class Sampling:
         top_p: smallest probability mass that is kept; 1 keeps all.
         top_k: largest number of tokens that are kept; 0 keeps all.
         repetition_penalty: 1 for none.
-        seed: of the random generator; the same seed, prompt and settings give the same answer.
+        seed: seed of the random generator; the same seed, prompt and settings give the same answer.
         max_new_tokens: largest number of tokens in an answer; UNLIMITED: what the context holds.
         stop: token ids that end an answer.
         min_p: least probability of a token that is kept, as a fraction of the largest one; 0 keeps all.
@@ -117,7 +117,7 @@ class Sampling:
         """Returns the settings of a model's generation config, overridden by the given values.
 
         Args:
-            config: of the model.
+            config: the generation config of the model.
             eos: the tokenizer's end-of-sequence id; None: it has none.
             temperature: None: the model's, 0 where its config does not sample.
             top_p: None: the model's.
@@ -145,7 +145,7 @@ class TokenLogprobs:
 
     Args:
         token: id.
-        logprob: of it.
+        logprob: its log probability.
         top: (id, logprob) of the likeliest tokens, the likeliest first.
     """
 
@@ -167,7 +167,7 @@ class PromptScores:
 
     Args:
         tokens: ids of the prompt.
-        top: of each token, how many of the likeliest are kept beside it.
+        top: number of likeliest tokens to keep for each token.
     """
 
     def __init__(self, tokens: Sequence[int], top: int) -> None:
@@ -187,7 +187,7 @@ class Sampler:
 
     Args:
         sampling: settings.
-        matcher: of one answer, whose tokens a grammar restricts; None: none does.
+        matcher: restricts the tokens of one answer by a grammar; None: nothing does.
     """
 
     def __init__(self, sampling: Sampling, matcher: Matcher | None = None) -> None:

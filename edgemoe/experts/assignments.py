@@ -55,7 +55,7 @@ class Assignments:
         by_expert: expert -> its assignments, of one level each; of a single token in the router's order.
         gates: float32 [T, k], gate weights, 0 where the level is 0.
         rows: (token, slot) pairs that are computed.
-        skipped: of each skipped expert, its (token, slot) pairs.
+        skipped: number of (token, slot) pairs of each skipped expert.
     """
 
     by_expert: dict[int, list[Assignment]]

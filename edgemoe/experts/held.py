@@ -17,8 +17,8 @@ class HeldExperts:
     """The place of every expert (policy.tier_prices.place_of), kept up by the tiers themselves.
 
     Args:
-        pinned: of the tiers.
-        layers, experts: of the model, and in a layer.
+        pinned: the resident experts of the tiers.
+        layers, experts: number of layers of the model, and of experts in a layer.
 
     Attributes:
         places: int64 [layers, experts]; changes whenever an expert arrives, changes its level or goes.

@@ -37,7 +37,7 @@ class ExpertLayer:
     """The experts of one layer. Attached to transformers' experts module as `edgemoe`.
 
     Args:
-        layer: of the model.
+        layer: index of the layer in the model.
         runtime: shared by all layers.
         module: the experts module; its weights are never used, its activation and biases are.
         activation: the name under which kernels fuse its activation, or CUSTOM.

@@ -83,7 +83,7 @@ class OutputErrors:
         Args:
             source: fingerprint of the checkpoint.
             level: the reference's.
-            tokens: of the step.
+            tokens: number of tokens of the step.
         """
         choices = [self.choices[layer] for layer in self.layers]
         chosen, gates = (torch.stack(each) for each in zip(*choices, strict=True))

@@ -21,7 +21,7 @@ class ChoiceCounts:
     ([[1.0, 1.0, 2.0]], [[0.25, 0.5, 1.25]])
 
     Args:
-        layers, experts: of the model, and in a layer.
+        layers, experts: number of layers of the model, and of experts in a layer.
 
     Attributes:
         counts: float64 [layers, experts], tokens that chose an expert.

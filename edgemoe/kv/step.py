@@ -22,7 +22,8 @@ class Segment:
     Args:
         sequence: the KV that the tokens continue; row i gets position `sequence.length + i`.
         tokens: token ids, at least one.
-        prompt: of which these are the next tokens, shared by its steps; None: they are new tokens, each judged alone.
+        prompt: the prompt that these tokens continue, shared by its steps; None: they are new tokens, each judged
+            alone.
     """
 
     sequence: SequenceKV
@@ -76,7 +77,7 @@ class SpanPlace:
     Args:
         row: the first row of its segment in the step.
         part: the span's rows among those of its segment; all of them, except within a block.
-        rows: of its segment.
+        rows: number of rows of its segment.
     """
 
     row: int
@@ -88,7 +89,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     """The state of one step: its sequences' KV behind transformers' cache interface, and what layers tell each other.
 
     Args:
-        step: whose sequences these are.
+        step: the step of these sequences.
         signal: the kind of attention that each layer's experts need (PromptAttention.ranks); None: none.
 
     Raises:
@@ -131,7 +132,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         """Adds the attention that tokens receive from a span; behind the last of its segment its rows have ranks.
 
         Args:
-            place, prompt: of the span; `signal` is set.
+            place, prompt: place and prompt of the span; `signal` is set.
             layer, received, window: as PromptAttention.receive and ranks.
         """
         assert self.signal
