@@ -82,6 +82,18 @@ def count_trigrams(tokenizer: Any, run: Path) -> Trigram:
     return Trigram([*texts, *(np.array(chats.encode(t.turns)[0]) for t in tasks)], len(tokenizer))
 
 
+def finished_run(directory: Path) -> tuple[Path, Path]:
+    """The folders run and model of a trainer's --out.
+
+    Raises:
+        UserError: there is no finished run.
+    """
+    run, shipped = directory / "run", directory / "model"
+    if not ((run / "run.json").exists() and (shipped / "model.safetensors").exists()):
+        raise UserError("the --out of a finished training run", str(directory), "train first")
+    return run, shipped
+
+
 def measure(directory: Path, rows: int, count: int) -> Figures:
     """Measures the figures of the card on the shipped bf16 weights in float32, and draws both pictures.
 
@@ -95,9 +107,7 @@ def measure(directory: Path, rows: int, count: int) -> Figures:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run, shipped = directory / "run", directory / "model"
-    if not ((run / "run.json").exists() and (shipped / "model.safetensors").exists()):
-        raise UserError("the --out of a finished training run", str(directory), "train first")
+    run, shipped = finished_run(directory)
     tokenizer = AutoTokenizer.from_pretrained(shipped)
     model = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32).eval()
     texts = {domain: np.load(run / f"{domain}-held.npy") for domain in ("prose", "python")}

@@ -9,7 +9,8 @@ from functools import partial
 
 from edgemoe.bench.run import BenchRequest, Notify, make_plans
 from edgemoe.bench.sample import take_sample
-from edgemoe.bench.timeline import COMPUTE, SSD, WAIT, TimedForm, TimedKernel, TimedSource, Timeline
+from edgemoe.bench.timed_source import TimedSource
+from edgemoe.bench.timeline import COMPUTE, SSD, WAIT, TimedForm, TimedKernel, Timeline
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.parts import Wraps
 from edgemoe.experts.step import StepContext

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +10,14 @@ import numpy as np
 import torch
 import xxhash
 
+from edgemoe.calibrate.sensitivity import NOISE, measure_sensitivity
 from edgemoe.calibrate.state import CalibrationState
 from edgemoe.calibrate.windows import Window, spread_windows, written_window
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import UserError
-from edgemoe.evaluate.metrics import QualityMeter
 from edgemoe.experts.output_errors import OutputErrors, sample_tokens
-from edgemoe.experts.step import MeasuredLayer, Routed, Study
-from edgemoe.kernels.base import Part, Rows
+from edgemoe.experts.step import Study
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
@@ -30,9 +28,6 @@ WINDOW = 512
 
 DISTURBED_WINDOWS = 1
 """Windows in which each layer is disturbed."""
-
-_NOISE = 0.1
-"""Size of the disturbance, relative to the mean output of an expert."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +44,6 @@ class CalibrationRequest:
     tokens: int
     vram_limit: int | None = None
     dram_limit: int = 0
-
-
-class Disturbance:
-    """A probe that adds noise to the experts' sum of one layer.
-
-    Args:
-        layer: its number.
-        size: of the noise of each number of the sum.
-    """
-
-    def __init__(self, layer: int, size: float) -> None:
-        self._layer, self._size = layer, size
-
-    def computed(
-        self,
-        layer: MeasuredLayer,
-        x: Rows,
-        parts: Sequence[Part],
-        experts: Sequence[int],
-        out: torch.Tensor,
-    ) -> None:
-        """Changes nothing: the sum is disturbed, not its parts."""
-
-    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
-        """Adds the noise, which depends on the layer alone."""
-        if layer == self._layer:
-            noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer)) * self._size
-            out += noise.to(out.device, out.dtype)
 
 
 def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
@@ -112,7 +79,7 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
         steps = len(state.windows) + len(disturbed) * (len(state.errors.layers) + 1)
         with CountProgress(f"calibrating {name}", steps) as progress:
             _measure_errors(engine, sequence, state, progress)
-            _measure_sensitivity(engine, sequence, disturbed, state, progress)
+            measure_sensitivity(engine, sequence, disturbed, state, progress)
     made = _result(store, request, state, len(disturbed))
     made.save(store.directory)
     state.remove()
@@ -162,46 +129,11 @@ def _measure_errors(
         progress.advance()
 
 
-def _measure_sensitivity(
-    engine: Engine,
-    sequence: SequenceKV,
-    windows: list[Window],
-    state: CalibrationState,
-    progress: CountProgress,
-) -> None:
-    """Disturbs each layer in each window, and adds the KL to the undisturbed model."""
-    layers = state.errors.layers
-    for number, window in enumerate(windows):
-        done = state.disturbed - number * len(layers)
-        reference = None
-        progress.advance()
-        for row, layer in enumerate(layers):
-            if row >= done:
-                sequence.crop(0)
-                if reference is None:
-                    reference = engine.all_logits(sequence, window, decode=True).bfloat16()
-                    sequence.crop(0)
-                with engine.studied(Study(probe=Disturbance(layer, _noise_size(engine, state, row)))):
-                    logits = engine.all_logits(sequence, window, decode=True)
-                meter = QualityMeter()
-                meter.add(logits, window, reference)
-                state.kl[row] += meter.quality().kl or 0.0
-                state.disturbed += 1
-                state.save()
-            progress.advance()
-
-
-def _noise_size(engine: Engine, state: CalibrationState, row: int) -> float:
-    """Size of the noise of each number of a layer's sum."""
-    squared, counts = state.errors.squared[row, :, -1].sum(), state.errors.counts[row].sum()
-    return _NOISE * math.sqrt(float(squared / counts.clamp_min(1)) / engine.shape.hidden)
-
-
 def _result(
     store: StoreModel, request: CalibrationRequest, state: CalibrationState, windows: int
 ) -> Calibration:
     errors = state.errors
-    energy = _NOISE**2 * errors.squared[..., -1].sum(1) / errors.counts.sum(1).clamp_min(1)
+    energy = NOISE**2 * errors.squared[..., -1].sum(1) / errors.counts.sum(1).clamp_min(1)
     sensitivity = state.kl / windows / energy.clamp_min(1e-30)
     # A layer at 0 would lose all its experts.
     sensitivity = torch.maximum(sensitivity, 0.01 * sensitivity.mean()).float()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate.accuracy import ChatTasks
 from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.arm_rows import ArmRows
-from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
 from edgemoe.evaluate.compensation.arms import with_gains
 from edgemoe.evaluate.environment import conditions
 from edgemoe.evaluate.lynx.cached import cached_rows
-from edgemoe.evaluate.observations import Observations
 from edgemoe.evaluate.plans import eval_plans, possible_arms
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.reference_rows import reference_rows
+from edgemoe.evaluate.report import report_of
 from edgemoe.evaluate.request import EvalReport, EvalRequest
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.score import Windows, text_windows
@@ -58,20 +56,7 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     rows = list(with_gains(rows))
     environment = conditions(store, request, windows)
     environment |= {"damage": runs.damage, "prefill_rows": plans[0][0].prefill_rows}
-    return _report(request, environment, rows, left_out, observed)
-
-
-def _report(
-    request: EvalRequest,
-    environment: dict[str, Any],
-    rows: list[EvalRow],
-    left_out: list[str],
-    observed: Observations | None,
-) -> EvalReport:
-    routing = observed.routing() if observed and "routing" in request.observed else []
-    similarity = observed.similarity() if observed and "similarity" in request.observed else []
-    claims = [*claims_of(rows), *routing_claims(routing), *similarity_claims(similarity)]
-    return EvalReport(environment, rows, claims, left_out, routing, similarity)
+    return report_of(request, environment, rows, left_out, observed)
 
 
 def _require_enough(arms: list[Arm], windows: Windows, tasks: ChatTasks) -> None:

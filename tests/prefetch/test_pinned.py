@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from toys import MERGED, SLICED, ToyForm, contents, expected, put
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from edgemoe.bench.timeline import TimedSource, Timeline
+from edgemoe.bench.timed_source import TimedSource
+from edgemoe.bench.timeline import Timeline
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.parts import Wraps
 from edgemoe.errors import NotFinite

@@ -94,6 +94,25 @@ def following(tokenizer: Any, wanted: Wanted, prompts: list[str]) -> Callable[..
     return next_token
 
 
+def tiny_config() -> Qwen3MoeConfig:
+    """The configuration of a model of one layer with four experts."""
+    return Qwen3MoeConfig(
+        vocab_size=4096,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        max_position_embeddings=131072,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
 def make_store(work: Path) -> Path:
     """Makes a tiny model with random weights, and a tokenizer of this repository's texts; returns its store.
 
@@ -114,24 +133,9 @@ def make_store(work: Path) -> Path:
     )
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("edgemoe/**/*.py")]
     tokenizer.train_from_iterator((path.read_text(encoding="utf-8") for path in texts), trainer)
-    config = Qwen3MoeConfig(
-        vocab_size=4096,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=64,
-        num_experts=4,
-        num_experts_per_tok=1,
-        moe_intermediate_size=32,
-        max_position_embeddings=131072,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
     torch.manual_seed(0)
     checkpoint = work / "scripted-checkpoint"
-    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(checkpoint)
+    Qwen3MoeForCausalLM(tiny_config()).to(torch.bfloat16).save_pretrained(checkpoint)
     chatml(tokenizer).save_pretrained(checkpoint)
     convert_checkpoint(checkpoint, store, max_level=8, layout="auto", dense_bits=16)
     return store

@@ -9,6 +9,7 @@ Every dense weight is on the GPU, and so are the experts of all layers but the f
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import itertools
 import json
@@ -67,15 +68,20 @@ def gpu_bytes() -> int | None:
     return process_bytes(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0)).removeprefix("GPU-"))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
     parser = make_parser("tools.gpu.llama", __doc__)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--cpu-layers", type=int, default=0, help="layers whose experts stay in RAM")
     parser.add_argument("--threads", type=positive, default=16)
     parser.add_argument("--prompt-tokens", type=positive, default=128)
     parser.add_argument("--new-tokens", type=two_or_more, default=32)
-    given = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    given = parse(argv)
     import llama_cpp
 
     from tools.peers.llama_child import generate, open_context

@@ -74,6 +74,21 @@ def compared(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float, float
     return float(kl.mean()), float(kl.max()), float((want.argmax(-1) == got.argmax(-1)).float().mean())
 
 
+def cells_of(
+    want: Sequence[tuple[torch.Tensor, torch.Tensor]], found: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> list[str]:
+    """Cells of a row: mean and largest KL, and the fraction of equal likeliest tokens, of prompts and decoded tokens.
+
+    Args:
+        want, found: log-probabilities per window, of the prompt and of the decoded tokens, each [tokens, vocabulary].
+    """
+    rows = [[compared(a[i], b[i]) for a, b in zip(want, found, strict=True)] for i in range(len(found[0]))]
+    return [
+        f"{mean(r[0] for r in row):.6f} | {max(r[1] for r in row):.4f} | {100 * mean(r[2] for r in row):.2f} %"
+        for row in rows
+    ]
+
+
 def compare(directory: Path, text: Path, size: int, count: int, formats: Sequence[str]) -> None:
     """Prints the table of a store's formats over `count` windows of `size` tokens.
 
@@ -106,13 +121,7 @@ def compare(directory: Path, text: Path, size: int, count: int, formats: Sequenc
             found = [window_logits(engine, window) for window in windows]
             right = mean(copied(engine, window) for window in windows)
         want = want or found
-        rows = [
-            [compared(a[i], b[i]) for a, b in zip(want, found, strict=True)] for i in range(len(found[0]))
-        ]
-        cells = [
-            f"{mean(r[0] for r in row):.6f} | {max(r[1] for r in row):.4f} | {100 * mean(r[2] for r in row):.2f} %"
-            for row in rows
-        ]
+        cells = cells_of(want, found)
         each = chosen.shape.kv.bytes_for(2) - chosen.shape.kv.bytes_for(1)
         copy = f"{100 * right:.2f} %"
         print(f"| {chosen.shape.kv.format} | {each} | {' | '.join(cells)} | {copy} |", flush=True)

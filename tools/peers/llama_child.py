@@ -131,6 +131,19 @@ def open_context(model: Any, request: dict[str, Any], counts: Counts | None) -> 
     return context
 
 
+def run_step(context: Any, batch: Any, vocabulary: int, rows: list[tuple[int, int, int]]) -> list[int]:
+    """Runs rows of (token, position, sequence); returns the likeliest next token of each sequence's last row."""
+    last = {sequence: i for i, (_, _, sequence) in enumerate(rows)}
+    batch.n_tokens = len(rows)
+    for i, (token, position, sequence) in enumerate(rows):
+        batch.token[i], batch.pos[i], batch.seq_id[i][0] = token, position, sequence
+        batch.n_seq_id[i], batch.logits[i] = 1, last[sequence] == i
+    if code := llama_cpp.llama_decode(context, batch):
+        raise SystemExit(f"expected 0 from llama_decode, got {code}: see llama.cpp's output")
+    logits = (llama_cpp.llama_get_logits_ith(context, i) for i in last.values())
+    return [int(np.ctypeslib.as_array(each, (vocabulary,)).argmax()) for each in logits]
+
+
 def generate(
     context: Any, vocabulary: int, prompts: list[list[int]], new_tokens: int, first: int | None = None
 ) -> tuple[list[float], list[int]]:
@@ -146,29 +159,17 @@ def generate(
     if first is None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
     batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
-
-    def step(rows: list[tuple[int, int, int]]) -> list[int]:
-        """Runs rows of (token, position, sequence); returns the likeliest next token of each sequence's last row."""
-        last = {sequence: i for i, (_, _, sequence) in enumerate(rows)}
-        batch.n_tokens = len(rows)
-        for i, (token, position, sequence) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.seq_id[i][0] = token, position, sequence
-            batch.n_seq_id[i], batch.logits[i] = 1, last[sequence] == i
-        if code := llama_cpp.llama_decode(context, batch):
-            raise SystemExit(f"expected 0 from llama_decode, got {code}: see llama.cpp's output")
-        logits = (llama_cpp.llama_get_logits_ith(context, i) for i in last.values())
-        return [int(np.ctypeslib.as_array(each, (vocabulary,)).argmax()) for each in logits]
-
     start = time.perf_counter()
     following = [] if first is None else [first]
     for sequence, prompt in enumerate(prompts if first is None else []):
         rows = [(token, position, sequence) for position, token in enumerate(prompt)]
         chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        following.append([step(chunk) for chunk in chunks][-1][0])
+        following.append([run_step(context, batch, vocabulary, chunk) for chunk in chunks][-1][0])
     times, tokens = [time.perf_counter() - start], [following[-1]]
     while len(tokens) < new_tokens:
         done = len(tokens) - 1
-        following = step([(token, len(prompts[i]) + done, i) for i, token in enumerate(following)])
+        rows = [(token, len(prompts[i]) + done, i) for i, token in enumerate(following)]
+        following = run_step(context, batch, vocabulary, rows)
         times.append(time.perf_counter() - start)
         tokens.append(following[-1])
     llama_cpp.llama_batch_free(batch)

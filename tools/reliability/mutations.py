@@ -12,60 +12,23 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 from edgemoe.console.progress import CountProgress
-from edgemoe.console.sizes import format_size
-from edgemoe.errors import EdgemoeError
-from edgemoe.machine.process import peak_resident_bytes, reset_peak, resident_bytes
 from tools.command_line import make_parser, positive
+from tools.reliability.outcomes import Outcome, as_table, count_case
 from tools.reliability.parsers import PARSERS, Parser, mutated
-
-LIMIT = 20.0
-"""Seconds of one case."""
 
 LEAST = 20
 """Cases that run although their time is over: a table without any would look like a success."""
-
-SHOWN = 5
-"""Untyped cases of a parser that are printed."""
-
-
-class OutOfTimeError(KeyboardInterrupt):
-    """A case took longer than LIMIT. A KeyboardInterrupt passes every boundary that makes errors typed."""
-
-
-@dataclass
-class Outcome:
-    """The counts of a parser's cases.
-
-    Args:
-        parser: its name.
-        cases: in all.
-        typed, accepted, untyped: of these.
-        worst_s: seconds of the slowest case.
-        worst_bytes: the largest growth of resident memory within a case.
-        shown: the first untyped cases.
-    """
-
-    parser: str
-    cases: int = 0
-    typed: int = 0
-    accepted: int = 0
-    untyped: int = 0
-    worst_s: float = 0.0
-    worst_bytes: int = 0
-    shown: list[str] = field(default_factory=list)
 
 
 def run(
@@ -101,47 +64,10 @@ def run(
             random = Random(f"{seed}/{name}/{case}")
             path = random.choice(list(files))
             path.write_bytes(mutated(path, files[path], random))
-            _count(out, case, lambda path=path: parser.parse(path))  # type: ignore[misc]
+            count_case(out, case, lambda path=path: parser.parse(path))  # type: ignore[misc]
             path.write_bytes(files[path])
             advance()
     return out
-
-
-def _count(out: Outcome, case: int, parse: Callable[[], object]) -> None:
-    """Runs a case and adds its outcome."""
-    reset_peak()
-    before, start = resident_bytes(), time.monotonic()
-    out.cases += 1
-    try:
-        with _limited():
-            parse()
-        out.accepted += 1
-    except EdgemoeError:
-        out.typed += 1
-    except (Exception, OutOfTimeError) as error:
-        out.untyped += 1
-        if len(out.shown) < SHOWN:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(frame.filename).name}:{frame.lineno}"
-            out.shown.append(f"case {case}: {type(error).__name__}: {str(error)[:120]!r} at {place}")
-    out.worst_s = max(out.worst_s, time.monotonic() - start)
-    out.worst_bytes = max(out.worst_bytes, peak_resident_bytes() - before)
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """Raises OutOfTimeError in the block after LIMIT seconds. In the main thread only."""
-
-    def stop(number: int, frame: object) -> None:
-        raise OutOfTimeError(f"more than {LIMIT:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager
@@ -154,20 +80,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def as_table(outcomes: Sequence[Outcome]) -> str:
-    """A Markdown table with a row for each parser."""
-    rows = [
-        "| file | cases | refused | accepted | untyped | slowest, ms | memory |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each in outcomes:
-        rows.append(
-            f"| {each.parser} | {each.cases:,} | {each.typed:,} | {each.accepted:,} | {each.untyped} "
-            f"| {1000 * each.worst_s:.0f} | {format_size(each.worst_bytes)} |"
-        )
-    return "\n".join(rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,88 +13,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import psutil
 
 import edgemoe
-from edgemoe.api.choices import Choices
-from edgemoe.api.model import Model
 from edgemoe.console.sizes import format_size, parse_size
 from edgemoe.errors import EdgemoeError
-from tools.checkout import ROOT, child_environment
 from tools.command_line import failed, make_parser, positive
-from tools.reliability.soak import REFERENCE, Sample, flatness, memory_cgroup, sample
-from tools.training.tasks import training_tasks
+from tools.reliability.random_chat import REFERENCE
+from tools.reliability.random_requests import Requests, leftovers
+from tools.reliability.watch import Sample, flatness, memory_cgroup, run_inside, sample
 
 ROUND = 50
 """Requests between two samples."""
 
 CONTEXT = 512
-
-
-class Requests:
-    """Random requests of a model.
-
-    Args:
-        model: under limits.
-        seed: of everything random.
-    """
-
-    def __init__(self, model: Model, seed: int) -> None:
-        self._model, self._random = model, Random(seed)
-        self._questions = [turn.question for task in islice(training_tasks(seed), 400) for turn in task.turns]
-        self._lock = threading.Lock()
-        self.done: Counter[str] = Counter()
-
-    def one(self) -> None:
-        """Sends one request, and waits until it has ended."""
-        with self._lock:
-            chance = Random(self._random.getrandbits(64))
-        kind = chance.choices(("answer", "closed", "cancelled", "scores", "too long"), (60, 15, 15, 8, 2))[0]
-        prompt = " ".join(chance.choices(self._questions, k=chance.choice((1, 1, 1, 3, 10))))
-        choices: Choices = {
-            "max_new_tokens": chance.randint(1, 64),
-            "temperature": chance.choice((0.0, 0.7, 1.5)),
-            "presence_penalty": chance.choice((0.0, 0.5)),
-            "seed": chance.getrandbits(31),
-        }
-        messages = [{"role": "user", "content": prompt}]
-        if kind == "answer":
-            self._model.generate(messages, **choices)
-        elif kind == "closed":
-            with self._model.stream(messages, **choices) as stream:
-                for _ in range(chance.randint(0, 8)):
-                    next(stream, None)
-        elif kind == "cancelled":
-            future = self._model.submit(messages, **choices)
-            time.sleep(chance.uniform(0, 0.05))
-            future.cancel()
-        elif kind == "scores":
-            self._model.logprobs([prompt[:200]])
-        else:
-            with suppress(edgemoe.ContextExceeded):
-                self._model.generate(prompt * 200, **choices)
-        with self._lock:
-            self.done[kind] += 1
-
-    def reference(self) -> str:
-        """The answer to REFERENCE."""
-        return self._model.generate(
-            [{"role": "user", "content": REFERENCE}], temperature=0, max_new_tokens=32
-        ).text
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
@@ -128,23 +69,6 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def leftovers(model: Model, before: int) -> list[str]:
-    """What ended requests have left behind; empty: nothing."""
-    engine, deadline = model.engine, time.monotonic() + 10
-    while model._scheduler.active and time.monotonic() < deadline:
-        time.sleep(0.01)
-    model.forget()
-    engine.forget_experts()
-    left = []
-    if engine.vram.resident():
-        left.append(f"{len(engine.vram.resident())} experts are pinned")
-    if model._scheduler.active:
-        left.append(f"{model._scheduler.active} requests have not ended")
-    if engine.budget.used != before:
-        left.append(f"{engine.budget.used - before} bytes of the budget")
-    return left
-
-
 def _show_progress(sample: Sample, count: int) -> None:
     if sys.stderr.isatty():
         size, left = (
@@ -173,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.inside is None:
             with memory_cgroup(parse_size(given.cgroup_limit)) as group:
-                return _in_cgroup(group, [*(argv or sys.argv[1:]), "--inside", str(group)])
+                words = [*(argv or sys.argv[1:]), "--inside", str(group)]
+                return run_inside(group, "tools.reliability.requests", words)
         report = run(given)
     except EdgemoeError as error:
         return failed("tools.reliability.requests", error)
@@ -191,13 +116,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(*(wrong or ["flat"]), sep="\n")
     return 1 if wrong else 0
-
-
-def _in_cgroup(group: Path, arguments: Sequence[str]) -> int:
-    """Runs this program in a process of its own that enters a cgroup first; returns its exit code."""
-    enter = f'echo $$ > {group}/cgroup.procs; exec "$0" "$@"'
-    command = ["/bin/sh", "-c", enter, sys.executable, "-m", "tools.reliability.requests", *arguments]
-    return subprocess.run(command, env=child_environment(), cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

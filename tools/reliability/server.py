@@ -19,29 +19,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 from statistics import linear_regression, quantiles
-from subprocess import Popen
 from typing import Any
-from urllib.parse import urlsplit
 
-import psutil
-
-from edgemoe.console.sizes import format_size, parse_size
-from tools.checkout import ROOT, child_environment
+from edgemoe.console.sizes import format_size
 from tools.command_line import make_parser, positive
 from tools.reliability.malformed import GOOD, a_body, a_request, exchange
-from tools.reliability.soak import memory_cgroup
+from tools.reliability.started_server import PATIENCE, post, server
 from tools.training.tasks import training_tasks
 
 CHAT = "/v1/chat/completions"
-
-PATIENCE = 30.0
-"""Seconds in which a request must have come to its end."""
 
 
 @dataclass(frozen=True)
@@ -51,57 +42,6 @@ class Report:
     found: dict[str, Any]
     lines: list[str]
     wrong: list[str]
-
-
-@contextmanager
-def server(given: argparse.Namespace) -> Iterator[tuple[str, int, psutil.Process | None]]:
-    """Yields host, port and process of the server; starts one where no --url is given."""
-    if given.url:
-        parts = urlsplit(given.url)
-        yield parts.hostname or "127.0.0.1", parts.port or 80, None
-        return
-    options = {
-        "--model": given.model,
-        "--context": given.context,
-        "--port": given.port,
-        "--vram-limit": given.vram_limit,
-        "--parallel": given.parallel,
-        "--queue": given.queue,
-    }
-    words = [str(word) for pair in options.items() for word in pair]
-    command = [sys.executable, "-m", "edgemoe", "serve", *words]
-    with ExitStack() as stack:
-        if given.cgroup_limit:
-            group = stack.enter_context(memory_cgroup(parse_size(given.cgroup_limit)))
-            command = ["/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$0" "$@"', *command]
-        process = stack.enter_context(Popen(command, cwd=ROOT, env=child_environment()))
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        _wait(given.port)
-        yield "127.0.0.1", given.port, psutil.Process(process.pid)
-
-
-def _wait(port: int) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        try:
-            if post("127.0.0.1", port, "/health", None)[0] == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    raise TimeoutError("expected a server that answers within 300 s, got none: see its messages")
-
-
-def post(host: str, port: int, path: str, body: bytes | None) -> tuple[int, bytes]:
-    """Sends one request, a GET without a body; returns status and body of the response."""
-    connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
-    try:
-        connection.request("GET" if body is None else "POST", path, body)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
 
 
 def malformed(given: argparse.Namespace) -> Report:

@@ -160,11 +160,11 @@ def transcript(home: Path) -> str:
     return "\n".join(shown).replace(str(home), "~")
 
 
-def run(home: Path, part: Part) -> tuple[list[str], int]:
-    """Runs one part in a terminal; returns its lines without empty ones at the end, and the exit code."""
-    process = pexpect.spawn(
+def _terminal(home: Path, line: str) -> pexpect.spawn[str]:
+    """Starts a shell's line in a terminal, with its home and state in a folder."""
+    return pexpect.spawn(
         "/bin/sh",
-        ["-c", part.line],
+        ["-c", line],
         env=child_environment(
             PATH=f"{home}/bin:{os.environ['PATH']}",
             HOME=str(home),
@@ -178,6 +178,11 @@ def run(home: Path, part: Part) -> tuple[list[str], int]:
         timeout=120,
         dimensions=(50, COLUMNS),
     )
+
+
+def run(home: Path, part: Part) -> tuple[list[str], int]:
+    """Runs one part in a terminal; returns its lines without empty ones at the end, and the exit code."""
+    process = _terminal(home, part.line)
     screen = Screen(COLUMNS)
     notes: list[tuple[int, list[str]]] = []
 

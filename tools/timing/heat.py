@@ -10,19 +10,13 @@ prompt of the text. Prints medians of time to the first token, time per later to
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgemoe.engine.engine import Engine
-from edgemoe.engine.request import Request
-from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.evaluate.score import text_windows
 from edgemoe.models.heat import mixed
@@ -30,25 +24,11 @@ from edgemoe.models.open import open_store
 from edgemoe.models.options.groups import Opening
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.tokenizer import load_tokenizer
-from edgemoe.storage.base import ExpertKey
 from tools.command_line import failed, make_parser, positive
+from tools.timing.starts import Start
 
 EARLIER = 4
 """Prompts of the earlier run."""
-
-
-def answer(engine: Engine, prompt: Sequence[int], new_tokens: int) -> dict[str, float]:
-    """Answers greedily; returns seconds to the first token and for a later one, and bytes read."""
-    sampling = Sampling(0, 1, 0, 1, 0, new_tokens, frozenset())
-    request = Request(list(prompt), Sampler(sampling))
-    scheduler = Scheduler(engine)
-    try:
-        scheduler.run(request)
-    finally:
-        scheduler.close()
-    trace = request.trace
-    read = (trace.prefill + trace.decode).transfers.ssd_bytes
-    return {"ttft_s": trace.ttft, "tpot_s": trace.tpot or 0.0, "ssd_bytes": read}
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -70,23 +50,13 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     if len(prompts) < needed:
         raise UserError(f"{needed} prompts in {given.text}", f"{len(prompts)}", "give a longer text")
 
-    def start(heat: Mapping[ExpertKey, float], prompts: Sequence[Sequence[int]], idle: float) -> Any:
-        with Engine(store, plan, settings) as engine:
-            engine.fill_first(heat)
-            until = time.monotonic() + idle
-            engine.fill(lambda: time.monotonic() < until)
-            answers = [answer(engine, prompt, given.new_tokens) for prompt in prompts]
-            used = engine.heat()
-        del engine
-        gc.collect()  # its memory is freed before the next one opens
-        return answers, used
-
-    _, used = start({}, prompts[:EARLIER], 0.0)
+    start = Start(store, plan, settings, given.new_tokens)
+    _, used = start.answers({}, prompts[:EARLIER], 0.0)
     kept = mixed({}, used)
     found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     for prompt in prompts[EARLIER:needed]:
         for name, heat in (("without", {}), ("with", kept)):
-            found[name] += start(heat, [prompt], given.idle)[0]
+            found[name] += start.answers(heat, [prompt], given.idle)[0]
     return {
         name: {key: median(each[key] for each in answers) for key in answers[0]} | {"samples": answers}
         for name, answers in found.items()

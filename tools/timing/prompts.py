@@ -15,38 +15,20 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from edgemoe.bench.prompts import text_prompts
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
 from edgemoe.experts.step import StepTotals
-from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import failed, make_parser, positive, two_or_more
-
-
-@contextmanager
-def attention_clock() -> Iterator[list[float]]:
-    """Collects the seconds of each call of the compiled attention inside the block."""
-    seconds, call = list[float](), NativeAttention.__call__
-
-    def timed(attention: NativeAttention, *arguments: Any, **options: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return call(attention, *arguments, **options)
-        finally:
-            seconds.append(time.perf_counter() - start)
-
-    with mock.patch.object(NativeAttention, "__call__", timed):
-        yield seconds
+from tools.timing.attention_clock import attention_clock
 
 
 def one_prompt(

@@ -18,14 +18,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +31,8 @@ from edgemoe.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser
 from tools.training.batches import Mixture
 from tools.training.curve import draw_curve
-from tools.training.data import Data, Files, prepare
+from tools.training.data import Data, prepare
+from tools.training.description import check_start, write_description
 from tools.training.loop import Recipe, Run
 from tools.training.model import FAMILIES, Size, build
 from tools.training.report import accuracy, held_out_batches, losses
@@ -93,46 +90,6 @@ def report(data: Data, rows: int, count: int) -> Any:
     return measure
 
 
-def check_start(options: argparse.Namespace) -> None:
-    """Prevents overwriting a run, and resuming where there is none.
-
-    Raises:
-        UserError: --out has a run and --resume is missing, or the reverse; a resumed run is given --from.
-    """
-    if options.resume and options.start:
-        raise UserError(
-            "--resume or --from", "both", "leave out --from: the run continues with its own weights"
-        )
-    directory = options.out / "run"
-    if (directory / "state.pt").exists() == options.resume:
-        return
-    if options.resume:
-        raise UserError(f"a run to resume in {directory}", "none", "leave out --resume")
-    raise UserError(f"no run in {directory}", "one", "add --resume, or name another --out")
-
-
-def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: Files) -> None:
-    """Makes sure that a resumed run continues with its data.
-
-    Raises:
-        UserError: an option would change the data; names the first such option.
-    """
-    for name in ("seed", "chat_tokens", "text_tokens", "family"):
-        if getattr(options, name) != before.get(name, FAMILIES[0]):
-            option = "--" + name.replace("_", "-")
-            raise UserError(
-                f"the run's {option} {before.get(name, FAMILIES[0])}",
-                str(getattr(options, name)),
-                f"give {option} {before.get(name, FAMILIES[0])}, or name another --out",
-            )
-    if files["prose"] != before["files"]["prose"]:
-        raise UserError(
-            f"the run's corpus of {before['files']['prose']} files",
-            f"{files['prose']} in {options.corpus}",
-            "give the same --corpus",
-        )
-
-
 def load_weights(model: Any, directory: Path) -> None:
     """Loads the weights of the model in a directory.
 
@@ -146,54 +103,6 @@ def load_weights(model: Any, directory: Path) -> None:
         raise UserError(
             "a model of the trained sizes", f"another one in {directory}", "leave out --from"
         ) from error
-
-
-def earlier_run(directory: Path) -> dict[str, Any]:
-    """The commands, steps, tokens and seconds that the model in a directory was trained with, by its figures.json.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    path = directory / "figures.json"
-    if not path.exists():
-        raise UserError(
-            f"a model with figures.json in {directory}", "none", "run tools.model_card on it first"
-        )
-    figures = json.loads(path.read_text())
-    run, last, before = figures["run"], figures["last"], figures["run"].get("earlier") or {}
-    totals = {name: last[name] + before.get(name, 0) for name in ("step", "tokens", "elapsed_s")}
-    return {"commands": [*before.get("commands", []), *run["commands"]], **totals}
-
-
-def write_description(
-    path: Path, options: argparse.Namespace, size: Size, recipe: Recipe, files: Files, threads: int
-) -> None:
-    """Writes the run's conditions as JSON for the model card; a resumed run appends its command.
-
-    Raises:
-        UserError: a resumed run has other data; nothing is written.
-    """
-    commands, earlier = [], earlier_run(options.start) if options.start else None
-    if options.resume:
-        before = json.loads(path.read_text())
-        check_same_data(before, options, files)
-        commands, earlier = before["commands"], before.get("earlier")
-    versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
-    description = {
-        "commands": [*commands, options.command],
-        "earlier": earlier,
-        "seed": options.seed,
-        "family": options.family,
-        "size": asdict(size),
-        "recipe": asdict(recipe),
-        "chat_tokens": options.chat_tokens,
-        "text_tokens": options.text_tokens,
-        "files": files,
-        "threads": threads,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU",
-        "versions": {"python": platform.python_version()} | versions,
-    }
-    path.write_text(json.dumps(description, indent=1) + "\n")
 
 
 def train(options: argparse.Namespace, size: Size) -> None:

@@ -10,7 +10,6 @@ Another run with the same arguments resumes an unfinished store. Answers are gib
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ from pathlib import Path
 import torch
 import xxhash
 
-from edgemoe.bench.synthetic.tokenizer import save_tokenizer
+from edgemoe.bench.synthetic.dense import Dense, dense_specs, dense_tensors
+from edgemoe.bench.synthetic.tokenizer import companions
 from edgemoe.bench.synthetic.workload import PRESETS, ExpertPool, Shape, random_dense
 from edgemoe.console.progress import ByteProgress
 from edgemoe.errors import UserError
@@ -29,12 +29,8 @@ from edgemoe.models.cache import synthetic_directory
 from edgemoe.storage.files.header import tensor_bytes
 from edgemoe.storage.record.layout import LAYOUTS, Layout
 from edgemoe.storage.record.planes import Bytes
-from edgemoe.storage.store.dense import quantize_rows
-from edgemoe.storage.store.manifest import MANIFEST_NAME, SCALE_SUFFIX
+from edgemoe.storage.store.manifest import MANIFEST_NAME
 from edgemoe.storage.store.writer import StoreWriter
-
-Dense = Callable[[str, tuple[int, ...]], torch.Tensor]
-"""Makes a dense tensor in bf16 from transformers' name and the shape."""
 
 
 @dataclass(frozen=True)
@@ -104,30 +100,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (element type, shape) of the tensors of dense_tensors, in order; routers keep 16 bits."""
-    out: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, size in shape.dense().items():
-        if bits == 8 and len(size) == 2 and not name.endswith("mlp.gate.weight"):
-            out |= {name: ("I8", size), name + SCALE_SUFFIX: ("BF16", size[:1])}
-        else:
-            out[name] = ("BF16", size)
-    return out
-
-
-def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of dense_specs one at a time."""
-    specs = dense_specs(shape, bits)
-    for name, size in shape.dense().items():
-        tensor = dense(name, size)
-        if specs[name][0] == "I8":
-            codes, scales = quantize_rows(tensor)
-            yield name, codes
-            yield name + SCALE_SUFFIX, scales
-        else:
-            yield name, tensor
-
-
 class Counted:
     """Counts written bytes and reports them to `update` together with the total."""
 
@@ -180,19 +152,16 @@ def synthesize(
     """
     geometry, layout = wanted.shape.geometry(wanted.max_level), layout or compute().layout
     pool = ExpertPool(geometry, seed, layout)
-    with tempfile.TemporaryDirectory() as companions:
-        wanted.shape.config().save_pretrained(companions)
-        save_tokenizer(wanted.shape.vocab, Path(companions))
-        with (
-            _one_thread(),
-            StoreWriter(
-                destination, geometry=geometry, layout=layout, source=source, dense_bits=wanted.dense_bits
-            ) as writer,
-        ):
-            if (destination / MANIFEST_NAME).exists():
-                return
+    with (
+        companions(wanted.shape) as files,
+        _one_thread(),
+        StoreWriter(
+            destination, geometry=geometry, layout=layout, source=source, dense_bits=wanted.dense_bits
+        ) as writer,
+    ):
+        if not (destination / MANIFEST_NAME).exists():
             _write(writer, wanted, pool, dense, update)
-            for path in sorted(Path(companions).iterdir()):
+            for path in files:
                 writer.copy(path)
             writer.finish()
 

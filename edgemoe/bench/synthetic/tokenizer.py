@@ -1,9 +1,13 @@
-"""A byte-level tokenizer of any size, with a ChatML template."""
+"""A byte-level tokenizer of any size, with a ChatML template, and a synthetic model's small files."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from edgemoe.bench.synthetic.workload import Shape
 from edgemoe.errors import UserError
 
 CHAT_TEMPLATE = (
@@ -53,3 +57,16 @@ def save_tokenizer(vocab: int, directory: Path) -> None:
         chat_template=CHAT_TEMPLATE,
     )
     fast.save_pretrained(directory)
+
+
+@contextmanager
+def companions(shape: Shape) -> Iterator[list[Path]]:
+    """Yields a model's configuration and tokenizer as files of a temporary folder, sorted by name.
+
+    Raises:
+        UserError: the vocabulary is below the number of bytes and special tokens.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shape.config().save_pretrained(folder)
+        save_tokenizer(shape.vocab, Path(folder))
+        yield sorted(Path(folder).iterdir())

@@ -23,7 +23,7 @@ def phases_quality(
     phases: Sequence[Phase],
     text: Text,
 ) -> tuple[Quality, ExpertUse]:
-    """Measures new tokens, the second halves of windows, after prompts, their first halves.
+    """Measures new tokens, the second halves of windows, after prompts, their first halves; empties the sequences.
 
     A prompt's step has as many tokens as a step of new tokens has sequences, so as many agree in both.
 
@@ -38,26 +38,27 @@ def phases_quality(
     Returns:
         the quality of the second halves, and the use of both.
     """
-
-    def agreeing(phase: Phase) -> AbstractContextManager[None]:
-        return engine.studied(Study(reroute=rule)) if phase in phases else nullcontext()
-
     rows = len(sequences)
     with measuring(engine, settings, text) as measured:
         for first in range(0, len(text.windows), rows):
             some = text.windows[first : first + rows]
             halves = [len(window) // 2 for window in some]
-            with agreeing("prefill"):
+            with _agreeing(engine, rule if "prefill" in phases else None):
                 for window, sequence, half in zip(some, sequences, halves, strict=False):
                     _prompt(engine, sequence, window[:half], rows)
-            with agreeing("decode"):
-                parts = [window[half:] for window, half in zip(some, halves, strict=True)]
+            parts = [window[half:] for window, half in zip(some, halves, strict=True)]
+            with _agreeing(engine, rule if "decode" in phases else None):
                 logits = together_logits(engine, sequences, parts)
             for number, (half, own) in enumerate(zip(halves, logits, strict=True), first):
                 measured.add(number, own, half)
     for sequence in sequences:
         sequence.crop(0)
     return measured.result()
+
+
+def _agreeing(engine: Engine, rule: Reroute | None) -> AbstractContextManager[None]:
+    """Lets tokens agree by a rule inside the block; None: each token keeps its own experts."""
+    return nullcontext() if rule is None else engine.studied(Study(reroute=rule))
 
 
 def _prompt(engine: Engine, sequence: SequenceKV, tokens: Sequence[int], rows: int) -> None:

@@ -14,8 +14,9 @@ from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
 from edgemoe.commands.options.bench import BatchOptions
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.pace import WORK_BETWEEN
+from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.memory.limits import SHARED_ROWS
 
@@ -30,7 +31,7 @@ def bench(tiny_store, capsys, monkeypatch):
     monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
     # The process's own noise exceeds a limit below 1 MB.
-    monkeypatch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes)
+    monkeypatch.setattr(PeakMemory, "bytes", 0)
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command(epilog=EXAMPLES)(bench_command)
 
@@ -152,9 +153,9 @@ def test_wrong_options_are_refused_first(bench, monkeypatch, options, said):
 
 def test_a_row_over_its_limit_is_not_valid(bench, monkeypatch, capsys):
     """Such a row is marked in the table, and the command ends with DoesNotFit after it has printed the report."""
-    monkeypatch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes + 1)
+    monkeypatch.setattr(PeakMemory, "bytes", 2_000_001)
     with pytest.raises(DoesNotFit, match="1B more: the row is not valid") as caught:
-        bench(*SHORT)
+        bench(*SHORT, "--vram-limit", "2MB")
     assert "INVALID: over its limit" in capsys.readouterr().out
     assert caught.value.exit_code == 3
 

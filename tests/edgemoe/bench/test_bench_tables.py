@@ -14,7 +14,8 @@ from edgemoe.bench.quality import Evaluation, load_quality, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.bench.tables import FORMATS
-from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.engine import StoreModel
+from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings
 
@@ -43,7 +44,7 @@ def report(tiny_store, tmp_path_factory):
         patch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
         patch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
         # The process's own noise exceeds a limit below 1 MB.
-        patch.setattr(Engine, "peak_bytes", lambda engine: engine.plan.vram_limit_bytes)
+        patch.setattr(PeakMemory, "bytes", 0)
         request = BenchRequest(rows, prompt_tokens=6, new_tokens=4, runs=2, notes=("one row is missing",))
         return run_bench(store, request, quality)
 

@@ -10,6 +10,7 @@ import pytest
 
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest
+from edgemoe.bench.timed_source import TimedRequest
 from edgemoe.bench.timeline import (
     COMPUTE,
     COPY,
@@ -19,7 +20,6 @@ from edgemoe.bench.timeline import (
     WAIT,
     TimedForm,
     TimedKernel,
-    TimedRequest,
     Timeline,
 )
 from edgemoe.bench.traced import DECODE, lanes_of, trace_rows

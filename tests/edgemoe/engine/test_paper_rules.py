@@ -9,7 +9,8 @@ import pytest
 import torch
 from counted_engine import CountedEngine
 
-from edgemoe.bench.timeline import TimedSource, TimedStep, Timeline
+from edgemoe.bench.timed_source import TimedSource, TimedStep
+from edgemoe.bench.timeline import Timeline
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.parts import Wraps
 from edgemoe.kv.step import Segment, Step

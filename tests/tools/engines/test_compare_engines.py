@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tools.engines.compare import TIE, compare, prompts, run
+from tools.engines.compare import TIE, compare, run
+from tools.engines.own import prompts
 from tools.engines.protocol import Answers, Request, log_softmax, serve
 
 

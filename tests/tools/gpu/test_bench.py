@@ -10,7 +10,7 @@ from device_double import DoubleDevice
 
 from edgemoe.bench import bandwidth
 from edgemoe.speed.tiers import copy_speed
-from tools.gpu import bench, cases
+from tools.gpu import aims, bench, cases, children, measure
 from tools.synthetic import store as synthetic_store
 
 TINY = [
@@ -70,7 +70,7 @@ def synthesized(monkeypatch):
         options = ["--like", given.like, "--layout", layout, "--max-level", "4"]
         assert synthetic_store.main([*options, str(store)]) == 0
 
-    monkeypatch.setattr(bench, "synthesize", in_this_process)
+    monkeypatch.setattr(children, "synthesize", in_this_process)
 
 
 @pytest.mark.usefixtures("synthesized")
@@ -100,7 +100,7 @@ def test_only_some_rows_are_measured(monkeypatch, capsys, tmp_path, only, rows, 
         ran.extend(row.name for row in request.rows)
         return {"environment": {}, "rows": []}
 
-    monkeypatch.setattr(bench, "run_bench", run_bench)
+    monkeypatch.setattr(measure, "run_bench", run_bench)
     monkeypatch.setattr(bench, "offload", lambda *_: ran.append("offload") or "it ran")
     options = [option for text in only for option in ("--only", text)]
     assert bench.main([*TINY, "--limits", "3MB,14MB", *options, "--work", str(tmp_path)]) == 0
@@ -111,7 +111,7 @@ def test_only_some_rows_are_measured(monkeypatch, capsys, tmp_path, only, rows, 
 @pytest.mark.parametrize("text", ["16GB", "4 MB"])
 def test_a_text_of_no_row_is_refused_before_measuring(monkeypatch, capsys, text):
     """The tool exits 2 with every row's name, and synthesizes no store."""
-    monkeypatch.setattr(bench, "synthesize", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr(children, "synthesize", lambda *_: pytest.fail("began"))
     assert bench.main([*TINY, "--limits", "3MB,14MB", "--only", text]) == 2
     assert "3 MB, DRAM small: exact 4" in capsys.readouterr().err
 
@@ -136,10 +136,10 @@ def test_aims_are_ratios_of_the_rows():
         row("on demand from SSD", 0.200),
         row("on demand from DRAM", 0.100),
     ]
-    found = bench.aims(rows, {"layers": 16, "ttft_s": 1.6, "tpot_s": 0.32}, 48, 12_000_000_000)
+    found = aims.aims(rows, {"layers": 16, "ttft_s": 1.6, "tpot_s": 0.32}, 48, 12_000_000_000)
     # accelerate: 20 ms a layer and 100 for the prompt; 4/2: 40 ms and 400 of 48 layers
     assert [aim["found"] for aim in found] == pytest.approx([0.75, 2.5, 5.0, 24.0, 12.0, 1.1])
-    missing = bench.aims([], "not installed", 48, 12_000_000_000)
+    missing = aims.aims([], "not installed", 48, 12_000_000_000)
     assert [aim["found"] for aim in missing] == [None] * 6
 
 
@@ -178,7 +178,7 @@ def test_numbers_that_measure_nothing_are_refused(capsys, options, expected):
 @pytest.mark.parametrize("option", ["--json", "--work"])
 def test_missing_folder_is_refused_before_measuring(monkeypatch, capsys, tmp_path, option):
     """Without a folder for the report or the store the tool exits 2 and synthesizes no store."""
-    monkeypatch.setattr(bench, "synthesize", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr(children, "synthesize", lambda *_: pytest.fail("began"))
     assert bench.main([*TINY, option, str(tmp_path / "none" / "gpu.json")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from edgemoe.experts.step import StepContext
 from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
 from tools.checkout import child_environment
-from tools.peers import compare, edgemoe_child, popularity, run
+from tools.peers import compare, comparison, edgemoe_child, popularity, run
 from tools.peers.limited import Usage
 from tools.peers.programs import Program, edgemoe_program
 from tools.peers.report import Case, as_table, reached, run_of, summarize
@@ -177,7 +177,7 @@ def test_a_peer_that_crashes_with_repacking_runs_without(
 ) -> None:
     """The crashed run is repeated without repacking, later runs have none from the start, and the report says so."""
     monkeypatch.setenv("PEER_FAILS", "repacking")
-    monkeypatch.setattr(compare, "WARM_UP_SECONDS", 0)
+    monkeypatch.setattr(comparison, "WARM_UP_SECONDS", 0)
     more = ["--limits", "none", "--rounds", "2", "--no-popularity"]
     assert compare.main([*arguments, *more]) == 0
     assert [request["repacking"] for request in requests(tmp_path)] == [True, False, False]
@@ -214,7 +214,7 @@ def test_repacking_is_off_on_request(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run without a limit has none either, and the report says so."""
-    monkeypatch.setattr(compare, "WARM_UP_SECONDS", 0)
+    monkeypatch.setattr(comparison, "WARM_UP_SECONDS", 0)
     assert compare.main([*arguments, "--limits", "none", "--no-popularity", "--no-repacking"]) == 0
     assert [request["repacking"] for request in requests(tmp_path)] == [False]
     report = json.loads((tmp_path / "report.json").read_text())
@@ -275,7 +275,7 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
         answer = edgemoe_child.answer(request) if "settings" in request else {"counts": [[20]]}
         return outcome(**answer)
 
-    monkeypatch.setattr(compare, "run_child", child)
+    monkeypatch.setattr(comparison, "run_child", child)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
@@ -283,13 +283,13 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
     options.context = options.kv_cache = options.peer_states = None
     options.repacking, options.kernel = True, "auto"
     none: Any = None
-    comparison = compare.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
-    comparison.count()
+    runs = comparison.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
+    runs.count()
     assert requested == [(None, True, [], 8)] * 2
-    assert sorted(comparison.popularity) == ["exact 4", "peer"]
-    assert comparison.popularity["peer"] == [[20]]
+    assert sorted(runs.popularity) == ["exact 4", "peer"]
+    assert runs.popularity["peer"] == [[20]]
     # 8 tokens of the prompt and two decoded tokens that are fed again, two experts each.
-    assert [sum(layer) for layer in comparison.popularity["exact 4"]] == [20, 20]
+    assert [sum(layer) for layer in runs.popularity["exact 4"]] == [20, 20]
 
 
 @pytest.mark.e2e

@@ -10,9 +10,10 @@ from random import Random
 import pytest
 
 from edgemoe.errors import BadHeader
-from tools.reliability import mutations, samples
-from tools.reliability.mutations import Outcome, as_table, main, run
+from tools.reliability import mutations, outcomes, samples
+from tools.reliability.mutations import main, run
 from tools.reliability.mutators import mutate_bytes, mutate_json
+from tools.reliability.outcomes import Outcome, as_table
 from tools.reliability.parsers import PARSERS, Parser
 
 CASES = 200
@@ -46,7 +47,7 @@ def raising(path: Path) -> None:
 
 def test_the_runner_counts_every_outcome(monkeypatch):
     """Typed errors, accepted files, other errors and cases that take too long, each with what its case was."""
-    monkeypatch.setattr(mutations, "LIMIT", 0.05)
+    monkeypatch.setattr(outcomes, "LIMIT", 0.05)
     monkeypatch.setattr(mutations, "mutated", lambda path, raw, random: random.choice(VALUES))
 
     def make(directory: Path) -> list[Path]:

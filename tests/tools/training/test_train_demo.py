@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from edgemoe.errors import UserError
 from edgemoe.evaluate.tasks import Turn, held_out_tasks
 from edgemoe.storage.files.header import read_header
-from tools.training import train_demo
+from tools.training import description, train_demo
 from tools.training.batches import CHAT_WINDOW, TEXT_WINDOW, Batch, Chats, Mixture, as_batch, pack, windows
 from tools.training.corpus import encode, read_books, read_stdlib
 from tools.training.loop import PAUSE_S, Recipe, Run, total_loss
@@ -536,7 +536,7 @@ def test_a_run_starts_from_a_trained_model(demo: Path, trained: Path, tmp_path: 
     (out / "model" / "figures.json").write_text(
         json.dumps({"run": described, "last": {"step": 6, "tokens": 10, "elapsed_s": 1.5}})
     )
-    third = train_demo.earlier_run(out / "model")
+    third = description.earlier_run(out / "model")
     assert (third["step"], third["tokens"], third["elapsed_s"]) == (10, 3082, 10.0)
     assert len(third["commands"]) == 3
 

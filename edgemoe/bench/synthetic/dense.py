@@ -1,0 +1,38 @@
+"""A synthetic store's dense tensors: names, shapes, and at 8 bits their codes and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from edgemoe.bench.synthetic.workload import Shape
+from edgemoe.storage.store.dense import quantize_rows
+from edgemoe.storage.store.manifest import SCALE_SUFFIX
+
+Dense = Callable[[str, tuple[int, ...]], torch.Tensor]
+"""Makes a dense tensor in bf16 from transformers' name and the shape."""
+
+
+def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (element type, shape) of the tensors of dense_tensors, in order; routers keep 16 bits."""
+    out: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, size in shape.dense().items():
+        if bits == 8 and len(size) == 2 and not name.endswith("mlp.gate.weight"):
+            out |= {name: ("I8", size), name + SCALE_SUFFIX: ("BF16", size[:1])}
+        else:
+            out[name] = ("BF16", size)
+    return out
+
+
+def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of dense_specs one at a time."""
+    specs = dense_specs(shape, bits)
+    for name, size in shape.dense().items():
+        tensor = dense(name, size)
+        if specs[name][0] == "I8":
+            codes, scales = quantize_rows(tensor)
+            yield name, codes
+            yield name + SCALE_SUFFIX, scales
+        else:
+            yield name, tensor
