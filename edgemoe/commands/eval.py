@@ -89,14 +89,24 @@ class MeasureOptions:
     study: list[str] | None = option(
         "Rows after the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
         "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
-        "together); residency (with a cache, resident experts first); static-levels (one level for each expert or "
-        "layer, whatever the token); compensation (low-rank compensators, made of "
-        "--reference, of a part of a token's experts, next to levels of as many bits); layers (of --reference, one "
-        "at 2 bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); similarity (of "
-        "adjacent layers' router inputs). Repeat for more.",
+        "together); residency (with a cache, resident experts first); cache-front (with caches of three sizes, absent "
+        "experts skipped or replaced, next to levels by damage) or cache-front-dram (with a second tier too); "
+        "static-levels (one level for each expert or layer, whatever the token); compensation (low-rank compensators, "
+        "made of --reference, of a part of a token's experts, next to levels of as many bits); layers (of "
+        "--reference, one at 2 bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); "
+        "similarity (of adjacent layers' router inputs). Repeat for more.",
         autocompletion=one_of(
             *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
-            *("residency", "static-levels", "compensation", "layers", "routing", "similarity"),
+            *(
+                "residency",
+                "cache-front",
+                "cache-front-dram",
+                "static-levels",
+                "compensation",
+                "layers",
+                "routing",
+                "similarity",
+            ),
         ),
     )
     reuse: bool = option(
@@ -106,7 +116,7 @@ class MeasureOptions:
     )
     plot: Path | None = option(
         "Draw KL to --reference against bits read into this PNG; of --study routing, the loads into NAME-routing.png "
-        "next to it."
+        "next to it; of --study cache-front, KL against bits from disk into NAME-cache-front.png."
     )
     seed: int = option("Seed of everything random.", 0)
 
@@ -259,7 +269,7 @@ def _check(request: EvalRequest, form: KVFormat, planned: StoreModel) -> None:
 def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None:
     """Prints the report, and draws the plot."""
     from edgemoe.evaluate import table
-    from edgemoe.evaluate.plot import plot_kl, plot_routing
+    from edgemoe.evaluate.plot import plot_front, plot_kl, plot_routing
 
     if as_json:
         print(json.dumps(asdict(report)))
@@ -277,5 +287,6 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
     if measure.plot is not None:
         if report.environment["reference"]:
             plot_kl(report.rows, measure.plot)
+            plot_front(report.rows, measure.plot.with_stem(f"{measure.plot.stem}-cache-front"))
         if report.routing:
             plot_routing(report.routing, measure.plot.with_stem(f"{measure.plot.stem}-routing"))

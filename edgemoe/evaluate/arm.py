@@ -21,6 +21,25 @@ def signal_name(importance: str, heavy_hitters: float) -> str:
     return f"{importance} {heavy_hitters:g}" if needs_attention(importance) else importance
 
 
+BY_PLACE, BY_MEMORY, EVERY_PLANE = "by place", "by memory", "of every plane"
+"""What the price of a level by damage counts: the seconds of missing planes, their bits, or the bits of all planes."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """What happens to experts that are not in memory; without arguments, as the settings say.
+
+    Args:
+        drop: fraction of a token's mean gate weight below which an absent expert is skipped; 0: none is.
+        instead: fraction below which a resident expert runs instead; 0: none does.
+        price: BY_PLACE, BY_MEMORY or EVERY_PLANE.
+    """
+
+    drop: float = 0.0
+    instead: float = 0.0
+    price: str = BY_PLACE
+
+
 @dataclass(frozen=True)
 class Variation:
     """What a study chooses in the routers' place, by rules that no option has.
@@ -33,6 +52,7 @@ class Variation:
         phases: of windows whose first half is a prompt, those that agree; None: windows are new tokens throughout.
         alpha: resident experts come first within bins of 1/alpha of a logit, instead; 0: tokens agree.
         static: an allocation of static_levels and its mean bits a weight, instead; None: tokens choose levels.
+        miss: what happens to experts that are not in a cache; None: as the settings say.
     """
 
     name: str
@@ -42,6 +62,7 @@ class Variation:
     phases: tuple[Phase, ...] | None = None
     alpha: float = 0.0
     static: tuple[str, float] | None = None
+    miss: Miss | None = None
 
     @property
     def ranks_needed(self) -> int:
@@ -83,6 +104,7 @@ class Arm:
         batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
         variation: of the settings, that no option has; None: they are what is measured.
         cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
+        dram: the same fraction of a second tier, with a cache; 0: there is none.
         made: the compensators of settings with compensation.
     """
 
@@ -92,6 +114,7 @@ class Arm:
     batch: int = 1
     variation: Variation | None = None
     cache: float = 0.0
+    dram: float = 0.0
     made: Made | None = None
 
     @property
@@ -115,6 +138,8 @@ class Arm:
             "lynx": f", batch {self.batch}",
             "lynx-tasks": f", {self.batch} chats",
             "residency": f", cache {self.cache:g}",
+            "cache-front": f", cache {self.cache:g}",
+            "cache-front-dram": f", cache {self.cache:g} and {self.dram:g}",
             COMPENSATION: "" if self.made else " alone",
         }
         variation = f", {self.variation.name}" if self.variation else f", {self.made}" if self.made else ""

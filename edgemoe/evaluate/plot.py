@@ -47,6 +47,37 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
     write_figure(figure, path, dpi=150)
 
 
+def plot_front(rows: Sequence[EvalRow], path: Path) -> None:
+    """Draws KL against bits from disk per chosen expert: a panel per size of the tiers, a line per rule.
+
+    Only rows of the studies of caches are drawn; without any, no file is written.
+
+    Raises:
+        UserError: `path` cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = [row for row in rows if row.study.startswith("cache-front") and row.kl is not None]
+    tiers = list(dict.fromkeys((row.cache or 0.0, row.dram or 0.0) for row in drawn))
+    if not tiers:
+        return
+    figure = Figure(figsize=(5 * len(tiers), 4), layout="constrained")
+    for axes, tier in zip(figure.subplots(1, len(tiers), sharey=True, squeeze=False)[0], tiers, strict=True):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in drawn:
+            if (row.cache or 0.0, row.dram or 0.0) == tier:
+                rule = f"{row.levels} {(row.variation or '').split(' below')[0]}"
+                lines.setdefault(rule, []).append((row.bits_from_disk or 0.0, row.kl or 0.0))
+        for rule, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), "o-", label=rule)
+        title = f"cache {tier[0]:g}" + (f", second tier {tier[1]:g}" if tier[1] else "")
+        axes.set(title=title, xlabel="bits from disk per chosen expert", yscale="log")
+        axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.supylabel("KL to bf16, nats a token")
+    write_figure(figure, path, dpi=120)
+
+
 def plot_routing(rows: Sequence[RoutingRow], path: Path) -> None:
     """Draws the fraction of tokens, and of the fewest heavy hitters, that each expert gets: a panel for each layer.
 

@@ -80,6 +80,16 @@ class EvalRow:
     """Fraction of all experts' bytes at 4 bits that were in memory at most; None: as the limits say."""
     bytes_per_token: float | None = None
     """With a cache, bytes read from disk for a new token, mean from the second window on."""
+    dram: float | None = None
+    """With a cache, the same fraction of the second tier; None: there is none."""
+    bits_from_disk: float | None = None
+    """With a cache, bits a weight of a chosen expert that were read from disk, mean from the second window on."""
+    bits_from_dram: float | None = None
+    """The same, read from the second tier."""
+    bits_scheduled: float | None = None
+    """With a cache, mean bits a weight of the scheduled levels."""
+    skipped: float | None = None
+    """With a cache, fraction of chosen experts that were skipped."""
     turns: int | None = None
     """Of chat tasks that are compared with `won` and `lost`."""
     won: int | None = None
@@ -163,6 +173,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         compensated_first=chosen.first if chosen else None,
         made=str(arm.made) if arm.made else None,
         cache=arm.cache or None,
+        dram=arm.dram or None,
         exact=settings.exact,
         study=arm.study,
         **{name: getattr(settings, name) for name in CHOICE_FIELDS},

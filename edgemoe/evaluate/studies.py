@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 from edgemoe.errors import UserError
 from edgemoe.evaluate.arm import COMPENSATION, PHASES, TABLE, Arm, Made, Phase
+from edgemoe.evaluate.cache_front import DRAM, front_arms
 from edgemoe.evaluate.lynx.arms import (
     FOUR_LEVELS,
     MOST_RANKS,
@@ -28,7 +30,7 @@ OBSERVED = ("layers", "routing", "similarity")
 
 STUDIES = (
     *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks", "residency"),
-    "static-levels",
+    *("cache-front", "cache-front-dram", "static-levels"),
     *(COMPENSATION, *OBSERVED),
 )
 
@@ -124,7 +126,9 @@ def study_arms(study: str) -> list[Arm]:
       and by alpha and beta;
     - compensation: low-rank compensators of a part of a token's experts, by count, place, rank, rule and base level;
     - static-levels: one level for each expert, or layer, whatever the token, by damage or by load;
-    - residency: resident experts first, at batch 1 with a cache of CACHE, beside levels by damage.
+    - residency: resident experts first, at batch 1 with a cache of CACHE, next to levels by damage;
+    - cache-front: uses of a miss next to levels by damage, at batch 1 with caches of CACHES;
+    - cache-front-dram: the same with a second tier.
 
     A study of OBSERVED has none: it does not run settings.
 
@@ -195,6 +199,8 @@ _ARMS: dict[str, Callable[[], list[Arm]]] = {
     "lynx-sensitivity": sensitivity_arms,
     "lynx-tasks": task_arms,
     "residency": residency_arms,
+    "cache-front": partial(front_arms, "cache-front", 0.0),
+    "cache-front-dram": partial(front_arms, "cache-front-dram", DRAM),
     "static-levels": static_arms,
     COMPENSATION: _compensation,
 }

@@ -28,6 +28,14 @@ _QUALITY: list[_Column] = [
     ("share high", lambda row: _number(row.effective_retention, ".3f")),
 ]
 
+_FRONT: list[_Column] = [
+    ("from disk", lambda row: _number(row.bits_from_disk, ".3f")),
+    ("from DRAM", lambda row: _number(row.bits_from_dram, ".3f")),
+    ("scheduled", lambda row: _number(row.bits_scheduled, ".2f")),
+    ("skipped", lambda row: _number(row.skipped, ".3f")),
+    *_QUALITY[:-1],
+]
+
 _COLUMNS: dict[str, list[_Column]] = {
     TABLE: [*_QUALITY, ("tasks", lambda row: _number(row.task_accuracy, ".3f"))],
     "signals": [
@@ -60,6 +68,7 @@ _COLUMNS: dict[str, list[_Column]] = {
         ("KB a token", lambda row: _number(row.bytes_per_token and row.bytes_per_token / 1000, ".1f")),
         *_QUALITY,
     ],
+    **dict.fromkeys(("cache-front", "cache-front-dram"), _FRONT),
     "static-levels": [("allocation", lambda row: row.variation or "-"), *_QUALITY],
     "skipping": [("others", lambda row: "scaled" if row.renormalise else "unscaled"), *_QUALITY],
 }

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.arm import Arm
-from edgemoe.evaluate.lynx.rules import resident_first
+from edgemoe.evaluate.cache_front import changed_by
 from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row
 from edgemoe.evaluate.score import Measurement, Text, Windows
-from edgemoe.experts.step import StepTotals, Study
+from edgemoe.experts.step import StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import MemoryPlan
+from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.policy.settings import RunSettings
 
 
@@ -68,7 +70,7 @@ def cached_plan(
 def cached_rows(
     store: StoreModel, arms: Sequence[Arm], windows: Windows, logits: LogitFile | None
 ) -> list[EvalRow]:
-    """Measures every arm that has a cache, with resident experts first where it says so; shows progress on stderr.
+    """Measures every arm that has a cache, with the rule of its variation; shows progress on stderr.
 
     Args:
         store: of the model.
@@ -81,16 +83,22 @@ def cached_rows(
     """
     rows: list[EvalRow] = []
     for number, arm in enumerate(arms, 1):
-        alpha = arm.variation.alpha if arm.variation else 0.0
-
-        def changed(engine: Engine, alpha: float = alpha) -> AbstractContextManager[None]:
-            return engine.studied(Study(reroute=resident_first(engine, alpha))) if alpha else nullcontext()
-
         with CountProgress(f"{arm.name} ({number} of {len(arms)})", len(windows)) as progress:
             text = Text(windows, logits, progress.advance)
-            run = cached_quality(store, arm.settings, arm.cache, text, changed)
-        row = setting_row(arm, "decode", run.quality, run.use)
-        rows.append(replace(row, bytes_per_token=run.read_bytes / run.tokens))
+            run = cached_quality(store, arm.settings, arm.cache, text, partial(changed_by, arm), arm.dram)
+        scheduled = run.use.scheduled
+        wanted = sum(scheduled.values())
+        bits = BITS_PER_WEIGHT[4] / store.form.bytes_at(4) / wanted
+        rows.append(
+            replace(
+                setting_row(arm, "decode", run.quality, run.use),
+                bytes_per_token=run.read_bytes / run.tokens,
+                bits_from_disk=run.read_bytes * bits,
+                bits_from_dram=run.dram_bytes * bits,
+                bits_scheduled=run.use.bits_scheduled,
+                skipped=scheduled.get(0, 0) / wanted,
+            )
+        )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Rules that choose a step's experts in the routers' place (Engine.rerouted)."""
+"""Rules that choose a step's experts in the routers' place (Study.reroute)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ def resident_first(engine: Engine, alpha: float) -> Reroute:
     """Makes the rule by which a token takes resident experts first, of those in one bin of 1/alpha of a logit."""
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
-        resident = torch.zeros(logits.shape[1], dtype=torch.bool)
-        resident[[key.expert for key in engine.vram.resident() if key.layer == layer]] = True
-        return prefer_resident(logits, top_k, alpha, resident)
+        return prefer_resident(logits, top_k, alpha, resident(engine, layer))
 
     return choose
+
+
+def resident(engine: Engine, layer: int) -> torch.Tensor:
+    """Whether each expert of a layer is in memory, bool [experts]."""
+    there = torch.zeros(engine.shape.experts_per_layer, dtype=torch.bool)
+    there[[key.expert for key in engine.vram.resident() if key.layer == layer]] = True
+    return there

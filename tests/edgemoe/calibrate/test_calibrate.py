@@ -314,13 +314,13 @@ def test_a_store_without_one_is_measured_on_random_tokens(store, open_engine, ca
     (message,) = caplog.messages
     assert message.startswith(f"{store} has no usable calibration")
     assert Calibration.read(store).origin == RANDOM
-    assert first.damage is not None
-    assert first.damage.origin == "64 random tokens"
+    assert first.rules.damage is not None
+    assert first.rules.damage.origin == "64 random tokens"
     assert first.vram.resident() == {}
     raw = (store / CALIBRATION_NAME).read_bytes()
     second = open_engine(store, levels=(4, 2, 0), bits=3.0, exact=True)
-    assert second.damage is not None
-    assert torch.equal(second.damage.table, first.damage.table)
+    assert second.rules.damage is not None
+    assert torch.equal(second.rules.damage.table, first.rules.damage.table)
     assert len(caplog.messages) == 1
     assert (store / CALIBRATION_NAME).read_bytes() == raw
 
