@@ -27,7 +27,6 @@ EXCEPTIONS: dict[str, set[str]] = {
         "edgemoe/layers/build.py",
         "edgemoe/layers/fused_decode.py",
         "prefetch/fetcher.py",
-        "tools/hotness.py",
     },
     "lines": {
         "prefetch/layer_request.py",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgemoe.commands.options.eval import TASK_COUNT, MeasureOptions
 from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.shared import JsonOption
 from edgemoe.console.output_files import require_plot
 from edgemoe.errors import UserError
 from edgemoe.models.demo import DEMO
 from edgemoe.models.options import effects
-from edgemoe.models.options.declared import one_of, option
 from edgemoe.models.options.groups import (
     ComputeOptions,
     KVOptions,
@@ -24,7 +25,7 @@ from edgemoe.models.options.groups import (
     RowOptions,
 )
 from edgemoe.models.options.papers import take_hotness
-from edgemoe.models.options.settings import HotnessOptions, RankingOptions, complete_levels
+from edgemoe.models.options.settings import HotnessOptions, RankingOptions
 
 if TYPE_CHECKING:
     from edgemoe.evaluate.arm import Arm
@@ -38,87 +39,6 @@ EXAMPLES = (
     "| edgemoe eval --text BOOK.txt --levels 4 --levels 8/4/2/0 --bits 4.25 --bits 3.45 --plot front.png "
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"
 )
-
-TASK_COUNT = 20
-"""Default of --task-count."""
-
-
-@dataclass(frozen=True)
-class MeasureOptions:
-    """Options of the measurement."""
-
-    text: Path | None = option("UTF-8 text for perplexity, KL and top-1 agreement.")
-    reference: Path | None = option(
-        "Checkpoint of the bf16 model to compare with, run by transformers. "
-        "Default: the demo model where that is measured, else none."
-    )
-    levels: list[str] | None = option(
-        "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0.",
-        autocompletion=complete_levels,
-    )
-    retention: list[float] | None = option(
-        "Mean share of critical experts, above 0, at most 1; repeat for more. "
-        "Default: 0.75 and, with --text, 0.9, 1."
-    )
-    bits: list[float] | None = option(
-        "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
-    )
-    policy: str | None = option(
-        "hotness: two levels such as 4/2 follow how much experts are wanted (DynaExq) instead of --retention; of new "
-        "tokens only, one by one. Steps wait until experts have moved, so that rows can be repeated. Default: dymoe.",
-        autocompletion=one_of("dymoe", "hotness"),
-    )
-    compensate: list[int] | None = option(
-        "Settings once more with so many experts of a token compensated (edgemoe compensate), where they have the "
-        "level that the store's compensators are of; repeat for more."
-    )
-    tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
-    window: int | None = option(
-        "Tokens of a window of the text, each run alone; above 512, up to the model's context or 4,096, on a CPU "
-        "without --vram-limit. Default: 512.",
-        min=2,
-    )
-    tasks: bool = option(
-        "Run the demo's chat tasks and print their accuracy by kind. "
-        "Without it they run for the demo model only, for the last column of the table.",
-        False,
-    )
-    task_count: int | None = option(
-        f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
-    )
-    study: list[str] | None = option(
-        "Rows after the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
-        "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
-        "together); residency (with a cache, resident experts first); cache-front (with caches of three sizes, absent "
-        "experts skipped or replaced, next to levels by damage) or cache-front-dram (with a second tier too); "
-        "static-levels (one level for each expert or layer, whatever the token); compensation (low-rank compensators, "
-        "made of --reference, of a part of a token's experts, next to levels of as many bits); layers (of "
-        "--reference, one at 2 bits, the rest in bf16); routing (experts' loads by heavy hitters and by all tokens); "
-        "similarity (of adjacent layers' router inputs). Repeat for more.",
-        autocompletion=one_of(
-            *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
-            *(
-                "residency",
-                "cache-front",
-                "cache-front-dram",
-                "static-levels",
-                "compensation",
-                "layers",
-                "routing",
-                "similarity",
-            ),
-        ),
-    )
-    reuse: bool = option(
-        "Mixed settings once more, with higher planes used where they are resident; "
-        "their decode rows run token by token.",
-        False,
-    )
-    plot: Path | None = option(
-        "Draw KL to --reference against bits read into this PNG; of --study routing, the loads into NAME-routing.png "
-        "next to it; of --study cache-front, KL against bits from disk into NAME-cache-front.png."
-    )
-    seed: int = option("Seed of everything random.", 0)
 
 
 @dataclass(frozen=True)
@@ -138,7 +58,7 @@ def eval_command(
     """Measure the quality of a list of settings, levels exactly as scheduled, compared with the bf16 model's."""
     demo = opening.model == DEMO
     reference = measure.reference or (DEMO if demo else None)
-    if measure.text is None and not measure.tasks:
+    if not measure.text and not measure.tasks:
         raise UserError("something to measure", "neither --text nor --tasks", "give one or both")
     per_kind = _tasks_per_kind(measure.task_count, tasks=measure.tasks, demo=demo)
     _require_parts(measure, reference)
@@ -156,8 +76,9 @@ def eval_command(
         arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
     tokens, window = measure.tokens or 4096, measure.window or 512
-    of_text = measure.text, reference, tokens, window, per_kind, measure.seed
-    request = EvalRequest(*of_text, tuple(arms), *sizes, observed, opening.prefill_rows)
+    texts = tuple(measure.text or ())
+    of_text = next(iter(texts), None), reference, tokens, window, per_kind, measure.seed
+    request = EvalRequest(*of_text, tuple(arms), *sizes, observed, opening.prefill_rows, texts)
     check = partial(_check, request, form)
     store = open_model(Opening(**vars(opening)), check=check)
     _show(run_eval(store.with_kv(form), request), measure, as_json=as_json)
@@ -178,18 +99,41 @@ def _tasks_per_kind(count: int | None, *, tasks: bool, demo: bool) -> int:
     return TASK_COUNT if count is None else count
 
 
+_OF_REFERENCE = (
+    ("layers", "one layer is lowered"),
+    ("compensation", "compensators are made"),
+    ("hotness", "logits are kept"),
+    ("hotness-change", "logits are kept"),
+)
+"""Studies that need a reference, and what for."""
+
+
+def _require_texts(count: int, studies: Sequence[str]) -> None:
+    """Refuses fewer than two texts for a study of hotness, and more than one for anything else.
+
+    Raises:
+        UserError: there are too few or too many.
+    """
+    hotness = next((name for name in studies if name.startswith("hotness")), None)
+    if hotness and count < 2:
+        raise UserError(f"two texts for --study {hotness}", f"{count}", "give --text FILE --text FILE")
+    if count > 1 and not hotness:
+        raise UserError("one --text", f"{count} of them", "leave others out, or give --study hotness")
+
+
 def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     """Refuses options without the text or the reference that they need, and a plot that cannot be written."""
     plot, studies = measure.plot, measure.study or ()
     given = {"tokens": measure.tokens, "window": measure.window, "study": studies[0] if studies else None}
     for name, value in given.items():
-        if value is not None and measure.text is None:
+        if value is not None and not measure.text:
             raise UserError("a text to measure on", f"--{name} {value} without one", "give --text FILE")
-    for name, what in (("layers", "one layer is lowered"), ("compensation", "compensators are made")):
+    for name, what in _OF_REFERENCE:
         if reference is None and name in studies:
             found = f"--study {name} without one"
             raise UserError(f"a reference, of which {what}", found, "give --reference CHECKPOINT")
-    if plot is not None and (measure.text is None or (reference is None and "routing" not in studies)):
+    _require_texts(len(measure.text or ()), studies)
+    if plot is not None and (not measure.text or (reference is None and "routing" not in studies)):
         found = f"--plot {plot} without them"
         raise UserError("a text and a reference for KL", found, "give --text FILE and --reference CHECKPOINT")
     require_plot(plot)
@@ -225,7 +169,7 @@ def _ranked_table(measure: MeasureOptions, given: dict[str, Any]) -> list[Arm]:
     from edgemoe.evaluate import studies
     from edgemoe.policy.settings import parse_levels
 
-    short, retention, reuse = measure.text is None, measure.retention, measure.reuse
+    short, retention, reuse = not measure.text, measure.retention, measure.reuse
     levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
@@ -280,6 +224,7 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
             table.together_lines(report.rows),
             table.routing_lines(report.routing),
             table.similarity_lines(report.similarity),
+            table.hotness_lines(report.hotness),
             accuracy,
             table.claim_lines(report.claims),
         )

@@ -120,3 +120,21 @@ def possible_arms(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], 
             "left out, because the store has %d bits at most: %s", max_level, names
         )
     return kept, left_out
+
+
+def require_enough(arms: Sequence[Arm], windows: int, tasks: int) -> None:
+    """Refuses more windows or chat tasks at once than there are.
+
+    Raises:
+        UserError: a study has too few of them.
+    """
+    for arm in arms:
+        of_tasks = arm.study == "lynx-tasks"
+        found = tasks if of_tasks else windows
+        wanted = 2 if arm.cache else arm.batch  # of a cache's bytes the first window does not count
+        if wanted > max(found, 1):
+            what = "chat tasks" if of_tasks else "windows of the text"
+            option = (
+                "--tasks, or a larger --task-count" if of_tasks else "a smaller --window or more --tokens"
+            )
+            raise UserError(f"{wanted} {what} for --study {arm.study}", f"{found}", f"give {option}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgemoe.evaluate.claims import claims_of, routing_claims, similarity_claims
+from edgemoe.evaluate.hotness import HotnessRow
 from edgemoe.evaluate.observations import Observations
 from edgemoe.evaluate.request import EvalReport, EvalRequest
 from edgemoe.evaluate.rows import EvalRow
@@ -16,6 +17,7 @@ def report_of(
     rows: list[EvalRow],
     left_out: list[str],
     observed: Observations | None,
+    hotness: list[HotnessRow],
 ) -> EvalReport:
     """Puts the results of an evaluation together.
 
@@ -25,8 +27,9 @@ def report_of(
         rows: one per setting and phase.
         left_out: why each setting that was not measured was left out.
         observed: routing and similarity; None: neither was measured.
+        hotness: rows of its studies.
     """
     routing = observed.routing() if observed and "routing" in request.observed else []
     similarity = observed.similarity() if observed and "similarity" in request.observed else []
     claims = [*claims_of(rows), *routing_claims(routing), *similarity_claims(similarity)]
-    return EvalReport(environment, rows, claims, left_out, routing, similarity)
+    return EvalReport(environment, rows, claims, left_out, routing, similarity, hotness)

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.claims import Claim
+from edgemoe.evaluate.hotness import HotnessRow
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import EvalRow
 
@@ -25,9 +26,10 @@ class EvalRequest:
         task_count: held-out tasks of each kind for every row of the table; 0: none.
         seed: chooses the tasks.
         arms: settings, in the order of the rows.
-        observed: studies of studies.OBSERVED; "layers" needs a reference.
+        observed: studies of studies.OBSERVED; "layers" and studies of hotness need a reference.
         vram_limit, dram_limit: bytes, as for a chat; no result depends on them.
         prefill_rows: most tokens of a window in one step, whose experts are ranked together; None: all.
+        domains: texts of the studies of hotness, two or more.
     """
 
     text: Path | None
@@ -41,6 +43,7 @@ class EvalRequest:
     dram_limit: int = 0
     observed: tuple[str, ...] = ()
     prefill_rows: int | None = None
+    domains: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class EvalReport:
         rows: bf16 first, where there is a reference.
         claims: statements of the paper, and whether they hold here.
         left_out: names of settings that need more bits than the store has.
-        routing, similarity: rows of these studies.
+        routing, similarity, hotness: rows of these studies.
     """
 
     environment: dict[str, Any]
@@ -61,3 +64,4 @@ class EvalReport:
     left_out: list[str]
     routing: list[RoutingRow] = field(default_factory=list)
     similarity: list[SimilarityRow] = field(default_factory=list)
+    hotness: list[HotnessRow] = field(default_factory=list)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from edgemoe.engine.engine import StoreModel
-from edgemoe.errors import UserError
 from edgemoe.evaluate.accuracy import ChatTasks
-from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.arm_rows import ArmRows
 from edgemoe.evaluate.compensation.arms import with_gains
 from edgemoe.evaluate.environment import conditions
+from edgemoe.evaluate.hotness import HotnessRow, hotness_rows
 from edgemoe.evaluate.lynx.cached import cached_rows
-from edgemoe.evaluate.plans import eval_plans, possible_arms
+from edgemoe.evaluate.plans import eval_plans, possible_arms, require_enough
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.reference_rows import reference_rows
 from edgemoe.evaluate.report import report_of
@@ -20,6 +19,7 @@ from edgemoe.evaluate.request import EvalReport, EvalRequest
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.score import Windows, text_windows
 from edgemoe.evaluate.settings_runs import SettingsRuns
+from edgemoe.evaluate.studies import DOMAINS
 from edgemoe.models.tokenizer import load_tokenizer
 
 
@@ -39,7 +39,7 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     if request.text:
         windows = text_windows(tokenizer, request.text, request.tokens, request.window)
     tasks = ChatTasks.of_store(store.directory, tokenizer, request.task_count, request.seed)
-    _require_enough(arms, windows, tasks)
+    require_enough(arms, len(windows), len(tasks))
     plans = eval_plans(store, request)  # limits that are too small are reported before the reference runs
     with ExitStack() as stack:
         rows: list[EvalRow] = []
@@ -53,21 +53,20 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
             rows += runs.run(plan, some)
         rows += cached_rows(store, [arm for arm in arms if arm.cache], windows, logits)
         observed = runs.observe(plans[0][0], windows)
+    hotness = _hotness(store, request)
     rows = list(with_gains(rows))
     environment = conditions(store, request, windows)
     environment |= {"damage": runs.damage, "prefill_rows": plans[0][0].prefill_rows}
-    return report_of(request, environment, rows, left_out, observed)
+    return report_of(request, environment, rows, left_out, observed, hotness)
 
 
-def _require_enough(arms: list[Arm], windows: Windows, tasks: ChatTasks) -> None:
-    """Refuses more windows or chat tasks at once than there are."""
-    for arm in arms:
-        of_tasks = arm.study == "lynx-tasks"
-        found = len(tasks) if of_tasks else len(windows)
-        wanted = 2 if arm.cache else arm.batch  # of a cache's bytes the first window does not count
-        if wanted > max(found, 1):
-            what = "chat tasks" if of_tasks else "windows of the text"
-            option = (
-                "--tasks, or a larger --task-count" if of_tasks else "a smaller --window or more --tokens"
-            )
-            raise UserError(f"{wanted} {what} for --study {arm.study}", f"{found}", f"give {option}")
+def _hotness(store: StoreModel, request: EvalRequest) -> list[HotnessRow]:
+    """The rows of the studies of hotness that are wanted."""
+    rows: list[HotnessRow] = []
+    for study in DOMAINS:
+        if study in request.observed:
+            assert request.reference
+            sizes = request.tokens, request.window
+            changes = study == DOMAINS[1]
+            rows += hotness_rows(store, request.reference, request.domains, *sizes, changes=changes)
+    return rows

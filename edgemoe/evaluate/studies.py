@@ -25,8 +25,12 @@ from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import needs_attention
 from edgemoe.policy.settings import CRITICAL, DEPTHS, SIGNALS, RunSettings
 
-OBSERVED = ("layers", "routing", "similarity")
-"""Studies of the bf16 model with one layer lowered, and of what routers choose and see (DyMoE figures 5, 4 and 6)."""
+DOMAINS = ("hotness", "hotness-change")
+"""Studies of precision by hotness with several texts, and with one text after another."""
+
+OBSERVED = ("layers", "routing", "similarity", *DOMAINS)
+"""Studies of the bf16 model with one layer lowered, of what routers choose and see (DyMoE figures 5, 4 and 6), and of
+several texts."""
 
 STUDIES = (
     *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks", "residency"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edgemoe.evaluate.arm import TABLE, signal_name
 from edgemoe.evaluate.claims import Claim
+from edgemoe.evaluate.hotness import HotnessRow
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.rows import EvalRow, gain
 
@@ -129,6 +130,20 @@ def similarity_lines(rows: Sequence[SimilarityRow]) -> list[str]:
         for row in rows
     ]
     return ["study: similarity (of router inputs)", *_aligned([titles, *body], left=0)] if rows else []
+
+
+def hotness_lines(rows: Sequence[HotnessRow]) -> list[str]:
+    """Returns the lines of the studies of hotness: a line for each measurement."""
+    titles = ["part", "text", "other", "hot", "policy", "fraction", "KL", "+-", "gap recovered"]
+    body = [
+        [
+            *(row.part, row.text, row.other or "-", _number(row.hot, "d"), row.policy or "-"),
+            *(_number(row.fraction, ".3f"), _number(row.kl, ".5f"), _number(row.kl_stderr, ".5f")),
+            _number(row.gap_recovered, ".3f"),
+        ]
+        for row in rows
+    ]
+    return ["study: hotness (by text)", *_aligned([titles, *body], left=3)] if rows else []
 
 
 def task_lines(rows: Sequence[EvalRow]) -> list[str]:
