@@ -1,4 +1,4 @@
-"""Prints held-out chat tasks in a model's chat template, one of each kind in turn: a text for `edgemoe eval --study hotness`.
+"""Prints held-out chat tasks in a chat template, one of each kind in turn: a text for `eval --study hotness`.
 
 python -m tools.task_text [--model edgemoe/demo] [--count 12] [--seed 0] > chat.txt
 """
