@@ -107,7 +107,7 @@ class DropAbsent(LevelPolicy):
         decode: bool,
     ) -> torch.Tensor:
         """The level of each expert, int64 [T, k]."""
-        absent = ~resident(self._engine, layer)[chosen]
+        absent = ~resident(self._engine, layer, self.experts)[chosen]
         weak = gates < self._fraction * gates.mean(-1, keepdim=True)
         return torch.where(absent & weak, 0, 4)
 
@@ -121,7 +121,7 @@ def instead_of_absent(engine: Engine, fraction: float) -> Reroute:
     """
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
-        there = resident(engine, layer)
+        there = resident(engine, layer, logits.shape[1])
         order = logits.float().argsort(dim=1, descending=True, stable=True)
         chosen = order[:, :top_k].clone()
         gates = logits.float().gather(1, chosen).softmax(1)

@@ -35,13 +35,13 @@ def resident_first(engine: Engine, alpha: float) -> Reroute:
     """Makes the rule by which a token takes resident experts first, of those in one bin of 1/alpha of a logit."""
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
-        return prefer_resident(logits, top_k, alpha, resident(engine, layer))
+        return prefer_resident(logits, top_k, alpha, resident(engine, layer, logits.shape[1]))
 
     return choose
 
 
-def resident(engine: Engine, layer: int) -> torch.Tensor:
-    """Whether each expert of a layer is in memory, bool [experts]."""
-    there = torch.zeros(engine.shape.experts_per_layer, dtype=torch.bool)
+def resident(engine: Engine, layer: int, experts: int) -> torch.Tensor:
+    """Whether each of so many experts of a layer is in memory, bool [experts]."""
+    there = torch.zeros(experts, dtype=torch.bool)
     there[[key.expert for key in engine.vram.resident() if key.layer == layer]] = True
     return there
