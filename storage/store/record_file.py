@@ -114,15 +114,12 @@ class RecordFile:
             self._go_buffered()
 
     def fill(self, span: ByteRange, into: Sequence[memoryview], wanted: str) -> int:
-        """Reads `span`, with one preadv where possible, and continues where a short read stopped.
+        """Reads `span`, if possible by one preadv; goes on where a short read stopped; returns the count of retries.
 
         Args:
             span: of the file, whole blocks.
             into: writable buffers, BLOCK-aligned in address and length, of the span's length together.
             wanted: what is read, for messages.
-
-        Returns:
-            the number of retries.
 
         Raises:
             TruncatedFile, ReadFailed: with path and offset.
