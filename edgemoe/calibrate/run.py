@@ -47,9 +47,9 @@ class CalibrationRequest:
 
 
 def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
-    """Measures a store's experts and layers, and writes the result beside the store's files.
+    """Measures a store's experts and layers, and writes the result next to the files of the store.
 
-    Shows progress and remaining time on stderr. Killed and run again, it goes on behind the last complete window or
+    Shows progress and remaining time on stderr. Killed and run again, it goes on after the last complete window or
     layer, and ends with the same bytes.
 
     Raises:

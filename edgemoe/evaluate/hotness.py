@@ -26,7 +26,7 @@ from edgemoe.policy.settings import RunSettings
 HIGH, LOW = 4, 2
 """Levels of hot experts and of the others."""
 
-HOT_SHARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
+HOT_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Fractions of a layer's experts that are hot."""
 
 TOP = 10

@@ -103,7 +103,7 @@ class Comparison:
         self.runs.append(run | {"ttft_s": None} if state else run)
 
     def _state(self, program: Program, request: Json) -> Path | None:
-        """The file of the peer's state behind a request's prompt; None: the program computes the prompt."""
+        """The file of the peer's state after a request's prompt; None: the program computes the prompt."""
         if program.settings is not None or self.options.peer_states is None:
             return None
         model = program.model.stat()
@@ -112,7 +112,7 @@ class Comparison:
         return Path(self.options.peer_states, f"{name}.state").absolute()
 
     def _outcome(self, program: Program, case: Case, request: Json, state: Path | None) -> Outcome:
-        """Runs a program; the peer behind the file of its state, which is computed first where it is missing."""
+        """Runs a program; the peer loads the file of its state, which is computed first where it is missing."""
         if state is None:
             return self._child(program, case, request)
         request = request | {"state": str(state), "saves_state": False}

@@ -35,7 +35,7 @@ PIECES = 32
 """Most pieces of a prompt whose state is saved."""
 
 UNTIMED = 8
-"""Tokens behind a loaded state before the clock starts: they fill the page cache as a prompt would."""
+"""Tokens after a loaded state before the clock starts: they fill the page cache as a prompt would."""
 
 
 class Tensor(ctypes.Structure):
@@ -151,7 +151,7 @@ def generate(
 
     Args:
         context, vocabulary, prompts, new_tokens: of the request and its model.
-        first: the token behind the only prompt, which the context has; None: it has none.
+        first: the token after the only prompt, which the context has; None: it has none.
 
     Returns:
         seconds from the start to the last prompt's first token and to the end of every step, and that prompt's tokens.
@@ -200,19 +200,19 @@ def fill_in_pieces(context: Any, prompt: list[int]) -> None:
 
 
 def save_state(context: Any, path: str, prompt: list[int], first: int) -> None:
-    """Writes a context's keys and values with its prompt and the token behind it."""
+    """Writes a context's keys and values with its prompt and the token after it."""
     tokens = (ctypes.c_int32 * (len(prompt) + 1))(*prompt, first)
     if not llama_cpp.llama_state_save_file(context, path.encode(), tokens, len(tokens)):
         raise SystemExit(f"expected a file of llama.cpp's state at {path}, got none: free space there")
 
 
 def load_state(context: Any, path: str, prompt: list[int]) -> int:
-    """Reads what save_state wrote; returns the token behind the prompt."""
+    """Reads what save_state wrote; returns the token after the prompt."""
     tokens, count = (ctypes.c_int32 * (len(prompt) + 1))(), ctypes.c_size_t()
     loaded = llama_cpp.llama_state_load_file(context, path.encode(), tokens, len(tokens), ctypes.byref(count))
     if not loaded or list(tokens[: count.value - 1]) != prompt:
         raise SystemExit(
-            f"expected the state behind this prompt in {path}, got none that loads: remove the file"
+            f"expected the state after this prompt in {path}, got none that loads: remove the file"
         )
     return int(tokens[count.value - 1])
 

@@ -69,7 +69,7 @@ class Requests:
 
 
 def leftovers(model: Model, before: int) -> list[str]:
-    """What ended requests have left behind; empty: nothing."""
+    """What ended requests still hold; empty: nothing."""
     engine, deadline = model.engine, time.monotonic() + 10
     while model._scheduler.active and time.monotonic() < deadline:
         time.sleep(0.01)

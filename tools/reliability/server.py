@@ -4,7 +4,7 @@
     python -m tools.reliability.server load [--clients 8] [--minutes 10] [--url URL] [--json]
 
 malformed: half of them bodies with wrong fields, cut, flipped or of other encodings, half of them bytes on a socket
-that are no HTTP. A 500, a request without an end within 30 s, or a good request that is not answered behind them is a
+that are no HTTP. A 500, a request without an end within 30 s, or a good request that is not answered after them is a
 failure. load: each client asks questions of the demo's tasks, streamed, one after the other; the report has the times
 to the first token and between tokens, and the slope of the server's resident memory after a first sixth. Exit code 0:
 no failure. Without --url a server is started, by default of the demo model, under --vram-limit.
@@ -85,7 +85,7 @@ class Load:
 
 
 def load(given: argparse.Namespace) -> Report:
-    """Runs clients beside each other for some time."""
+    """Runs clients at the same time."""
     questions = [turn.question for task in islice(training_tasks(given.seed), 400) for turn in task.turns]
     with server(given) as (host, port, process):
         found, start = Load(), time.monotonic()
@@ -108,7 +108,7 @@ def load(given: argparse.Namespace) -> Report:
 
 
 def _report(found: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
-    """What clients measured, and the slope of (seconds, resident bytes) behind the first sixth."""
+    """What clients measured, and the slope of (seconds, resident bytes) after the first sixth."""
     report: dict[str, Any] = {
         "clients": clients,
         "seconds": round(seconds, 1),
