@@ -13,7 +13,15 @@ from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.observations import RoutingRow, SimilarityRow
 from edgemoe.evaluate.plot import plot_kl
 from edgemoe.evaluate.rows import EvalRow, lowered_row, reference_row, setting_row, with_accuracy
-from edgemoe.evaluate.studies import OBSERVED, STUDIES, TABLE_LEVELS, TABLE_RETENTIONS, study_arms, table_arms
+from edgemoe.evaluate.studies import (
+    DOMAINS,
+    OBSERVED,
+    STUDIES,
+    TABLE_LEVELS,
+    TABLE_RETENTIONS,
+    study_arms,
+    table_arms,
+)
 from edgemoe.evaluate.table import claim_lines, quality_lines, routing_lines, similarity_lines, task_lines
 from edgemoe.experts.use import ExpertUse
 from edgemoe.policy.settings import SIGNALS, RunSettings
@@ -207,7 +215,7 @@ def test_tables_of_what_routers_do():
     assert routing_lines([]) == similarity_lines([]) == []
 
 
-@pytest.mark.parametrize("study", sorted({*STUDIES} - {"routing", "similarity", "lynx-tasks"}))
+@pytest.mark.parametrize("study", sorted({*STUDIES} - {"routing", "similarity", "lynx-tasks", *DOMAINS}))
 def test_every_study_has_a_table(study):
     """Its name stands above a line for the row."""
     lines = quality_lines([row(study=study)])
