@@ -224,10 +224,10 @@ def test_ctrl_c_in_the_middle_of_a_step(open_engine, tiny_store, monkeypatch, wa
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("guard", [nullcontext, lambda: CtrlC(as_key=True)], ids=["python", "chat"])
-@pytest.mark.parametrize("method", ["used", "arrived", "forgotten"])
-def test_ctrl_c_within_a_change_of_a_tier(open_engine, tiny_store, monkeypatch, want, guard, method):
+@pytest.mark.parametrize(("method", "experts"), [("used", 8), ("arrived", 2), ("forgotten", 2)])
+def test_ctrl_c_within_a_change_of_a_tier(open_engine, tiny_store, monkeypatch, want, guard, method, experts):
     """SIGINT between the two halves of a change, under Python's handler and a chat's, leaves the tier whole."""
-    engine = open_engine(tiny_store, experts=2)
+    engine = open_engine(tiny_store, experts=experts)
     sequence, before = started(engine)
     change, calls = getattr(LFRU, method), []
 

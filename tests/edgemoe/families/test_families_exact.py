@@ -16,11 +16,13 @@ from torch import nn
 from transformers import DynamicCache
 
 from edgemoe.engine.engine import Engine
+from edgemoe.experts.step import Study
 from edgemoe.families.table import FAMILIES
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.importance import PromptAttention
+from edgemoe.prefetch.step import FetcherStep
 
 pytestmark = pytest.mark.e2e
 
@@ -364,21 +366,30 @@ def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
     A router that is one product is compared by its weight, to the bit; its choice is tested in test_family_traits.
     """
     case = case_of(model_type)
-    blocks, theirs = blocks_of(open_engine(case.store())._model), blocks_of(case.model)
-    bound = [block.experts.edgemoe for block in blocks]
+    engine, theirs = open_engine(case.store()), blocks_of(case.model)
+    bound = [block.experts.edgemoe for block in blocks_of(engine.model)]
     assert bound[-1].next_router is None
     state = torch.randn(50, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
-    for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
-        layer, scored = here.next_router
+    pairs = {here.layer: pair for here, *pair in zip(bound, bound[1:], theirs[1:], strict=False)}
+    compared = []
+
+    def compare(now, _):
+        if now == bound[-1].layer:
+            return
+        after, block = pairs[now]
+        layer, scored = next(experts for experts in bound if experts.layer == now).next_router
         assert layer == after.layer
+        compared.append(now)
         if FAMILIES[model_type].product_router:
             assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
-            continue
-        with torch.no_grad():
-            _, _, experts = router_of(block)(state)
-            assert torch.equal(
-                scored(state).isfinite().nonzero()[:, 1].view_as(experts), experts.sort().values
-            )
+            return
+        _, _, experts = router_of(block)(state)
+        assert torch.equal(scored(state).isfinite().nonzero()[:, 1].view_as(experts), experts.sort().values)
+
+    # A router finds the step that it chooses for, so it is called while one is running.
+    with engine.studied(Study(watch=compare)):
+        engine.prefill(a_sequence(engine), case.prompts[0])
+    assert compared == list(pairs)
 
 
 @pytest.mark.parametrize("model_type", EVERY)
@@ -403,15 +414,14 @@ def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, m
     want = continued(engine, tokens)
     sequence = a_sequence(engine)
     got = [engine.all_logits(sequence, tokens[:2], decode=False)]
-    source, last = engine._source, engine.shape.layers - 1
-    request = source.request
+    request, last = FetcherStep.request, engine.shape.layers - 1
 
-    def fails(wanted, **how):
-        return request(wanted, **how) if min(wanted).layer < last else 1 / 0
+    def fails(step, wanted, **how):
+        return request(step, wanted, **how) if min(wanted).layer < last else 1 / 0
 
     for piece in (tokens[2:7], tokens[7:]):
         with monkeypatch.context() as broken:
-            broken.setattr(source, "request", fails)
+            broken.setattr(FetcherStep, "request", fails)
             with pytest.raises(ZeroDivisionError):
                 engine.all_logits(sequence, piece, decode=False)
         got.append(engine.all_logits(sequence, piece, decode=False))
