@@ -120,7 +120,8 @@ class Residents:
         """Evicts the losers, takes blocks and opens a reservation of them.
 
         Args:
-            key, level: as for PlaneTier.reserve.
+            key: the expert to bring.
+            level: bits at which it will be resident.
             losers: victim -> the level left of it.
             indices: blocks of victims that the expert takes; blocks of the other kinds are free.
             keep: whether victims stay as they are until the reservation ends.

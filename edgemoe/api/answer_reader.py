@@ -21,8 +21,8 @@ class Call:
     """A call of a tool.
 
     Args:
-        name: the tool's.
-        arguments: JSON object.
+        name: name of the tool that the model calls.
+        arguments: the call's arguments, a JSON object.
         id: names the call in later messages.
     """
 
@@ -55,13 +55,13 @@ class AnswerReader:
 
     Args:
         parser: has read the prompt to its end.
-        special: see AnswerForm.
+        special: the tokenizer's special tokens, which are no part of an answer's text.
         calls: whether calls are parts of their own; otherwise they are content.
-        most: see AnswerForm.reader.
+        most: number of calls after which the answer ends; None: no limit.
 
     Attributes:
-        calls: so far.
-        texts: kind -> text so far.
+        calls: the tool calls that were read so far.
+        texts: kind of text -> the text that was read so far.
     """
 
     def __init__(

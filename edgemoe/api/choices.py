@@ -37,7 +37,7 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
 
     Args:
         own: the model's settings.
-        choices: see Choices.
+        choices: the client's settings for one request, by the names of Choices.
         vocab: number of the model's tokens.
 
     Raises:

@@ -203,7 +203,9 @@ def encode_chat(
     The length is not compared with the tokenizer's own limit, as the engine knows the context.
 
     Args:
-        tokenizer, messages, more: see render_chat.
+        tokenizer: the model's tokenizer.
+        messages: the conversation.
+        more: further variables of the chat template, such as `tools`.
 
     Raises:
         UserError, ModelRefused: from TemplateRenderer.render; the tokenizer cannot encode the text.

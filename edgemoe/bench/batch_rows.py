@@ -29,12 +29,12 @@ def batch_row(
     """Returns the row of one batch size. Bytes, the bound and the step's time are those of the decode steps.
 
     Args:
-        store: of the model.
-        settings: of the engine.
-        measured: bandwidths.
-        batch: sequences at once.
-        plan: with so many sequences.
-        run: of its requests.
+        store: the model's store.
+        settings: the engine's settings.
+        measured: measured bandwidths, in bytes per second.
+        batch: number of sequences that run at once.
+        plan: the memory plan for that number of sequences.
+        run: what the run of the requests has measured.
     """
     decode = [step for step in run.steps if step.decodes]
     decode_s, rows = [step.seconds for step in decode], [step.rows for step in decode]

@@ -28,7 +28,7 @@ class Arrivals:
         rate: requests a second by chance (Poisson); None: each of `batch` clients sends its next request when its
             answer has ended.
         pace: how prompts and answers share the steps.
-        seed: of chance.
+        seed: seed of the random arrival times.
     """
 
     batch: int
@@ -78,10 +78,10 @@ def run_batch(
     """Runs the requests of one batch size on an engine of its own.
 
     Args:
-        store: of the model.
-        plan: with as many sequences as the batch.
-        settings: of the engine.
-        arrivals: of the requests.
+        store: the model's store.
+        plan: the memory plan for as many sequences as the batch has.
+        settings: the engine's settings.
+        arrivals: when requests arrive, and how many run at once.
         request: `runs` is the number of requests for each place of the batch; with the tokens of an answer.
         tokens: prompts, one more than requests: the last one runs first and is not counted.
     """

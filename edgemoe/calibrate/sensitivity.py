@@ -24,8 +24,8 @@ class Disturbance:
     """A probe that adds noise to the experts' sum of one layer.
 
     Args:
-        layer: its number.
-        size: of the noise of each number of the sum.
+        layer: number of the layer that gets the noise.
+        size: standard deviation of the noise.
     """
 
     def __init__(self, layer: int, size: float) -> None:

@@ -30,7 +30,11 @@ def make_context(
 
     Args:
         source: brings the step's experts.
-        step, policy, study, all_rows, choices: see StepContext.
+        step: the segments of sequences that the step computes.
+        policy: chooses the level of each expert.
+        study: what a measurement changes in the step or observes of it.
+        all_rows: whether the step returns the logits of every row, not only of each segment's last.
+        choices: counts the routers' choices; None: they are not counted.
 
     Raises:
         ContextExceeded: a sequence's context is too small.

@@ -30,7 +30,7 @@ class ChatTasks:
 
     Args:
         by_kind: tasks of each kind; empty: no task is measured.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         stop: tokens that end an answer.
     """
 
@@ -42,8 +42,8 @@ class ChatTasks:
         """The tasks of an evaluation.
 
         Args:
-            directory: of the store.
-            tokenizer: of the model.
+            directory: the store's directory.
+            tokenizer: the model's tokenizer.
             per_kind: tasks of each kind; 0: none.
             seed: chooses them.
 

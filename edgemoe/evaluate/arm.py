@@ -45,11 +45,12 @@ class Variation:
     """What a study chooses in the routers' place, by rules that no option has.
 
     Args:
-        name: for tables; distinct within a study.
+        name: the row's name in tables; no other variation of a study has it.
         remapping: how tokens agree.
         only: experts that may change; None: all but the likeliest.
-        third: of the depth, from 0, whose layers agree; None: all.
-        phases: of windows whose first half is a prompt, those that agree; None: windows are new tokens throughout.
+        third: which third of the model's layers, counted from 0, uses the remapping; None: all layers.
+        phases: the phases that use the remapping, where the first half of a window is a prompt; None: the whole
+            window is decoded.
         alpha: resident experts come first within bins of 1/alpha of a logit, instead; 0: tokens agree.
         static: an allocation of static_levels and its mean bits a weight, instead; None: tokens choose levels.
         miss: what happens to experts that are not in a cache; None: as the settings say.
@@ -76,8 +77,8 @@ class Made:
 
     Args:
         rank: mean of the projections.
-        rule: that assigns the ranks.
-        base_level: whose error they approximate.
+        rule: name of the rule that assigns the ranks.
+        base_level: bits of the experts whose quantization error the compensators approximate.
     """
 
     rank: int
@@ -98,8 +99,8 @@ class Arm:
     """A setting, the phases that it is measured in, and the table or study that it belongs to.
 
     Args:
-        settings: of the engine.
-        phases: a row each.
+        settings: the engine's settings.
+        phases: phases to measure; each has a row.
         study: TABLE or one of STUDIES.
         batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
         variation: of the settings, that no option has; None: they are what is measured.

@@ -173,16 +173,19 @@ class StepTotals:
 
 
 class StepContext:
-    """A step on its way through the layers. Made by Engine.begin, and used for this one step.
+    """The state of one step while it passes through the model's layers. It ends with the step.
+
+    edgemoe/engine/contexts.py makes it. No later step uses it.
 
     Args:
-        step: the rows.
-        all_rows: logits are wanted after every row; otherwise after each segment's last.
+        step: the segments of sequences that the step computes.
+        all_rows: whether the step computes the logits of every row; otherwise only of each segment's last row.
         kv: the step's keys and values, and the attention that its tokens receive.
-        policy: chooses levels, from the first layer to the last, whatever is configured meanwhile.
+        policy: chooses the level of each expert. It stays the same for the whole step, even if the engine is
+            configured again while the step runs.
         experts: the step's requests, predictions and transfers.
-        study: what is measured or changed in its place.
-        counts_choices: the record counts the choices of the routers.
+        study: what a measurement observes of the step or changes in it.
+        choices: counts the routers' choices; None: they are not counted.
 
     Attributes:
         decode: the rows are new tokens, each judged alone.

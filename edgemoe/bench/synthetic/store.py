@@ -38,7 +38,7 @@ class Synthetic:
     """A store that `edgemoe bench --synthetic` makes.
 
     Args:
-        shape: of the model.
+        shape: the model's shape.
         max_level: bits of an expert weight, 8 or 4.
         dense_bits: bits of the other matrices, 16 or 8.
     """
@@ -60,7 +60,7 @@ def synthetic_store(name: str, layout: str) -> Path:
 
     Args:
         name: one of SYNTHETIC.
-        layout: of the records.
+        layout: layout of the store's records.
 
     Raises:
         UserError: there is no such store.
