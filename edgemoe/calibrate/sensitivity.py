@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -12,15 +11,14 @@ from edgemoe.calibrate.windows import Window
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.metrics import QualityMeter
-from edgemoe.experts.step import MeasuredLayer, Routed, Study
-from edgemoe.kernels.base import Part, Rows
+from edgemoe.experts.step import ExpertProbe, Routed, Study
 from edgemoe.kv.sequence import SequenceKV
 
 NOISE = 0.1
 """Size of the disturbance, relative to the mean output of an expert."""
 
 
-class Disturbance:
+class Disturbance(ExpertProbe):
     """A probe that adds noise to the experts' sum of one layer.
 
     Args:
@@ -30,16 +28,6 @@ class Disturbance:
 
     def __init__(self, layer: int, size: float) -> None:
         self._layer, self._size = layer, size
-
-    def computed(
-        self,
-        layer: MeasuredLayer,
-        x: Rows,
-        parts: Sequence[Part],
-        experts: Sequence[int],
-        out: torch.Tensor,
-    ) -> None:
-        """Changes nothing: the sum is disturbed, not its parts."""
 
     def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Adds the noise, which depends on the layer alone."""

@@ -15,8 +15,7 @@ import torch
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.score import Windows
 from edgemoe.evaluate.studies import SIGNAL_SHARES
-from edgemoe.experts.step import MeasuredLayer, Routed, Study
-from edgemoe.kernels.base import Part, Rows
+from edgemoe.experts.step import ExpertProbe, Routed, Study
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import LEVELS
@@ -58,8 +57,8 @@ class SimilarityRow:
     study: str = "similarity"
 
 
-class RouterProbe:
-    """Keeps what the routers of one window have seen and chosen; a probe (experts.step.ExpertProbe).
+class RouterProbe(ExpertProbe):
+    """Keeps what the routers of one window have seen and chosen.
 
     Attributes:
         seen: layer -> its router's choice and input, of the last step.
@@ -67,16 +66,6 @@ class RouterProbe:
 
     def __init__(self) -> None:
         self.seen: dict[int, Routed] = {}
-
-    def computed(
-        self,
-        layer: MeasuredLayer,
-        x: Rows,
-        parts: Sequence[Part],
-        experts: Sequence[int],
-        out: torch.Tensor,
-    ) -> None:
-        """Measures nothing: experts' outputs do not count here."""
 
     def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Keeps a layer's choice; its tensors live no longer than the step."""

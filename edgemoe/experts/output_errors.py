@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from edgemoe.experts.step import MeasuredLayer, Routed
+from edgemoe.experts.step import ExpertProbe, MeasuredLayer, Routed
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.store.calibration import RANDOM, SAMPLE_BYTES, Calibration
@@ -16,8 +16,8 @@ _SHRINK = 8
 """Tokens of the layer's mean that are added to each expert's: an expert that few tokens chose is near the mean."""
 
 
-class OutputErrors:
-    """A probe (experts.step.ExpertProbe) for steps that compute every expert at the reference's level.
+class OutputErrors(ExpertProbe):
+    """Measures the experts' errors in steps that compute every expert at the reference's level.
 
     The output at that level stands for the model's own. A sum does not depend on the order in which experts come.
 

@@ -54,8 +54,8 @@ class MeasuredLayer(Protocol):
         """Computes the parts' rows [R, H] (ExpertLayer.apply)."""
 
 
-class ExpertProbe(Protocol):
-    """Measures experts in steps of several rows."""
+class ExpertProbe:
+    """Measures experts in steps of several rows. A probe overrides what it needs; by itself it measures nothing."""
 
     def computed(
         self,

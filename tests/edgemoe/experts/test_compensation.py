@@ -19,7 +19,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.kept_sequences import KeptSequences
 from edgemoe.engine.parts import Wraps
 from edgemoe.errors import DamagedData, DoesNotFit, UserError
-from edgemoe.experts.step import Study
+from edgemoe.experts.step import ExpertProbe, Study
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kernels.base import Part
 from edgemoe.kv.step import Segment, Step
@@ -174,9 +174,7 @@ def test_a_prompt_compensates_its_most_important_experts(compensated, count):
     ) as engine:
         gates: dict[int, torch.Tensor] = {}
 
-        class Probe:
-            def computed(self, *call) -> None: ...
-
+        class Probe(ExpertProbe):
             def routed(self, layer, routed, out) -> None:
                 sums = torch.zeros(8).index_add_(0, routed.chosen.flatten(), routed.gates.flatten().float())
                 gates[layer] = sums
