@@ -71,7 +71,8 @@ def next_logits(router: Any, family: Family) -> Callable[[torch.Tensor], torch.T
 
 def _chosen_logits(router: Any, hidden: torch.Tensor) -> torch.Tensor:
     gates: torch.Tensor
-    _, gates, chosen = router(hidden)
+    # Without the router's hooks: a prediction is no choice, and remapped_router.py would count it as one.
+    _, gates, chosen = router.forward(hidden)
     logits = gates.new_full((len(gates), len(router.weight)), -torch.inf, dtype=torch.float32)
     # A gate weight that has rounded to 0 is still one of a chosen expert.
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())

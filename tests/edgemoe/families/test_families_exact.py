@@ -366,30 +366,41 @@ def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
     A router that is one product is compared by its weight, to the bit; its choice is tested in test_family_traits.
     """
     case = case_of(model_type)
-    engine, theirs = open_engine(case.store()), blocks_of(case.model)
-    bound = [block.experts.edgemoe for block in blocks_of(engine.model)]
+    blocks, theirs = blocks_of(open_engine(case.store()).model), blocks_of(case.model)
+    bound = [block.experts.edgemoe for block in blocks]
     assert bound[-1].next_router is None
     state = torch.randn(50, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
-    pairs = {here.layer: pair for here, *pair in zip(bound, bound[1:], theirs[1:], strict=False)}
-    compared = []
-
-    def compare(now, _):
-        if now == bound[-1].layer:
-            return
-        after, block = pairs[now]
-        layer, scored = next(experts for experts in bound if experts.layer == now).next_router
+    for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
+        layer, scored = here.next_router
         assert layer == after.layer
-        compared.append(now)
         if FAMILIES[model_type].product_router:
             assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
-            return
-        _, _, experts = router_of(block)(state)
-        assert torch.equal(scored(state).isfinite().nonzero()[:, 1].view_as(experts), experts.sort().values)
+            continue
+        with torch.no_grad():
+            _, _, experts = router_of(block)(state)
+            assert torch.equal(
+                scored(state).isfinite().nonzero()[:, 1].view_as(experts), experts.sort().values
+            )
 
-    # A router finds the step that it chooses for, so it is called while one is running.
-    with engine.studied(Study(watch=compare)):
-        engine.prefill(a_sequence(engine), case.prompts[0])
-    assert compared == list(pairs)
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "mixtral"])
+def test_look_ahead_makes_no_choice(case_of, open_engine, model_type):
+    """A rule in the routers' place is called once for each layer and step, though routers predict between layers."""
+    case = case_of(model_type)
+    if not FAMILIES[model_type].gate:
+        pytest.skip("a rule cannot choose in this family's routers' place")
+    engine, layers = open_engine(case.store(), experts=4, speculate="full"), []
+
+    def reroute(layer, logits, top_k):
+        layers.append(layer)
+        return logits.float().topk(top_k).indices
+
+    with engine.studied(Study(reroute=reroute)):
+        sequence = a_sequence(engine)
+        engine.prefill(sequence, case.prompts[0])
+        engine.step(Step((Segment(sequence, (5,)),)))
+    bound = [block.experts.edgemoe.layer for block in blocks_of(engine.model)]
+    assert layers == 2 * bound
 
 
 @pytest.mark.parametrize("model_type", EVERY)
