@@ -89,7 +89,7 @@ def pinned(device: Device, name: str, counts: Mapping[BlockKind, int]) -> dict[s
 
     Args:
         device: that copies from the blocks.
-        name: of the tier, for the warning.
+        name: the name of the tier, for the warning.
         counts: blocks wanted of each kind.
 
     Raises:

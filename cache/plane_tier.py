@@ -203,7 +203,7 @@ class PlaneTier:
         """Makes the filled blocks visible in one step and leases them to the caller. Ends the reservation.
 
         Args:
-            reservation: of this tier.
+            reservation: a reservation of this tier that has not ended.
             arriving: behind the device's copies that fill the blocks; leases carry it until it is done.
 
         Raises:

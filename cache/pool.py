@@ -22,7 +22,7 @@ class Pool:
     the wrong size but where one replaces the other. A block's index is its first unit.
 
     Args:
-        kinds: of the tier's form.
+        kinds: the kinds of the tier's form.
         capacity: kind's name -> blocks, which the pool has the bytes of; a kind that is absent, or has 0, has no place.
         arenas: allocates the memory.
 

@@ -172,7 +172,7 @@ class ResidentForm(ABC):
         Only planes that the source lacks are read from disk. Blocks of the source are not changed.
 
         Args:
-            reader: of the expert's store.
+            reader: the reader of the expert's store.
             key: the expert.
             level: the level to reach.
             into: a block for each kind of rewritten(source level, level), and for each kind of the source that is to

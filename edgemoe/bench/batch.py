@@ -86,10 +86,10 @@ def run_batches(
     """Measures every batch size and returns the report.
 
     Args:
-        store: of the model.
+        store: the store of the model.
         wanted: batches and arrivals.
         request: limits and prompts; `runs` is the number of requests for each place of a batch.
-        settings: of the engine.
+        settings: the settings of the engine.
         notify: called before every batch.
 
     Raises:

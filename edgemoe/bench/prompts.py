@@ -48,12 +48,12 @@ def make_prompts(
     """Returns the prompt sets to measure with, text first.
 
     Args:
-        store: of the model; its tokenizer and template are used.
+        store: the store of the model; its tokenizer and template are used.
         choice: one of CHOICES. Text falls back to random tokens where the store has no tokenizer.
         file: text to cut prompts from; None: conversations.
-        tokens: of each prompt.
+        tokens: the number of tokens of each prompt.
         runs: prompts of each set.
-        seed: of conversations and of random tokens.
+        seed: the seed of conversations and of random tokens.
 
     Raises:
         UserError: the choice is unknown or excludes a file; the file is missing, too short or not UTF-8.
@@ -77,11 +77,11 @@ def text_prompts(tokenizer: Any, file: Path | None, tokens: int, runs: int, seed
     """Returns `runs` prompts of `tokens` ids each from a file, or from conversations where that is None.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: transformers' tokenizer of the model.
         file: UTF-8 text.
-        tokens: of each prompt.
+        tokens: the number of tokens of each prompt.
         runs: number of prompts.
-        seed: of conversations.
+        seed: the seed of conversations.
 
     Raises:
         UserError: the file is missing, too short or not UTF-8.

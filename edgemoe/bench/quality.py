@@ -25,8 +25,8 @@ class Evaluation:
     """A report of `edgemoe eval`.
 
     Args:
-        path: of its file.
-        rows: of the report.
+        path: the path of its file.
+        rows: the report's rows.
         store: fingerprint of the store's manifest; None: the report names no store.
     """
 

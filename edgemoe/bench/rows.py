@@ -24,7 +24,7 @@ class BenchRow:
 
     Args:
         name: in the table.
-        settings: of the engine.
+        settings: the settings of the engine.
         dram_on_demand: keep the DRAM tier, which is a cache, also where the settings load on demand.
     """
 

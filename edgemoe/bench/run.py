@@ -50,10 +50,10 @@ class BenchRequest:
         dram_limit: bytes of the second tier.
         prompts: one of prompts.CHOICES.
         prompt_file: text for prompts; None: conversations.
-        prompt_tokens: of each prompt.
+        prompt_tokens: the number of tokens of each prompt.
         new_tokens: decoded after each, 2 or more.
-        runs: of every row, prompt set and arm.
-        seed: of prompts.
+        runs: number of runs of each row, prompt set and arm.
+        seed: the seed of prompts.
         context: tokens; None: the prompt and the new tokens.
         prefill_rows: most rows of a prompt in one step; None: the plan's choice.
         warm_up: whether a run of the first row that is not counted comes first; False: the process has had one.
@@ -101,7 +101,7 @@ def run_bench(
     All errors but DamagedData are raised before anything is measured.
 
     Args:
-        store: of the model.
+        store: the store of the model.
         request: rows, limits and prompts.
         quality: rows of an evaluation of the same store, if there is one.
         notify: called before every run.

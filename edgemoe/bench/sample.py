@@ -30,7 +30,7 @@ class Sample:
     """One run of one prompt. Seconds, bytes, tokens.
 
     Args:
-        prompt_tokens: of the prompt; none of them was cached.
+        prompt_tokens: the number of tokens of the prompt; none of them was cached.
         ttft_s: from before templating and tokenizing to the first token.
         tpot_s: mean time of a token after the first.
         itl_s: every gap between two tokens: one for each decode step.

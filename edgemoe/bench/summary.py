@@ -61,7 +61,7 @@ def row_report(
         arm: "cold" or "warm".
         prompts: source of the prompts.
         samples: at least one.
-        store: of the model.
+        store: the store of the model.
         plan: the division of the limits.
         bandwidth: includes every level that the row uses.
     """
@@ -153,10 +153,10 @@ def decode_bound(
     """Bytes moved per decode step, the bandwidths, the bound in seconds per step, and its fraction of `mean_s`.
 
     Args:
-        decode: of all steps.
+        decode: the records of all decode steps.
         steps: how many; a token each where one sequence runs.
         mean_s: seconds of a step.
-        store: of the model.
+        store: the store of the model.
         bandwidth: tier -> bytes a second.
     """
     counts = decode.counts

@@ -62,7 +62,7 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
     """Runs the first prompt of the first set on each row, from an empty expert cache, and records the spans.
 
     Args:
-        store: of the model.
+        store: the store of the model.
         request: as for run_bench; `runs` is not used.
         notify: called with the name of the next row.
 
@@ -90,10 +90,10 @@ class Lanes:
     """What a row's steps of new tokens spend their time on: means of a step, in milliseconds.
 
     Args:
-        row: of the benchmark.
+        row: the row of the benchmark.
         step: the whole.
         experts, dense, wait: products of experts, dense work, and waits for experts.
-        wait_reading: of the waits, while a read is under way; the others wait for a thread or a copy.
+        wait_reading: the part of the waits in which a read is under way; the others wait for a thread or a copy.
         reading: at least one read is under way.
     """
 

@@ -36,7 +36,7 @@ class CalibrationRequest:
 
     Args:
         text: a UTF-8 file; None: a text that the model writes.
-        tokens: of the text.
+        tokens: the number of tokens of the text.
         vram_limit, dram_limit: bytes, as for a chat; no result depends on them.
     """
 

@@ -21,13 +21,14 @@ class CalibrationState:
     """Windows of tokens, sums over those done, routers' choices in them, and KL of the layers disturbed so far.
 
     Args:
-        directory: of the store.
+        directory: the directory of the store.
         run: what the run measures; a file of another run is not used.
         errors: sums of the experts' errors; replaced by those of the file.
 
     Attributes:
-        windows: of tokens to measure on, as far as they are known.
-        choices: of each window whose errors are in the sums, (chosen [layers, T, k], gates [layers, T, k]).
+        windows: token ids of the windows to measure on, as far as they are known.
+        choices: the routers' choices, (chosen [layers, T, k], gates [layers, T, k]), for each window whose errors
+            are in the sums.
         kl: float64 [layers], sums over tokens; of the layers disturbed.
         disturbed: number of (window, layer) pairs done.
     """

@@ -20,7 +20,7 @@ def static_levels(
     """Chooses HIGH where it saves most expected damage, as often as a mean allows, and LOW elsewhere.
 
     Args:
-        damage: of the model, as calibrated.
+        damage: the damage of the model, as calibrated.
         heat: expert -> how often it is used, relative to its layer; empty: as often as in the calibration's sample.
         bits: from LOW to HIGH: wanted mean of the levels, which the result's does not exceed.
         by_layer: whether all experts of a layer have one level.

@@ -25,7 +25,7 @@ def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list
     """Cuts windows out of a text, evenly spaced from its start to its end.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         path: a UTF-8 text file.
         tokens: in all windows, rounded down to whole windows; a shorter text gives fewer.
         window: tokens of each.
@@ -60,7 +60,7 @@ def written_window(
     Args:
         engine: runs the steps.
         sequence: cropped to no tokens first.
-        number: of the window.
+        number: the number of the window.
         done: called after every token.
     """
     sequence.crop(0)

@@ -102,7 +102,7 @@ class Wrapped:
     """Lines that break between words: a word that reaches the edge moves to the next line.
 
     Args:
-        columns: of the terminal; its last one stays free, since a cursor behind it is in no column.
+        columns: number of the terminal's columns; the last one stays free, since a cursor behind it is in no column.
     """
 
     def __init__(self, columns: int) -> None:

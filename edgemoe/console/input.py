@@ -124,7 +124,7 @@ class EditedTurns:
     """A terminal's line editor: history kept in a file, completion by Tab, several lines between quotes.
 
     Args:
-        completions: of commands.
+        completions: completions of commands.
         history: file; where it cannot be written, history lasts until the program ends.
     """
 

@@ -103,7 +103,7 @@ class Arm:
         phases: phases to measure; each has a row.
         study: TABLE or one of STUDIES.
         batch: windows that are decoded together, a token of each in a step; or chat tasks at once.
-        variation: of the settings, that no option has; None: they are what is measured.
+        variation: a change to the settings that no option makes; None: the settings are measured as they are.
         cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
         dram: the same fraction of a second tier, with a cache; 0: there is none.
         made: the compensators of settings with compensation.

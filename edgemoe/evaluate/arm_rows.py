@@ -27,7 +27,7 @@ class ArmRows:
     """Measures settings one after another.
 
     Args:
-        windows: of the text; none: tasks alone.
+        windows: the windows of the text; none: tasks alone.
         tasks: chat tasks; none are measured where it is empty.
         logits: the reference's of the same windows; None: there is no reference.
         seed: chooses the order of tasks that are answered together.

@@ -88,7 +88,7 @@ class DropAbsent(LevelPolicy):
 
     Args:
         engine: its settings have both levels.
-        fraction: of the mean.
+        fraction: the fraction of the mean.
     """
 
     def __init__(self, engine: Engine, fraction: float) -> None:

@@ -126,7 +126,7 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
     Args:
         engine: its settings are replaced.
         sequence: with free blocks for a window; its content is discarded.
-        windows: of token ids.
+        windows: token ids of each window.
         done: called after every window.
     """
     top = engine.plan.levels[0]

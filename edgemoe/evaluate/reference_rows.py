@@ -20,8 +20,8 @@ def reference_rows(
 
     Args:
         store: made of the checkpoint.
-        checkpoint: of the bf16 model.
-        windows: of the text; none: no quality is measured.
+        checkpoint: the checkpoint of the bf16 model.
+        windows: the windows of the text; none: no quality is measured.
         tasks: chat tasks.
         keep: receives the logits of the windows.
         layers: whether the study of layers is wanted.

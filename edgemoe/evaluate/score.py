@@ -34,7 +34,7 @@ class Text:
     """Windows that a setting is measured on.
 
     Args:
-        windows: of token ids.
+        windows: token ids of each window.
         reference: the bf16 model's logits of the same windows; None: there are none.
         done: called after every window.
     """
@@ -49,7 +49,7 @@ class Measurement:
 
     Args:
         text: the windows.
-        records: of the steps, which grow while the engine runs.
+        records: the records of the steps, which grow while the engine runs.
     """
 
     def __init__(self, text: Text, records: Sequence[StepRecord]) -> None:
@@ -80,7 +80,7 @@ def text_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[t
     """Cuts the first `tokens` tokens of a text into consecutive windows, each one step of the engine.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         path: a UTF-8 text file.
         tokens: most tokens in all; a shorter text gives fewer.
         window: tokens of each; the last may be shorter, and is left out if it predicts nothing.
@@ -109,7 +109,7 @@ def reference_quality(
 
     Args:
         reference: the bf16 model.
-        windows: of token ids.
+        windows: token ids of each window.
         keep: receives bf16 [n, vocab] for a window of n tokens.
         done: called after every window.
     """
@@ -130,7 +130,7 @@ def lowered_quality(
     Args:
         reference: the bf16 model.
         layer: the only one that is lowered.
-        windows: of token ids.
+        windows: token ids of each window.
         whole: the logits of the same windows without it.
         done: called after every window.
     """
@@ -172,7 +172,7 @@ def together_logits(engine: Engine, sequences: Sequence[SequenceKV], parts: Wind
     Args:
         engine: in its settings.
         sequences: at least as many as parts.
-        parts: of token ids.
+        parts: token ids of each part.
 
     Returns:
         of each part the logits after each token, float32 [n, vocab].

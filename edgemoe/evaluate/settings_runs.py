@@ -22,7 +22,7 @@ class SettingsRuns:
     """Runs the settings of each plan through an engine of its own.
 
     Args:
-        store: of the model.
+        store: the store of the model.
         request: with the reference and the studies.
         measured: measures each setting.
 

@@ -41,7 +41,7 @@ class StaticPolicy(LevelPolicy):
     """A level for each expert, the same for every token.
 
     Args:
-        settings: of the highest level.
+        settings: the settings of the highest level.
         experts: in a layer.
         table: layer -> int64 [experts], levels.
     """

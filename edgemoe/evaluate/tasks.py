@@ -264,7 +264,7 @@ def held_out_tasks(kind: str, count: int, seed: int = 0) -> list[Task]:
     Args:
         kind: one of KINDS.
         count: number of tasks; every kind has at least 100.
-        seed: of the choice.
+        seed: the seed of the choice.
 
     Raises:
         UserError: the kind is unknown, or has fewer distinct tasks (tables are finite).

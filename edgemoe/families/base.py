@@ -77,7 +77,7 @@ class Family:
         product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
             and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
-        gate: of its routers; None: they choose in a way of their own, which Lynx cannot change.
+        gate: the gate of its routers; None: they choose in a way of their own, which Lynx cannot change.
         fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
 

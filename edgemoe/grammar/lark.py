@@ -85,8 +85,8 @@ def calls_answer(
     """The grammar of an answer that consists of calls.
 
     Args:
-        words: of the model.
-        form: of the calls.
+        words: the words of the model.
+        form: the form of the calls.
         tools: (name, JSON schema of the arguments) of those that may be called.
         reasoning: before the calls.
         several: calls; otherwise exactly one.

@@ -29,7 +29,7 @@ class Vocabulary:
 
     Args:
         tokenizer: a fast tokenizer of transformers.
-        words: of the model's logits, which may be more than the tokenizer has; the others are never allowed.
+        words: the words of the model's logits, which may be more than the tokenizer has; the others are never allowed.
         ends: token ids that end an answer.
 
     Raises:
@@ -61,8 +61,8 @@ class Grammar:
     """A compiled grammar, for any number of answers. Thread-safe.
 
     Args:
-        vocabulary: of the model.
-        text: of the grammar (edgemoe.grammar.lark).
+        vocabulary: the vocabulary of the model.
+        text: the text of the grammar (edgemoe.grammar.lark).
 
     Raises:
         UserError: it cannot be enforced, or is too large.
@@ -89,7 +89,7 @@ class Matcher:
     """The state of one answer under a grammar: a logits processor of transformers.
 
     Args:
-        grammar: of the answer.
+        grammar: the grammar of the answer.
     """
 
     def __init__(self, grammar: Grammar) -> None:

@@ -31,7 +31,7 @@ def open_streamed(
 
     Args:
         model: on the Hub.
-        directory: of the checkpoint; created if missing.
+        directory: the directory of the checkpoint; created if missing.
         keep: shards stay on disk.
         progress: called with downloaded bytes of weights.
 

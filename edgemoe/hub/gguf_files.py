@@ -36,7 +36,7 @@ def choose_gguf(model: HubModel, names: Collection[str]) -> list[str]:
     Args:
         model: its `gguf` is compared with the quantization in each file's name, and with the name, without case. None
             is DEFAULT, or the only model.
-        names: of all files.
+        names: the names of all files.
 
     Returns:
         names; none where the repository has no GGUF files and `model` names none.

@@ -139,7 +139,7 @@ class HubRepository:
         """Completes `part` to the whole file, resuming an interrupted call, and checks its hash.
 
         Args:
-            file: of this repository.
+            file: a file of this repository.
             part: the downloaded beginning of the file; created if missing.
             progress: called with downloaded bytes.
 

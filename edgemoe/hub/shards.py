@@ -42,8 +42,8 @@ class StreamedShards:
     """Shards that are downloaded on demand. Implements storage.convert.run.Arrivals. For one thread.
 
     Args:
-        directory: of the checkpoint, with its small files.
-        repository: of the shards.
+        directory: the directory of the checkpoint, with its small files.
+        repository: the repository of the shards.
         files: the shards, ordered by name.
         keep: shards stay complete.
         progress: called with downloaded bytes.

@@ -31,9 +31,9 @@ class ExpertCompensator:
 
     Args:
         raw: uint8 [bytes], of storage.compensators.index.
-        geometry: of its arrays.
+        geometry: the geometry of its arrays.
         bits: that it adds to the expert's bits a weight.
-        address: of the C structure, valid as long as its Compensators are open.
+        address: the address of the C structure, valid as long as its Compensators are open.
     """
 
     raw: Bytes
@@ -48,11 +48,11 @@ class Compensators:
     Each has one address for as long as this is open, so the tables are made once; what is in RAM is in `tier`.
 
     Args:
-        directory: of the store, or another that has the files of the index.
-        index: of them.
-        geometry: of the store's records.
+        directory: the directory of the store, or another that has the files of the index.
+        index: the index of the compensators.
+        geometry: the geometry of the store's records.
         budget: most bytes of them in RAM, at least `index.largest`; None: all.
-        policy: of eviction, by its name.
+        policy: name of the eviction policy.
 
     Raises:
         DamagedData, ReadFailed: as CompensatorReader.
@@ -195,7 +195,7 @@ def structure(raw: Bytes, geometry: CompensatorGeometry) -> Compensator:
 
     Args:
         raw: uint8 [geometry.nbytes].
-        geometry: of its arrays.
+        geometry: the geometry of its arrays.
     """
     gate, up, down = geometry.ranks
     blocks = (("gate_up", 0, gate), ("gate_up", gate, up), ("down", 0, down))

@@ -39,8 +39,8 @@ class Timing:
 
     Args:
         work, rows: of paths.WORKS and paths.ROWS.
-        path: of paths.PATHS.
-        seconds: of the sample.
+        path: one of paths.PATHS.
+        seconds: the duration of the sample.
         rate: multiplications and additions a second.
     """
 
@@ -108,7 +108,7 @@ def choose_fastest(directory: Path) -> list[Timing]:
     """Lets each kind of work take its fastest path, as measured here or, before, on this machine.
 
     Args:
-        directory: of the file; made if it does not exist. Where it cannot be written, every process measures.
+        directory: the file's directory, made if it does not exist. Where it cannot be written, every process measures.
     """
     key = machine()
     timings = _read(_file(directory, key), key)

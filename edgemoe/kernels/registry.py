@@ -44,7 +44,7 @@ class Compute:
         name: native or torch on a CPU, triton or planes on another device.
         layout: the order of codes that the kernel reads.
         form: makes the form of resident experts from (geometry, layout stored, layout read).
-        kernel: of experts.
+        kernel: computes experts.
     """
 
     name: str
@@ -92,7 +92,7 @@ def select(name: str, directory: Path) -> None:
     """Chooses the CPU's kernel and, where it is the compiled one, the path of each kind of work, for this process.
 
     Args:
-        name: of NAMES. With `auto` every kind of work takes its fastest path, which is measured once a machine.
+        name: one of NAMES. With `auto` every kind of work takes its fastest path, which is measured once a machine.
         directory: where the measurement is kept.
 
     Raises:

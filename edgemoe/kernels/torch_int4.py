@@ -39,8 +39,8 @@ class CpuExpertKernel:
     """Implements ExpertKernel for merged nibbles. Not thread-safe: it has scratch memory of scratch_bytes.
 
     Args:
-        geometry: of the store.
-        layout: of resident nibbles; torch's layout on this machine.
+        geometry: the geometry of the store.
+        layout: the layout of resident nibbles; torch's layout on this machine.
     """
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:

@@ -25,8 +25,8 @@ class PlaneExpertKernel:
     Blocks are uint8 tensors on x's device; on the CPU they can be memoryviews too.
 
     Args:
-        geometry: of the store.
-        layout: of resident planes; any.
+        geometry: the geometry of the store.
+        layout: the layout of resident planes; any.
     """
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:

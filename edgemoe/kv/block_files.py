@@ -91,7 +91,7 @@ def read_block(path: Path, block: Block, into: Sequence[memoryview]) -> int:
     """Reads a block's rows, and verifies all of its file.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         block: that it must have, token for token.
         into: filled, also where the file is damaged.
 
@@ -174,7 +174,7 @@ class Entry:
     Args:
         used: nanoseconds of its last use.
         size: bytes on disk.
-        path: of the file.
+        path: the path of the file.
     """
 
     used: int

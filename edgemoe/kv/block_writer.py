@@ -39,7 +39,7 @@ class Chain:
 
     Args:
         sequence: whose rows they are.
-        hashes: of its beginnings (kv.blocks.chain).
+        hashes: the hashes of its beginnings (kv.blocks.chain).
         tokens: int64 [n], at least those of all blocks.
         cancelled: no further block is wanted; its rows may change soon.
     """

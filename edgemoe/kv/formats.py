@@ -60,7 +60,7 @@ class KVFormat:
         (128, 64, 0)
 
         Args:
-            sizes: of a key, and of the part of it that is a value.
+            sizes: number of elements of a key, and of the part of it that is a value.
         """
         if self.keys != "q4_0" or not self.rotates:
             return 0

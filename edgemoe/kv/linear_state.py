@@ -16,7 +16,7 @@ class LinearStates:
     A step reads the valid copy and writes the other one, so a step that fails does not change the sequence.
 
     Args:
-        shape: of the states.
+        shape: the shape of the states.
         place: the device.
     """
 
@@ -33,7 +33,7 @@ class LinearStates:
         """Returns a layer's state for the current step, or for a block of its rows.
 
         Args:
-            layer: of the model.
+            layer: number of the layer in the model.
             fresh: the sequence has no token before these rows.
             continued: they are not the step's first ones.
         """

@@ -91,7 +91,7 @@ class PrefixCache:
 
         Args:
             directory, limit, automatic: as of the class.
-            shape: of the model's KV.
+            shape: the shape of the model's KV.
             device: that computes the model.
 
         Raises:
@@ -140,7 +140,7 @@ class PrefixCache:
         """Returns how many blocks of a sequence, from its first, have files.
 
         Args:
-            hashes: of its beginnings (kv.blocks.chain).
+            hashes: the hashes of its beginnings (kv.blocks.chain).
         """
         held = 0
         if self.automatic:
@@ -153,9 +153,9 @@ class PrefixCache:
 
         Args:
             sequence: has reserved the block's tokens; its length stays as it is.
-            hashes: of the prompt's beginnings.
+            hashes: the hashes of the prompt's beginnings.
             tokens: int64 [n] of the prompt.
-            index: of the block.
+            index: the index of the block.
 
         Returns:
             whether the rows are those of the tokens. A file that is damaged or has another block is dropped, with a
@@ -195,7 +195,7 @@ class PrefixCache:
 
         Args:
             sequence: whose rows of all blocks stay as they are until `release` returns.
-            hashes: of its beginnings, at most of its length.
+            hashes: the hashes of its beginnings, at most of its length.
             tokens: int64 [n], of these beginnings.
         """
         if self.automatic and not self._writer.stuck and len(hashes) > 1:

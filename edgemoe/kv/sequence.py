@@ -20,7 +20,7 @@ class SequenceKV:
     within a step does not change the sequence.
 
     Args:
-        shape: of the KV.
+        shape: the shape of the KV.
         context: most tokens. In RAM pages of tokens that are not written yet take none; on a device all are taken.
         place: the device.
         reserved: see below; None: the context.
@@ -33,7 +33,7 @@ class SequenceKV:
         values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
             `keys` itself.
         slices: (keys, values) of each layer with attention, each [heads, context, W].
-        states: of linear-attention layers; None: there are none.
+        states: the states of linear-attention layers; None: there are none.
     """
 
     def __init__(

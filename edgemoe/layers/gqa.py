@@ -17,7 +17,7 @@ class GroupedQueryAttention(nn.Module):
     """Computes an attention module's rows, and the attention that a prompt's tokens receive.
 
     Args:
-        module: of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
+        module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
     """
 
     def __init__(self, module: Any) -> None:

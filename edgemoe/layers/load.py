@@ -32,7 +32,7 @@ def load_dense(path: Path, file: FileEntry, device: Device | None = None) -> dic
     On a device all tensors share one allocation: its allocator would round each of them up.
 
     Args:
-        path: of dense.safetensors.
+        path: the path of dense.safetensors.
         file: its size and checksum in the manifest; the bytes are hashed as they are read.
         device: where the tensors go; None: RAM.
 

@@ -58,7 +58,7 @@ def remapped(choose: Choose, gate: Gate, router: Any, choice: Choice, *, normali
 
     Args:
         choose: makes it.
-        gate: of the router's family.
+        gate: the gate of the router's family.
         router: transformers' module; its bias for the choice and its groups of experts count.
         choice: the router's own.
         normalise: as Gate.normalise of the model's config.

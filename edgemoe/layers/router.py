@@ -37,7 +37,7 @@ class SoftmaxRouter(nn.Module):
         """A router with the weight of transformers' own, where the kernel runs; None elsewhere.
 
         Args:
-            router: of a MoE block; None: the block has none.
+            router: the router of a MoE block; None: the block has none.
             gate: the family's.
             config: transformers' config of the model.
         """
@@ -61,8 +61,8 @@ def next_logits(router: Any, family: Family) -> Callable[[torch.Tensor], torch.T
     corrections and groups, and the logits are those of its gate weights: -inf for experts that it does not choose.
 
     Args:
-        router: of a later layer, transformers' module.
-        family: of the model.
+        router: the router of a later layer, transformers' module.
+        family: the family of the model.
     """
     if family.product_router:
         return DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
@@ -84,7 +84,7 @@ def next_gates(family: Family, config: Any) -> Callable[[torch.Tensor, torch.Ten
     None where the family's gate weights are no function of such logits.
 
     Args:
-        family: of the model.
+        family: the family of the model.
         config: transformers' config of the model.
     """
     if not family.product_router:

@@ -36,8 +36,8 @@ def try_step(model: Any, family: Family, config: Config) -> None:
 
     Args:
         model: on the meta device, with this program's attention and experts.
-        family: of the config.
-        config: of the model, bounded.
+        family: the family of the config.
+        config: the config of the model, bounded.
 
     Raises:
         ModelRefused: a buffer of more than LARGEST_BUFFER elements, or a feature that is not supported.

@@ -32,7 +32,7 @@ def confined(function: Callable[[], str | None], *, seconds: float, memory: int)
 
     Args:
         function: returns None, or a text that names what was wrong, of which 1,000 characters are kept.
-        seconds: of computing, and three times as many in all.
+        seconds: limit on the CPU time; the limit on the elapsed time is three times as long.
         memory: bytes that it may map beside what this process has.
 
     Returns:

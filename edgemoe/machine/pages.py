@@ -51,8 +51,8 @@ def sparse_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     512 small ones.
 
     Args:
-        shape: of the tensor, with at least one element.
-        dtype: of its elements.
+        shape: the shape of the tensor, with at least one element.
+        dtype: the dtype of its elements.
 
     Raises:
         OSError: the system has no address space, or no map, left.

@@ -40,7 +40,7 @@ def fraction_at(
         layers: that have experts.
         experts: in a layer.
         top_k: experts of a token.
-        damage: of the model's experts, with a sample of its routing; None: it is not known yet.
+        damage: the damage of the model's experts, with a sample of its routing; None: it is not known yet.
     """
     kept = [bits for bits in settings.levels if bits]
     if settings.hotness and level > kept[-1]:
@@ -72,7 +72,7 @@ def count_hot_blocks(
 
     Args:
         size: bytes.
-        kinds: of the higher level, lowest first.
+        kinds: the kinds of the higher level, lowest first.
         lowest: the lower level.
         most: experts.
         hottest: most of them that may have the higher level.

@@ -29,10 +29,10 @@ class CompensatorBytes:
     (8000000, 9333333, 40000000)
 
     Args:
-        experts: of the model.
-        total: of all compensators.
-        largest: of one.
-        fixed: of what the interpreter and C have for each, and of V x for the rows of a call.
+        experts: number of the model's experts.
+        total: bytes of all compensators.
+        largest: bytes of the largest compensator.
+        fixed: bytes that the interpreter and C need for each compensator, and bytes of V x for the rows of a call.
         used: fraction of a token's experts that are compensated, at most 1.
         limit: most bytes of compensators in memory; None: by `budget`.
     """

@@ -41,7 +41,7 @@ class BlockSplit:
 
         Args:
             shape, form, settings: of the model.
-            damage: of its experts; None: it is not known yet.
+            damage: the damage of its experts; None: it is not known yet.
 
         Raises:
             UserError: levels of precision by hotness take the same blocks.

@@ -49,8 +49,8 @@ def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, devi
     """Allocates a plan's blocks; without a device, both tiers lie in RAM.
 
     Args:
-        form: of form_of.
-        plan: of the limits.
+        form: the form that form_of returned.
+        plan: the plan of the limits.
         settings: their eviction and readers.
         device: with its own memory, or None.
 

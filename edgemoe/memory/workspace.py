@@ -150,10 +150,10 @@ def _product_bytes(shape: ModelShape, rows: int, widest: int, outputs: int) -> i
     """A product of rows with a dense matrix, which is converted to float32 a slice of SLICE_BYTES at a time.
 
     Args:
-        shape: of the model.
-        rows: of the input.
+        shape: the shape of the model.
+        rows: number of rows of the input.
         widest: numbers of the longest row, of the input or of a slice's result.
-        outputs: of the matrix, each a row of it.
+        outputs: number of the matrix's rows, one for each output.
     """
     converted = min(SLICE_BYTES, 4 * shape.hidden * outputs)
     return converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)

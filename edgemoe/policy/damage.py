@@ -44,7 +44,7 @@ class Damage:
     [[4, 0], [4, 0]]
 
     Args:
-        origin: of the measurement, for people.
+        origin: the origin of the measurement, for people.
         layers: numbers of the layers with experts.
         table: float32 [layers, experts, levels], damage at each of LEVELS for a gate weight of 1.
         chosen: int64 [layers, tokens, k], routers' choices for consecutive tokens.
@@ -79,7 +79,7 @@ class Damage:
             layers: numbers of the layers with experts.
             experts: in a layer.
             chosen: int64 [tokens, k], routers' choices in every layer, or [layers, tokens, k].
-            gates: of the same shape, their gate weights.
+            gates: their gate weights, of the same shape.
         """
         count = len(layers)
         table = torch.tensor([TYPICAL_ERROR[level] ** 2 for level in LEVELS]).expand(count, experts, -1)
@@ -145,7 +145,7 @@ def cheapest(damage: torch.Tensor, levels: tuple[int, ...], price: float | torch
     Args:
         damage: float32 [..., levels], of each level.
         levels: high to low; of a tie the higher one is taken.
-        price: of a bit; 0 gives the least damage. Or of each level, float32 [..., levels].
+        price: the price of a bit; 0 gives the least damage. Or of each level, float32 [..., levels].
 
     Returns:
         int64 [...], levels.

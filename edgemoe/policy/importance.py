@@ -46,7 +46,7 @@ class PromptAttention:
         """Adds the attention of a block of a step's rows. Blocks come in order; all of them may come twice in a step.
 
         Args:
-            layer: of the model.
+            layer: number of the layer in the model.
             received: float32 [N], attention that each of the tokens so far receives from the block's rows, from
                 first_counted on: the sum of the mean over heads. Overwritten.
             block: the rows among those of the step.
@@ -62,7 +62,7 @@ class PromptAttention:
         """Ranks a layer's rows of a step among all N tokens of the sequence, once all blocks have come.
 
         Args:
-            layer: of the model.
+            layer: number of the layer in the model.
             rows: R, of the step.
             window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
@@ -94,7 +94,7 @@ def first_counted(signal: str, block: range, rows: int) -> int:
     Args:
         signal: as there.
         block: rows among those of a step.
-        rows: of the step.
+        rows: number of the step's rows.
     """
     last = signal == "heavy-hitters-last"
     return min(max(rows - LAST_QUERIES - block.start, 0), len(block)) if last else 0
@@ -116,7 +116,7 @@ def attention_received(
 
     Args:
         query: [heads, R, D], of the last R of the N tokens.
-        keys: of a run of tokens; heads is a multiple of kv_heads.
+        keys: the keys of a run of tokens; heads is a multiple of kv_heads.
         tokens: N.
         scaling: factor of the scores.
         window: latest tokens that a row sees, its own included; None: all.
@@ -162,7 +162,7 @@ class _Softmax:
 
     Args:
         query: float32 [heads, R, D], scaled.
-        positions: of the rows.
+        positions: the rows' positions.
         largest, total: float32 [heads, R, 1], the largest score and the sum of e^(score - largest).
     """
 
@@ -224,7 +224,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
     Args:
         rows, keys: their positions.
         window: as in attention_received.
-        device: of the mask.
+        device: the device of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)

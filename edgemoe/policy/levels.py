@@ -54,7 +54,7 @@ class LevelPolicy:
             used.
         layers: numbers of the model's layers that have experts, ascending; retention falls over these alone.
         experts: in a layer.
-        damage: of the model's experts.
+        damage: the damage of the model's experts.
         tiers: what planes cost a new token from where they are, where settings go by damage and are not exact; None:
             all alike.
 
@@ -94,7 +94,7 @@ class LevelPolicy:
         """Chooses the levels of one layer.
 
         Args:
-            layer: of the model.
+            layer: number of the layer in the model.
             chosen: int64 [T, k], the router's experts.
             gates: [T, k], their gate weights.
             ranks: float [T], of PromptAttention.ranks; used in prefill only.
@@ -194,7 +194,7 @@ class LevelPolicy:
         the highest of their levels.
 
         Args:
-            layer: of the model.
+            layer: number of the layer in the model.
             rows: of lookahead.predict: the experts of each sequence's token, or of a prompt, the likeliest first.
             by_rule: the level of each, by the rule and the predicted gate weights; None: there are no such weights.
         """

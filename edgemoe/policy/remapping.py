@@ -82,7 +82,7 @@ class Movable:
 
     Args:
         bins: from the likeliest expert's, 0, down: votes order these alone.
-        ranks: of the token's own experts, 0 the likeliest; the others stay.
+        ranks: the ranks of the token's own experts, 0 the likeliest; the others stay.
     """
 
     bins: tuple[int, ...] | None = None

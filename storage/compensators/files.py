@@ -66,7 +66,7 @@ class CompensatorFiles:
 
     Args:
         run: whose files these are.
-        directory: of the store, or another one for the files.
+        directory: the directory of the store, or another one for the files.
         manifest: the store's.
     """
 
@@ -86,7 +86,7 @@ class CompensatorFiles:
 
         Args:
             layer: its number.
-            ranks: of every expert.
+            ranks: the ranks of every expert.
             records: uint8 [bytes of its ranks] for each expert, BLOCK-aligned.
             error: what they leave of the squared error; complete once the last record is taken.
 

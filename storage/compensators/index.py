@@ -53,7 +53,7 @@ class CompensatorEntry:
     Args:
         offset: bytes from the start of its layer's file, a multiple of 4 KiB.
         length: bytes, a multiple of 4 KiB; 0 where every rank is 0.
-        ranks: of gate, up and down.
+        ranks: the ranks of gate, up and down.
         checksum: xxh3_64 of its bytes.
     """
 
@@ -141,7 +141,7 @@ def read_compensators(
 
     Args:
         value: as parsed; None where store.json has none.
-        geometry: of the store's records.
+        geometry: the geometry of the store's records.
         counts: layer number -> experts.
 
     Returns:

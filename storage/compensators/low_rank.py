@@ -120,7 +120,7 @@ def compensator(errors: Sequence[torch.Tensor], geometry: CompensatorGeometry) -
     """Computes the bytes of an expert's compensator.
 
     Args:
-        errors: of gate [I, H], up [I, H] and down [H, I], float32.
+        errors: the errors of gate [I, H], up [I, H] and down [H, I], float32.
         geometry: with the ranks.
 
     Returns:
@@ -171,7 +171,7 @@ class Correction:
     Args:
         v: float32 [rank, K], the rows of the first block first.
         u: float32 [rank, N / blocks], transposed.
-        ranks: of the blocks: two for gate_up, gate first; one for down.
+        ranks: the ranks of the blocks: two for gate_up, gate first; one for down.
     """
 
     v: torch.Tensor
@@ -194,7 +194,7 @@ def corrections(raw: Bytes, geometry: CompensatorGeometry) -> dict[str, Correcti
 
     Args:
         raw: uint8 [geometry.nbytes].
-        geometry: of the compensator.
+        geometry: the geometry of the compensator.
     """
     gate, up, down = geometry.ranks
     arrays = {name: dequantize3(*unpack(raw, a), a.columns) for name, a in geometry.arrays.items()}

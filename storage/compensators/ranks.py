@@ -30,7 +30,7 @@ def kurtosis_ranks(
     """Assigns ranks greedily, by falling kurtosis: each projection takes the largest rank of the bucket that is left.
 
     Args:
-        kurtoses: of the projections that share a budget; the first of equal ones goes first.
+        kurtoses: kurtosis of each of the projections that share a budget; the first of equal ones goes first.
         mean: budget of a projection: the ranks add up to at most mean * projections.
         most: largest rank that a projection can have; larger ones of the bucket count as this.
         bucket: ranks to choose from, with 0.

@@ -45,8 +45,8 @@ class CompensatorReader(PlaneReader, AbstractContextManager["CompensatorReader"]
     Opens every layer's file, and locks the store against writers until `close`. Thread-safe except for `close`.
 
     Args:
-        directory: of the store.
-        index: of its manifest.
+        directory: the directory of the store.
+        index: the index of its manifest.
 
     Raises:
         MissingTensor, TruncatedFile: a file is missing, or shorter than the index says.
@@ -120,7 +120,7 @@ class CompensatorForm(ResidentForm):
     """One block, of the compensator's bytes as they are on disk.
 
     Args:
-        index: of the compensators.
+        index: the index of the compensators.
     """
 
     def __init__(self, index: CompensatorIndex) -> None:

@@ -125,7 +125,7 @@ class Checkpoint:
     Thread-safe; keeps no file open.
 
     Attributes:
-        directory: of the checkpoint.
+        directory: the directory of the checkpoint.
         config: config.json after bounded_config.
         format: name of the weights' format in FORMATS.
     """
@@ -141,7 +141,7 @@ class Checkpoint:
         """Reads config.json, the index, if there is one, and every header, or the header of a GGUF file; no weights.
 
         Args:
-            directory: of the checkpoint; or a GGUF file, or a directory whose only weights are one GGUF file.
+            directory: the checkpoint's directory; or a GGUF file, or a directory whose only weights are one GGUF file.
 
         Raises:
             ModelRefused: no safetensors weights (pickles are never opened), a file outside the directory, remote

@@ -57,7 +57,7 @@ class ExpertWeights:
     Attributes:
         layers: with experts, ascending.
         count: experts of every layer in `layers`.
-        names: of all tensors that hold expert weights.
+        names: the names of all tensors that hold expert weights.
 
     Raises:
         MissingTensor: an expert's tensor is missing or has another shape than the config. No weights are read.

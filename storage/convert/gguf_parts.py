@@ -21,7 +21,7 @@ class GgufParts:
     """The headers of a model's files.
 
     Args:
-        header: of the first, which has the model's fields.
+        header: header of the first file, which has the model's fields.
         tensors: name -> (file, entry), of all files.
     """
 
@@ -54,7 +54,7 @@ def read_parts(path: Path) -> GgufParts:
     """Reads the headers of a model's files.
 
     Args:
-        path: of a file that is the whole model, or any part.
+        path: the path of a file that is the whole model, or any part.
 
     Raises:
         ModelRefused: a part is a link out of the directory, or of another model.

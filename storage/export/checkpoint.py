@@ -47,10 +47,10 @@ class CheckpointPlan:
     """A checkpoint in one or more safetensors files.
 
     Args:
-        experts: of the store.
-        family: of the model.
+        experts: the store's experts.
+        family: the family of the model.
         config: the store's config.json.
-        levels: of every expert.
+        levels: bits of each expert.
 
     Attributes:
         files, small_files, copied: as Plan.

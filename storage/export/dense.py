@@ -26,7 +26,7 @@ class DenseTensors:
         factors: name in a checkpoint -> factor of its weights, which `read` applies before it rounds; 1 for others.
 
     Attributes:
-        names: of all tensors, as in a checkpoint; codes and their scales are one tensor.
+        names: the names of all tensors, as in a checkpoint; codes and their scales are one tensor.
 
     Raises:
         BadHeader, TruncatedFile: the header contradicts the file.

@@ -87,7 +87,7 @@ class ExportDirectory:
         """Writes a file and records it in the marker.
 
         Args:
-            name: of the file.
+            name: the name of the file.
             sizes: bytes of its regions.
             fill: writes every region; returns values that a later run gets from the method `note`.
         """
@@ -176,7 +176,7 @@ def verify_export(directory: Path, progress: Callable[[int, int], None]) -> tupl
     """Compares every file of a finished export with its checksums. Continues after damage.
 
     Args:
-        directory: of the export.
+        directory: the directory of the export.
         progress: called with (bytes done, bytes in all).
 
     Returns:

@@ -46,10 +46,10 @@ class GgufPlan:
     """A model as one GGUF file, or as the parts of one.
 
     Args:
-        experts: of the store.
-        family: of the model.
+        experts: the store's experts.
+        family: the family of the model.
         config: the store's config.json.
-        levels: of every expert.
+        levels: bits of each expert.
 
     Attributes:
         files, small_files, copied: as Plan.

@@ -29,8 +29,8 @@ def read_levels(path: Path, manifest: Manifest) -> Levels:
     >>> # {"*": 4, "0": 8, "3.17": 2}: 8 bits in layer 0, 2 for expert 17 of layer 3, 4 for all others
 
     Args:
-        path: of the file.
-        manifest: of the store.
+        path: the path of the file.
+        manifest: the manifest of the store.
 
     Raises:
         UserError: the file cannot be read, is not such an object, names an expert that the store lacks, or leaves one

@@ -111,8 +111,8 @@ class StoreExperts:
     """Reads experts of a store at any of its levels. A context manager; thread-safe except for its end.
 
     Args:
-        directory: of the store.
-        manifest: of the store.
+        directory: the directory of the store.
+        manifest: the manifest of the store.
 
     Raises:
         MissingTensor, TruncatedFile, ReadFailed, StoreBusy, UserError: from RecordReader.open.

@@ -42,9 +42,9 @@ def without_multipliers(
 
     Args:
         store: directory of the store.
-        family: of the model.
-        other: of the form, one of _FORMS.
-        config: of the model.
+        family: the family of the model.
+        other: the family without multipliers, one of _FORMS.
+        config: the config of the model.
 
     Raises:
         ModelRefused: a multiplier is not above 0, or attention has biases, which the form lacks.

@@ -21,9 +21,9 @@ class Errors:
     """Sums of squares over the experts that an export compares with the store's highest level.
 
     Attributes:
-        exported: of the differences of the exported weights.
-        own: of the differences of the store's own weights at the exported level.
-        total: of the weights.
+        exported: sum of squares of the exported weights' errors.
+        own: sum of squares of the errors that the store's own weights have at the exported level.
+        total: sum of squares of the weights.
         kept: groups whose codes and scale are the store's own.
         groups: all groups.
     """
@@ -46,7 +46,7 @@ class Made:
 
     Args:
         parts: (region of the file, contiguous bytes), in the order in which they are appended.
-        errors: of its weights.
+        errors: the errors of its weights.
     """
 
     parts: list[tuple[int, memoryview]]
@@ -86,7 +86,7 @@ class PlannedFile:
     """One file of weights.
 
     Args:
-        name: of the file.
+        name: the name of the file.
         header: bytes before the tensors' data.
         units: that follow, in order.
     """
@@ -135,7 +135,7 @@ class Expert:
     """An expert to export.
 
     Args:
-        experts: of the store.
+        experts: the store's experts.
         layer, number: the expert's place.
         level: to export.
         compared: whether its errors are measured.
@@ -183,9 +183,9 @@ def add_experts(
 
     Args:
         unit: that gets the work.
-        experts: of the store.
-        levels: of every expert.
-        layer: of the experts.
+        experts: the store's experts.
+        levels: bits of each expert.
+        layer: the layer that the experts belong to.
         size: bytes that an expert has in the export.
         make: encodes an expert.
     """

@@ -30,7 +30,7 @@ class Sink:
     The blocks at the ends of a region, parts of which may belong to its neighbours, are written by `finish`.
 
     Args:
-        fd: of the file.
+        fd: the file descriptor of the file.
         sizes: bytes of every region, in the file's order.
     """
 

@@ -46,7 +46,7 @@ def int8(matrix: Affine, group: int, dtype: torch.dtype, *, lowest: int = -128) 
     Args:
         matrix: K a multiple of group, which divides its own.
         group: consecutive inputs that share a scale.
-        dtype: of the scales: bf16, or f16.
+        dtype: the dtype of the scales: bf16, or f16.
         lowest: the lowest integer in use, -128 or -127.
     """
     return _quantize(matrix.regrouped(group), 128, dtype, lowest)

@@ -34,7 +34,7 @@ def write_arrays(path: Path, description: Mapping[str, Any], arrays: Arrays) -> 
     """Writes a file atomically; equal arguments give equal bytes.
 
     Args:
-        path: of the file; its directory exists.
+        path: the path of the file; its directory exists.
         description: values for JSON.
         arrays: by name, of the element types F16, F32, F64, U16 and I64.
 

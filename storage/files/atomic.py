@@ -25,7 +25,7 @@ def partial_file(path: Path, size: int) -> Iterator[Path]:
     new file is removed and `path` is unchanged.
 
     Args:
-        path: of the file; its directory exists.
+        path: the path of the file; its directory exists.
         size: bytes to be written, which must be free.
 
     Raises:

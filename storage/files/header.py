@@ -48,7 +48,7 @@ class TensorEntry:
         dtype: safetensors' name, a key of DTYPE_BITS.
         shape: elements per dimension.
         range: bytes, counted from the start of the file.
-        path: of the file.
+        path: the path of the file.
     """
 
     dtype: str

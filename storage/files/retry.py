@@ -50,7 +50,7 @@ class Retries:
     'Bad file descriptor'
 
     Args:
-        path: of the file that is read.
+        path: the path of the file that is read.
 
     Attributes:
         count: attempts after failures, in all.

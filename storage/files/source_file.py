@@ -28,7 +28,7 @@ def read_range(path: Path, offset: int, size: int) -> Bytes:
     The bytes have the alignment in memory that they have in the file, up to BLOCK.
 
     Args:
-        path: of the file, which is opened for this read alone.
+        path: the path of the file, which is opened for this read alone.
         offset: bytes from the file's start.
         size: bytes.
 

@@ -47,7 +47,7 @@ class StoredTensors:
     """The tensors of a directory by name; created by `open`. Thread-safe; keeps no file open.
 
     Attributes:
-        directory: of the files.
+        directory: the directory of the files.
     """
 
     def __init__(self, directory: Path, tensors: dict[str, TensorEntry]) -> None:

@@ -64,9 +64,9 @@ def foreign_code(
     of memory pass.
 
     Args:
-        wanted: of the model, with the file that the values are from.
-        action: of the error.
-        values: of the file; the error then names the one that the library stumbled over, as far as that is known.
+        wanted: what is expected of the model, with the file that the values are from.
+        action: the advice in messages of the error.
+        values: the file's values; the error then names the one that the library stumbled over, as far as that is known.
     """
     try:
         yield

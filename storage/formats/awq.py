@@ -27,7 +27,7 @@ class AwqWeight(GroupedWeight):
     """A packed matrix.
 
     Args:
-        tensors: of the checkpoint.
+        tensors: the tensors of the checkpoint.
         stem: name of the stored parts up to the last dot.
         group: consecutive inputs that share a scale; None: all inputs.
 

@@ -70,7 +70,7 @@ class Weight(ABC):
     """One tensor of a model in its stored form. Thread-safe; data is read by `read`, `read_slice` and `codes` only.
 
     Attributes:
-        shape: of the tensor in transformers.
+        shape: the shape of the tensor in transformers.
         parts: names of the stored tensors that it consists of.
         nbytes: bytes of the parts on disk.
         group: group of its 4-bit codes; None if it has no codes that a record keeps exactly.
@@ -147,7 +147,7 @@ def record_group(group: int, columns: int) -> int | None:
     """Returns the widest group of GROUPS that divides a source's groups; None if there is none.
 
     Args:
-        group: of the source.
+        group: the group of the source.
         columns: inputs of the matrix; an incomplete last group is allowed only if both groups are equal.
     """
     for ours in GROUPS:

@@ -47,7 +47,7 @@ class Scheme:
     """The quantization scheme of one config group.
 
     Args:
-        bits: of a code.
+        bits: the number of bits of a code.
         block: (outputs, inputs) that share a scale.
         symmetric: whether zero points are absent.
         act_order: whether the inputs of a group may lie anywhere.

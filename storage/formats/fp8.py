@@ -38,8 +38,8 @@ class ScaledWeight(Weight):
     """A tensor [..., N, K] of 8-bit numbers, and a tensor of scales for its blocks.
 
     Args:
-        tensors: of the checkpoint.
-        name: of the stored tensor.
+        tensors: the tensors of the checkpoint.
+        name: the name of the stored tensor.
         scale: name of its scales, [..., ceil(N / b0), ceil(K / b1)] or a single element.
         block: (b0, b1).
         types: safetensors' names of the tensor's allowed element types.

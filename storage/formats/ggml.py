@@ -43,9 +43,9 @@ class GgmlWeight(Weight):
     """A tensor of a GGUF file, or one slice of it.
 
     Args:
-        path: of the file.
-        name: of the tensor in the file.
-        entry: of the tensor in the header.
+        path: the path of the file.
+        name: the name of the tensor in the file.
+        entry: the entry of the tensor in the header.
         index: slice of a tensor with three dimensions; None: the whole tensor.
 
     Raises:

@@ -43,7 +43,7 @@ class GgufEntry:
     """Type, shape and place of a tensor.
 
     Args:
-        type: of its stored weights.
+        type: the type of its stored weights.
         shape: outermost dimension first, as in torch; the file has the reverse order.
         range: bytes, counted from the start of the file.
     """
@@ -89,7 +89,7 @@ def parse_gguf_header(name: str, file: BinaryIO) -> GgufHeader:
     """Reads and checks the header of an open file; reads no data, and seeks its end for the size alone.
 
     Args:
-        name: of the file, for errors.
+        name: the name of the file, for errors.
         file: buffered.
 
     Raises:

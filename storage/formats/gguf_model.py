@@ -147,8 +147,8 @@ class GgufModel:
     """The config and tensors of a file.
 
     Attributes:
-        path: of the file.
-        header: of the file.
+        path: the path of the file.
+        header: the header of the file.
         config: the content of a config.json, before bounded_config.
 
     Raises:

@@ -15,8 +15,8 @@ def unpack_tokenizer(path: Path, fields: Mapping[str, Any], into: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and, if the file has a template, chat_template.jinja.
 
     Args:
-        path: of the GGUF file, whose header is checked.
-        fields: of that header.
+        path: the path of the GGUF file, whose header is checked.
+        fields: fields of that header.
         into: directory for the files.
 
     Raises:

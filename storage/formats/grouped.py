@@ -22,7 +22,7 @@ class Packing:
     """The packing of a checkpoint's matrices.
 
     Args:
-        bits: of a code: 2, 4 or 8.
+        bits: the number of bits of a code: 2, 4 or 8.
         group: consecutive inputs that share a scale; None: all inputs.
         act_order: whether the inputs of a group may lie anywhere.
         zero_offset: offset to add to a stored zero point.
@@ -38,10 +38,10 @@ class GroupedWeight(Weight):
     """A matrix [N, K]; subclasses unpack it.
 
     Args:
-        tensors: of the checkpoint.
+        tensors: the tensors of the checkpoint.
         stem: name of the stored parts up to the last dot.
         shape: (N, K).
-        packing: of the matrix, by the config.
+        packing: how the config says that the matrix is packed.
         index: name of the stored tensor, int32 [K], with every input's group; None: the group is k / group.
     """
 

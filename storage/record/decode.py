@@ -15,8 +15,8 @@ class RecordCodes:
     """Extracts codes and parameters from records into arrays that every call overwrites; for one thread.
 
     Args:
-        geometry: of the records' store.
-        layout: of the records.
+        geometry: the geometry of the records' store.
+        layout: the layout of the records.
     """
 
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:

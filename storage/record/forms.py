@@ -44,7 +44,7 @@ class PlaneForm(ResidentForm):
     """One block per plane: planes keep their bytes, and half the bits take half the memory.
 
     Args:
-        geometry: of the store.
+        geometry: the geometry of the store.
         stored: layout of the store's records.
         used: layout that the kernel reads. Where the two differ, every plane is packed again on arrival, which takes
             longer than the read.
@@ -87,7 +87,7 @@ class MergedForm(ResidentForm):
     """Blocks p4 and p0, for torch's kernel.
 
     Args:
-        geometry: of the store.
+        geometry: the geometry of the store.
         stored: layout of the store's records.
         used: layout that this machine's kernel reads. Where the two differ, every expert is packed again on arrival,
             which takes about ten times as long as its merge.

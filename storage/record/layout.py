@@ -109,7 +109,7 @@ class Layout:
         """A view of a matrix's packed bytes in an expert's nibbles, uint8 [pieces, length / pieces].
 
         Args:
-            nibbles: of an expert, with padding, uint8 [codes_bytes].
+            nibbles: an expert's nibbles, with padding, uint8 [codes_bytes].
             at: bytes of the matrices before this one.
             length: bytes of this matrix.
         """

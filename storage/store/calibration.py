@@ -150,7 +150,7 @@ def fitting_calibration(
     """Reads the calibration in a directory.
 
     Args:
-        directory: of a store or a checkpoint.
+        directory: the directory of a store or a checkpoint.
         source: fingerprint of the checkpoint.
         max_level: highest level that is used.
         layers: numbers of the layers with experts.

@@ -55,7 +55,7 @@ class DenseWeights:
     Args:
         checkpoint: the source.
         experts: names of the tensors that hold expert weights.
-        family: of the checkpoint; it names routers, float32 tensors and unused tensors.
+        family: the family of the checkpoint; it names routers, float32 tensors and unused tensors.
         bits: 16 or 8 per weight of a matrix.
 
     Raises:

@@ -64,7 +64,7 @@ class Manifest:
         source_format: format of the checkpoint's weights; empty if unknown.
         source_error: relative Frobenius error of the highest level against the source, over the first and the
             middle expert of every layer; None if unknown.
-        compensators: of its experts; None without any.
+        compensators: the compensators of its experts; None without any.
     """
 
     source: str

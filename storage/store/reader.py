@@ -25,7 +25,7 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
     """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`.
 
     Args:
-        geometry: of the records.
+        geometry: the geometry of the records.
         files: open, of every layer with experts.
         records: layer -> its records.
     """
@@ -47,8 +47,8 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         """Opens every layer's file, and locks the store against writers until `close`.
 
         Args:
-            directory: of the store.
-            manifest: of the store.
+            directory: the directory of the store.
+            manifest: the manifest of the store.
 
         Raises:
             MissingTensor, TruncatedFile: a file is missing, or shorter than the manifest says.

@@ -39,9 +39,9 @@ def write_records(
     """Writes a file of records atomically, with one record in memory at a time.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         sizes: bytes of each record.
-        parts: of a record, each with a checksum of its own; None: a record has one checksum.
+        parts: the parts of a record, each with a checksum of its own; None: a record has one checksum.
         records: uint8 [size] each; BLOCK-aligned ones are written past the page cache.
         header: makes the file's start from the checksums of every record; its length does not depend on them, and it is
             called a second time once the last record is taken.
@@ -81,10 +81,10 @@ class RecordFile:
     """A file of records, open for reads by any number of threads.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         end: bytes that it must have.
         wanted: its contents, for messages.
-        action: of the errors.
+        action: the advice in messages of the errors.
         resources: closes the file.
         buffered: called with the path when the file system refuses to go past the page cache.
 
@@ -117,7 +117,7 @@ class RecordFile:
         """Reads `span`, if possible by one preadv; goes on where a short read stopped; returns the count of retries.
 
         Args:
-            span: of the file, whole blocks.
+            span: the span of the file, whole blocks.
             into: writable buffers, BLOCK-aligned in address and length, of the span's length together.
             wanted: what is read, for messages.
 
@@ -165,8 +165,8 @@ class RecordFiles(AbstractContextManager["RecordFiles"]):
     Thread-safe except for `open` and `close`.
 
     Args:
-        directory: of the store.
-        action: of the errors.
+        directory: the directory of the store.
+        action: the advice in messages of the errors.
 
     Raises:
         StoreBusy: another process is writing the store.

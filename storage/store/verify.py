@@ -43,7 +43,7 @@ def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyRepor
     """Reads every byte that has a checksum in the manifest, and every header. Continues after damage.
 
     Args:
-        directory: of the store.
+        directory: the directory of the store.
         progress: called with (bytes done, bytes in all), ascending until both are equal.
 
     Raises:

@@ -37,7 +37,7 @@ class StoreWriter:
 
     Args:
         directory: new, empty, or a store of exactly these arguments, finished or not.
-        geometry: of every record.
+        geometry: the geometry of every record.
         layout: that records are packed in.
         source: fingerprint of the checkpoint.
         dense_bits: 16 or 8 bits per weight of the matrices for write_dense.
@@ -93,7 +93,7 @@ class StoreWriter:
             layer: number of the layer in the model.
             count: number of records.
             records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
-            error: of the layer against its source; complete once the last record is taken.
+            error: the error of the layer against its source; complete once the last record is taken.
 
         Raises:
             ValueError: another number or length of records; no file is written.

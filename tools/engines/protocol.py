@@ -51,7 +51,7 @@ class Answers:
     """What an engine computed.
 
     Args:
-        tokens: of each prompt's greedy answer, maybe with the token that ended it.
+        tokens: the number of tokens of each prompt's greedy answer, maybe with the token that ended it.
         logprobs: float32 [tokens of all given answers, vocab], each row before its token.
     """
 

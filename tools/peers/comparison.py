@@ -37,7 +37,7 @@ class Comparison:
         programs: the peer first, then edgemoe's rows.
         cases: limits, prompt lengths and batches.
         prompts: prompt length -> token ids, of the largest batch for each round.
-        experts: of an MoE layer.
+        experts: number of experts in an MoE layer.
         vocabulary: tokens that the model knows.
         options: the parsed command line.
         quality: rows of an evaluation of edgemoe's store.

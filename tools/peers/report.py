@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
     Args:
         limit: bytes; None: unlimited.
-        tokens: of each prompt.
+        tokens: the number of tokens of each prompt.
         batch: prompts that decode together.
     """
 

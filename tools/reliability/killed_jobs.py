@@ -30,7 +30,7 @@ class Job:
 
     Args:
         source: a checkpoint.
-        rank: of the compensators that are computed; None: the checkpoint is converted.
+        rank: the rank of the compensators that are computed; None: the checkpoint is converted.
         plain: a store without compensators, which each run begins from.
     """
 

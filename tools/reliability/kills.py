@@ -40,7 +40,7 @@ def run(job: Job, work: Path, kills: int, seed: int) -> dict[str, object]:
         job: what is killed.
         work: an empty directory for stores.
         kills: how many.
-        seed: of the moments.
+        seed: the seed of the moments.
 
     Returns:
         killed; states, the different sets of files that kills left; finished, conversions that ended before their kill;

@@ -42,10 +42,10 @@ def run(
     """Runs cases of one parser.
 
     Args:
-        name: of the parser; with `seed` and a case's number it determines the case.
+        name: the name of the parser; with `seed` and a case's number it determines the case.
         parser: reads the files.
         cases: their numbers.
-        seed: of the mutations.
+        seed: the seed of the mutations.
         advance: called after every case.
         seconds: after which no case begins, but LEAST run in any case.
 

@@ -100,7 +100,7 @@ def mutate_gguf(fields: Mapping[str, Any], tensors: Mapping[str, Any], data: byt
         fields: values by key.
         tensors: name -> [sizes as the file has them, number of the type, offset].
         data: behind the header.
-        random: of the changes.
+        random: chooses the changes.
     """
     root = [{"fields": dict(fields), "tensors": {name: list(entry) for name, entry in tensors.items()}}]
     root = deepcopy(root)

@@ -35,7 +35,7 @@ class Soak:
 
     Args:
         chat: at its prompt.
-        seed: of everything random.
+        seed: the seed of everything random.
     """
 
     def __init__(self, chat: pexpect.spawn[str], seed: int) -> None:

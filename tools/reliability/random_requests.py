@@ -21,7 +21,7 @@ class Requests:
 
     Args:
         model: under limits.
-        seed: of everything random.
+        seed: the seed of everything random.
     """
 
     def __init__(self, model: Model, seed: int) -> None:

@@ -72,7 +72,7 @@ class Tensors:
 
     Args:
         shape: shape of the model.
-        seed: of all random numbers; workload.random_dense draws the dense tensors.
+        seed: the seed of all random numbers; workload.random_dense draws the dense tensors.
     """
 
     def __init__(self, shape: Shape, seed: int) -> None:
@@ -142,7 +142,7 @@ def write(path: Path, shape: Shape, seed: int, update: Callable[[int, int], None
     Args:
         path: the file, replaced if it exists.
         shape: shape of the model.
-        seed: of all random numbers.
+        seed: the seed of all random numbers.
         update: called with the bytes done and the total bytes.
 
     Raises:

@@ -29,7 +29,7 @@ def write_recitation(directory: Path, answer: str) -> None:
 
     Args:
         directory: is created.
-        answer: of the model.
+        answer: the answer of the model.
     """
     pieces = pieces_of(answer.strip())
     tokenizer = _tokenizer(pieces)

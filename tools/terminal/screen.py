@@ -17,7 +17,7 @@ class Screen:
 
     Attributes:
         rows: lines from the top, without spaces at their ends.
-        row: of the cursor, from 0.
+        row: the row of the cursor, from 0.
     """
 
     def __init__(self, columns: int) -> None:

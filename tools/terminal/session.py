@@ -51,7 +51,7 @@ class Part:
 
     Args:
         about: a line above it; "" for none.
-        line: of a shell.
+        line: a line of a shell.
         keys: after the chat's first prompt.
     """
 

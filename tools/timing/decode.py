@@ -38,7 +38,7 @@ class Arm:
     Args:
         name: for the table.
         engine: that decodes.
-        sequence: of the engine.
+        sequence: the sequence of the engine.
     """
 
     name: str

@@ -42,7 +42,7 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
     Others are made in a folder of their own, with progress on stderr.
 
     Args:
-        engine: of the store.
+        engine: the engine of the store.
         reference: the checkpoint that the store was converted from.
         made: rank, rule and base level, or STORED; None: no compensators.
 

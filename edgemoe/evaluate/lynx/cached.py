@@ -50,8 +50,8 @@ def cached_plan(
     """A plan whose tiers of experts have fractions of the bytes that all experts take at 4 bits.
 
     Args:
-        store: of the model.
-        settings: of the engine.
+        store: the store of the model.
+        settings: the settings of the engine.
         cache: fraction of the fastest tier.
         context: tokens.
         dram: fraction of a second tier; 0: there is none.
@@ -73,9 +73,9 @@ def cached_rows(
     """Measures every arm that has a cache, with the rule of its variation; shows progress on stderr.
 
     Args:
-        store: of the model.
+        store: the store of the model.
         arms: each with a cache.
-        windows: of token ids, two or more.
+        windows: token ids of two or more windows.
         logits: the reference's of the same windows, or None.
 
     Raises:
@@ -113,8 +113,8 @@ def cached_quality(
     """Measures one setting in steps of one token, with an engine of its own.
 
     Args:
-        store: of the model.
-        settings: of the engine; planes in memory are used above their level unless they are exact.
+        store: the store of the model.
+        settings: the settings of the engine; planes in memory are used above their level unless they are exact.
         cache: fraction of the bytes that all experts take at 4 bits.
         text: two windows or more.
         changed: engine -> a block inside of which it runs.

@@ -42,7 +42,7 @@ class TogetherTasks:
 
     Args:
         engine: with a plan of so many sequences.
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         stop: tokens that end an answer.
         done: called after every task.
     """

@@ -17,7 +17,7 @@ def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
     """Makes the rule by which the tokens of every step of several agree, as far as a variation lets them.
 
     Args:
-        variation: of the study of sensitivity.
+        variation: which experts, layers and phases may change.
         layers: that have experts, ascending.
     """
     third, count = variation.third, len(layers)

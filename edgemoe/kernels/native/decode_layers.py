@@ -45,7 +45,7 @@ class NativeDecodeLayers:
     Args:
         outer: around the decoder layers.
         layers: at least one; all with attention of one shape and experts of one geometry.
-        kernel: of their experts.
+        kernel: computes their experts.
         rows: most sequences of a call.
     """
 
@@ -126,8 +126,8 @@ class NativeDecodeLayers:
         """Sets the rules of the calls that follow: levels, agreement on experts, and which are compensated.
 
         Args:
-            rules: of levels, one for each layer.
-            remapping: of calls with several tokens; None: each has its own choice.
+            rules: one rule for each layer, which chooses levels.
+            remapping: how the tokens of a call agree on experts; None: each has its own choice.
             compensation: the places of a token's experts that are compensated, and with what; None: no expert is.
             exact: compute at the wanted level even where more planes are resident.
             renormalise: scale gate weights to their sum before experts were skipped.
@@ -205,7 +205,7 @@ class NativeDecodeLayers:
             layers: which.
             hidden: bf16 [1, rows, H], contiguous; changed in place.
             rotation: cosine and sine of each token's position, bf16 [1, rows, dim] each, contiguous.
-            sequences: of each row.
+            sequences: the sequence that each row belongs to.
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:

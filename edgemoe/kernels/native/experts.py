@@ -24,8 +24,8 @@ class NativeExpertKernel:
     """Implements ExpertKernel for planes in native.LAYOUT.
 
     Args:
-        geometry: of the store.
-        layout: of resident planes; native.LAYOUT.
+        geometry: the geometry of the store.
+        layout: the layout of resident planes; native.LAYOUT.
 
     Raises:
         ValueError: another layout.
@@ -186,7 +186,7 @@ class _LaidOut:
     Args:
         x: bf16 [T, K], contiguous.
         of: int64 [R], contiguous, as of Rows.
-        quantized: of every row of x; None: rows are quantized in each call.
+        quantized: every row of x, quantized; None: rows are quantized in each call.
     """
 
     x: torch.Tensor

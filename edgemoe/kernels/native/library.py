@@ -85,7 +85,7 @@ def failure(result: int, memory: str) -> Exception:
     """The error of a call that returned one of the failures of csrc/pool.h, and computed nothing.
 
     Args:
-        result: of a function of the library, below 0.
+        result: what a function of the library returned, below 0.
         memory: what it needs memory for.
 
     Returns:

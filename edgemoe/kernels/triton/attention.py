@@ -35,7 +35,7 @@ class RowAttention:
             size of one head or of all heads together.
         scaling: factor on the scores.
         window: latest tokens that a row attends to, itself included; 0: all.
-        slot: of the layer in the KV.
+        slot: the slot of the layer in the KV.
     """
 
     heads: int

@@ -70,7 +70,7 @@ def add_and_normalise(
         gates: float32 [k]; a row whose gate weight is 0 is not read.
         hidden: bf16 [H], changed in place.
         weight: bf16 [H].
-        epsilon: of the norm.
+        epsilon: the epsilon of the norm.
         normed: bf16 [H], the result.
     """
     size = hidden.numel()

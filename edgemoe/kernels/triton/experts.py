@@ -90,7 +90,7 @@ class TritonExpertKernel:
         """The items of an expert's two matrices but for their last two numbers, for `launch_rows`.
 
         Args:
-            blocks: of the expert, on the device.
+            blocks: the expert's blocks, on the device.
             level: that it is computed at; higher planes are not read.
         """
         up, down = self._addresses(Part(blocks, level, level, 1))

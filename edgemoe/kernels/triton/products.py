@@ -61,7 +61,7 @@ class Tile:
         rows: rows of the matrix.
         side: slabs in parallel, for matvec.
         tokens: rows of x, for matmul; at least 16.
-        warps: of a program.
+        warps: the number of warps of a program.
     """
 
     rows: int

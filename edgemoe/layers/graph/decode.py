@@ -41,9 +41,9 @@ class GraphDecode:
     """Runs steps of one token through a model whose layers are all of a family with fused_gqa, on a device.
 
     Args:
-        model: of layers.build, on the runtime's device.
-        traits: of its family.
-        runtime: of its experts.
+        model: the model that layers.build made, on the runtime's device.
+        traits: the traits of its family.
+        runtime: the runtime of its experts.
         kernel: TritonExpertKernel, the runtime's or the kernel that it wraps.
     """
 

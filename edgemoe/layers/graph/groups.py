@@ -46,13 +46,13 @@ class GraphGroups:
     """The groups of a model's layers.
 
     Args:
-        runtime: of the experts, on a device.
+        runtime: the runtime of the experts, on a device.
         kernel: TritonExpertKernel.
-        memory: of the launches.
-        launches: of the model's layers.
+        memory: the memory of the launches.
+        launches: the launches of the model's layers.
 
     Attributes:
-        places: of all experts.
+        places: the places of all experts.
     """
 
     def __init__(

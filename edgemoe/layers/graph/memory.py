@@ -22,8 +22,8 @@ class GraphMemory:
     """Memory at fixed addresses, of which a new token's launches use the same places every time.
 
     Args:
-        device: of the model.
-        model: of layers.build, with plain attention of one shape in every layer.
+        device: the device of the model.
+        model: the model that layers.build made, with plain attention of one shape in every layer.
         inner: inner size I of an expert.
         experts: in a layer.
         slots: experts of a token.
