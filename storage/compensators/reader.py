@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from edgemoe.storage.base import (
 )
 from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
 from edgemoe.storage.files.unbuffered import aligned
-from edgemoe.storage.store.record_file import RecordFiles
+from edgemoe.storage.store.record_file import FileReader, RecordFiles
 
 if TYPE_CHECKING:
     from edgemoe.storage.record.planes import Bytes
@@ -39,7 +39,7 @@ LEVEL = 2
 """The one level in a tier of compensators: they are whole or absent, whatever level's error they are of."""
 
 
-class CompensatorReader(PlaneReader, AbstractContextManager["CompensatorReader"]):
+class CompensatorReader(FileReader):
     """Reads the compensators of a store past the page cache, and verifies their checksums.
 
     Opens every layer's file, and locks the store against writers until `close`. Thread-safe except for `close`.
@@ -57,21 +57,12 @@ class CompensatorReader(PlaneReader, AbstractContextManager["CompensatorReader"]
     def __init__(self, directory: Path, index: CompensatorIndex) -> None:
         self._index = index
         with ExitStack() as opened:
-            self._files = opened.enter_context(RecordFiles(directory, RECALCULATE))
+            files = opened.enter_context(RecordFiles(directory, RECALCULATE))
             for layer, found in index.layers.items():
                 path, end = directory / FOLDER / found.file, max(e.offset + e.length for e in found.entries)
-                self._files.open(layer, path, end, f"the compensators of layer {layer} in {path}")
+                files.open(layer, path, end, f"the compensators of layer {layer} in {path}")
             opened.pop_all()
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from disk since opening, by every thread."""
-        return self._files.bytes_read
-
-    @property
-    def retries(self) -> int:
-        """Attempts after failures, of all reads since opening that succeeded in the end."""
-        return self._files.retries
+        super().__init__(files)
 
     def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
         """Fills a buffer with a compensator, which is one plane.
@@ -107,13 +98,6 @@ class CompensatorReader(PlaneReader, AbstractContextManager["CompensatorReader"]
         out = aligned(self._index.entry(key).length)
         self.read(key, Plane.BASE, Plane.BASE, [out.data])
         return out
-
-    def close(self) -> None:
-        """Closes every descriptor and unlocks the store. Idempotent. All reads of other threads must have returned."""
-        self._files.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class CompensatorForm(ResidentForm):

@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import xxhash
 
 from edgemoe.errors import ChecksumMismatch, UserError
-from edgemoe.storage.base import LABELS, ByteRange, ExpertKey, Plane, PlaneReader
+from edgemoe.storage.base import LABELS, ByteRange, ExpertKey, Plane
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.manifest_entries import RecordEntry
-from edgemoe.storage.store.record_file import VERIFY, RecordFiles, pieces
+from edgemoe.storage.store.record_file import VERIFY, FileReader, RecordFiles, pieces
 
 
-class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
+class RecordReader(FileReader):
     """Reads the records of a store; created by `open`, a context manager. Thread-safe except for `close`.
 
     Args:
@@ -33,7 +33,8 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
     def __init__(
         self, geometry: RecordGeometry, files: RecordFiles, records: Mapping[int, Sequence[RecordEntry]]
     ) -> None:
-        self._geometry, self._files, self._records = geometry, files, records
+        super().__init__(files)
+        self._geometry, self._records = geometry, records
         planes = list(Plane)[: len(geometry.planes)]
         pairs = [(first, last) for first in planes for last in planes if first <= last]
         self._spans = {pair: geometry.span(*pair) for pair in pairs}
@@ -74,16 +75,6 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         )
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes read from disk since opening, by every thread."""
-        return self._files.bytes_read
-
-    @property
-    def retries(self) -> int:
-        """Attempts after failures, of all reads since opening that succeeded in the end."""
-        return self._files.retries
-
-    @property
     def direct(self) -> bool:
         """Whether every read so far went past the page cache."""
         return self._files.direct
@@ -108,16 +99,6 @@ class RecordReader(PlaneReader, AbstractContextManager["RecordReader"]):
         self._files.fill(key.layer, ByteRange(record.offset + offset, length), into, wanted)
         self._verify(record, key, first, last, into)
         return length
-
-    def close(self) -> None:
-        """Closes every descriptor and unlocks the store. Idempotent.
-
-        All reads of other threads must have returned.
-        """
-        self._files.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _verify(
         self, record: RecordEntry, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]

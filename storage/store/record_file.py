@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import xxhash
 
 from edgemoe.errors import ReadFailed, TruncatedFile
-from edgemoe.storage.base import BLOCK, ByteRange
+from edgemoe.storage.base import BLOCK, ByteRange, PlaneReader
 from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.retry import Retries, open_regular, read_errors
@@ -237,3 +237,34 @@ def pieces(into: Sequence[memoryview], offset: int, length: int) -> Iterator[mem
         if len(piece):
             yield piece
         offset -= len(buffer)
+
+
+class FileReader(PlaneReader):
+    """A reader of the open files of a store. Thread-safe except for `close`.
+
+    Args:
+        files: open files, one for each layer; the reader closes them.
+    """
+
+    def __init__(self, files: RecordFiles) -> None:
+        self._files = files
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from disk since opening, by every thread."""
+        return self._files.bytes_read
+
+    @property
+    def retries(self) -> int:
+        """Attempts after failures, of all reads since opening that succeeded in the end."""
+        return self._files.retries
+
+    def close(self) -> None:
+        """Closes every descriptor and unlocks the store. Idempotent. All reads of other threads must have returned."""
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
