@@ -58,8 +58,8 @@ class Model:
         """Answers a prompt.
 
         Args:
-            prompt: see Prompt.
-            choices: see Choices.
+            prompt: a text, a list of messages, or token ids.
+            choices: how tokens are chosen and when the answer ends, by the names of Choices.
 
         Raises:
             ContextExceeded: the context does not hold the prompt.
@@ -113,11 +113,11 @@ class Model:
         """Answers a prompt in the background. The future's `cancel` frees the request's memory at the next step.
 
         Args:
-            prompt: see Prompt.
+            prompt: a text, a list of messages, or token ids.
             on_text: called with each piece of text, in the thread that computes; True ends the answer, and so does an
                 error in it.
             client: requests of several clients that wait begin in turn.
-            choices: see Choices.
+            choices: how tokens are chosen and when the answer ends, by the names of Choices.
 
         Raises:
             as generate, here or in the future.
@@ -192,7 +192,7 @@ class Model:
         """Returns a prompt's token ids.
 
         Args:
-            prompt: see Prompt.
+            prompt: a text, a list of messages, or token ids.
             template: JSON values for the chat template of messages, such as enable_thinking=False.
         """
         return encoded(self.tokenizer, prompt, template)

@@ -22,7 +22,7 @@ class Progress:
     """How far one answer is, in tokens. Field names are JSON names.
 
     Args:
-        state: see State.
+        state: whether the answer waits, its prompt runs, its tokens come, or it has ended.
         prompt_tokens: number of tokens of the whole prompt.
         cached_tokens: number of these whose KV was there before.
         done_tokens: number of its tokens that have a KV, cached ones included; and of the step under way as many as

@@ -169,7 +169,7 @@ def _blocks(needs: _Needs, damage: Damage | None, planes: int) -> _Blocks:
 
     Args:
         needs: what experts share the limits with.
-        damage: as for make_plan.
+        damage: what fewer bits cost the model's experts; None: it is not known yet.
         planes: bytes that experts have in the first tier next to the whole KV and a long step.
     """
     model, settings, dram_limit = needs.model, needs.settings, needs.limits.dram
@@ -220,7 +220,7 @@ def _purposes(least: dict[str, int], each: str, limits: Limits, rows: int) -> tu
     Args:
         least: field of MemoryPlan -> bytes, without experts.
         each: bytes and level of an expert, as text.
-        limits: as for make_plan.
+        limits: the limits of the plan.
         rows: most rows of a prompt's step.
     """
     names = {"long_step_bytes": "a long prompt"}

@@ -68,7 +68,8 @@ def scored_rows(model: PlannedModel, limits: Limits, long_step: int) -> int:
     """Rows whose logits fit the workspace once the layers are done: into the bytes of a layer's largest part.
 
     Args:
-        model, limits: as for workspace_bytes.
+        model: the model that is planned.
+        limits: the limits of the plan.
         long_step: bytes of the rows beyond one block.
     """
     shape = model.shape

@@ -71,7 +71,8 @@ def plan_model(model: Path, device: str) -> StoreModel:
     """Opens the store of a model, or describes the one that its first use would make; converts nothing.
 
     Args:
-        model, device: see Opening.
+        model: a store, a checkpoint or a GGUF file.
+        device: the device that the model will run on.
 
     Raises:
         UserError, BadManifest, BadHeader, ModelRefused: as open_model.

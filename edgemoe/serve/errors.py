@@ -20,9 +20,9 @@ class ApiError(Exception):
     """A request that is answered by an error.
 
     Args:
-        status: HTTP's.
+        status: HTTP's status code.
         message: text for people.
-        kind: see INVALID.
+        kind: INVALID, UNAVAILABLE or FAILED.
         param: the field at fault.
         code: a name for programs.
         headers: the response's.

@@ -49,7 +49,7 @@ def convert_checkpoint(
         source: the checkpoint's directory, or a GGUF file.
         destination: the store's directory.
         check: may refuse the checkpoint by its headers.
-        options: see Options.
+        options: how the checkpoint is converted.
 
     Raises:
         UserError, DamagedData, DoesNotFit: from storage.convert.run.convert.
@@ -86,7 +86,7 @@ def convert_from_hub(
         destination: the store's directory.
         keep_source: keeps the whole checkpoint in downloads_directory().
         check: may refuse the checkpoint by its headers, before weights are downloaded.
-        options: see Options.
+        options: how the checkpoint is converted.
 
     Raises:
         UserError: the Hub cannot be reached, or has no such model.

@@ -39,7 +39,7 @@ def open_prefix_cache(
         store: has the format of keys and values.
         directory: made where it is missing.
         limit: bytes of all its files.
-        automatic: see PrefixCache.
+        automatic: whether blocks are read and written at once; otherwise only after PrefixCache.start.
 
     Raises:
         UserError: as PrefixCache.open.

@@ -21,7 +21,9 @@ class ChatReply(OpenAIReply):
     """The shapes of /v1/chat/completions.
 
     Args:
-        model, prompts, text_of: see OpenAIReply.
+        model: the model's name.
+        prompts: token ids of each answer's prompt.
+        text_of: each token's text.
         readers: each finds one answer's parts; None: the answer is text.
     """
 

@@ -35,7 +35,9 @@ class CompletionReply(OpenAIReply):
     """The shapes of /v1/completions.
 
     Args:
-        model, prompts, text_of: see OpenAIReply.
+        model: the model's name.
+        prompts: token ids of each answer's prompt.
+        text_of: each token's text.
         shown: the part of the answers that is shown.
         echo: the text of each answer's prompt, which comes before the answer; None: it does not.
     """

@@ -49,7 +49,7 @@ class WholeResponse:
         job: submitted.
         reply: the object's shape.
         error_body: makes the object of an error instead.
-        limits: see Limits.
+        limits: the server's limits on time and size.
     """
 
     def __init__(self, job: Job, reply: Reply, error_body: ErrorBody, limits: Limits) -> None:
@@ -84,7 +84,7 @@ class StreamResponse:
         job: submitted.
         reply: the chunks' shape.
         error_body: makes the object of an error that ends the stream.
-        limits: see Limits.
+        limits: the server's limits on time and size.
         wanted: chunks that are sent where they are wanted.
     """
 
