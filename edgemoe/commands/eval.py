@@ -37,6 +37,7 @@ EXAMPLES = (
     "Examples: edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT "
     "| edgemoe eval --model DIR --tasks --reference CHECKPOINT --levels 4/2 --retention 0.75 "
     "| edgemoe eval --text BOOK.txt --levels 4 --levels 8/4/2/0 --bits 4.25 --bits 3.45 --plot front.png "
+    "| edgemoe eval --model DIR --text BOOK.txt --policy hotness --levels 4/2 --batch 1 --batch 8 --batch 32 "
     "| edgemoe eval --model DIR --text BOOK.txt --reference CHECKPOINT --study signals --plot kl.png --json"
 )
 
@@ -125,9 +126,13 @@ def _require_parts(measure: MeasureOptions, reference: Path | None) -> None:
     """Refuses options without the text or the reference that they need, and a plot that cannot be written."""
     plot, studies = measure.plot, measure.study or ()
     given = {"tokens": measure.tokens, "window": measure.window, "study": studies[0] if studies else None}
+    given["batch"] = measure.batch[0] if measure.batch else None
     for name, value in given.items():
         if value is not None and not measure.text:
             raise UserError("a text to measure on", f"--{name} {value} without one", "give --text FILE")
+    if measure.batch and measure.tasks:
+        action = "leave --tasks out, or give --study lynx-tasks"
+        raise UserError("a text alone for --batch", "--tasks with it", action)
     for name, what in _OF_REFERENCE:
         if reference is None and name in studies:
             found = f"--study {name} without one"
@@ -152,7 +157,8 @@ def _table(measure: MeasureOptions, ranking: RankingOptions, hot: HotnessOptions
         effects.require_no_ranking_beside_hotness({"retention": _first(measure.retention)} | given)
     arms = _ranked_table(measure, given)
     arms = studies.hot_arms(arms, hotness) if hotness else arms
-    return arms + compensated_arms(arms, dict.fromkeys(measure.compensate or ()))
+    arms += compensated_arms(arms, dict.fromkeys(measure.compensate or ()))
+    return studies.batched_arms(arms, list(dict.fromkeys(measure.batch))) if measure.batch else arms
 
 
 def _first(values: list[float] | None) -> float | None:

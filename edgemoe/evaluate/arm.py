@@ -132,6 +132,7 @@ class Arm:
         """
         settings = self.settings
         varied = {
+            TABLE: f", batch {self.batch}" if self.batch > 1 else "",
             "signals": f" {signal_name(settings.importance, settings.heavy_hitters)}",
             "depth": f" {settings.depth}",
             "critical": f" {settings.critical}",

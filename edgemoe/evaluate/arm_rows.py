@@ -39,7 +39,7 @@ class ArmRows:
         """Whether each turn of the chat tasks is right in the first row of their study."""
 
     def rows(self, engine: Engine, arm: Arm, label: str) -> list[EvalRow]:
-        """Returns a row for every phase of an arm; tasks run for arms of the table only.
+        """Returns a row for every phase of an arm; tasks run for arms of the table with a batch of 1 only.
 
         Args:
             engine: its settings are replaced.
@@ -49,7 +49,7 @@ class ArmRows:
         if arm.study == "lynx-tasks":
             return [self._together(engine, arm, label)]
         by_kind = None
-        if self._tasks and arm.study == TABLE:
+        if self._tasks and arm.study == TABLE and arm.batch == 1:
             engine.configure(arm.settings)
             engine.forget_experts()
             with engine_conversations(engine, self._tasks) as start:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, UserError
-from edgemoe.evaluate.arm import STORED, Arm
+from edgemoe.evaluate.arm import STORED, TABLE, Arm
 from edgemoe.evaluate.compensation.making import planned_bytes
 from edgemoe.evaluate.request import EvalRequest
+from edgemoe.evaluate.score import Windows
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.plan import MemoryPlan
@@ -122,15 +123,23 @@ def possible_arms(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], 
     return kept, left_out
 
 
-def require_enough(arms: Sequence[Arm], windows: int, tasks: int) -> None:
-    """Refuses more windows or chat tasks at once than there are.
+def require_enough(arms: Sequence[Arm], windows: Windows, tasks: int) -> None:
+    """Refuses more windows or chat tasks at once than there are, and steps of a table's batch that would not be full.
+
+    Args:
+        arms: settings to measure.
+        windows: token ids of each window of the text.
+        tasks: number of chat tasks.
 
     Raises:
-        UserError: a study has too few of them.
+        UserError: a study has too few of them, or a batch of the table does not divide the windows.
     """
     for arm in arms:
+        if arm.study == TABLE and arm.batch > 1:
+            _require_full_steps(arm.batch, windows)
+            continue
         of_tasks = arm.study == "lynx-tasks"
-        found = tasks if of_tasks else windows
+        found = tasks if of_tasks else len(windows)
         wanted = 2 if arm.cache else arm.batch  # of a cache's bytes the first window does not count
         if wanted > max(found, 1):
             what = "chat tasks" if of_tasks else "windows of the text"
@@ -138,3 +147,16 @@ def require_enough(arms: Sequence[Arm], windows: int, tasks: int) -> None:
                 "--tasks, or a larger --task-count" if of_tasks else "a smaller --window or more --tokens"
             )
             raise UserError(f"{wanted} {what} for --study {arm.study}", f"{found}", f"give {option}")
+
+
+def _require_full_steps(batch: int, windows: Windows) -> None:
+    """Refuses windows that a batch does not divide, or whose last one is shorter.
+
+    Raises:
+        UserError: some steps would have fewer tokens than the batch.
+    """
+    lengths = [len(window) for window in windows]
+    if len(windows) % batch or min(lengths) < max(lengths):
+        found = f"{len(windows)} windows of {min(lengths)} to {max(lengths)} tokens"
+        action = f"give --tokens {batch * max(lengths)} or a multiple of it, and a text that has as many"
+        raise UserError(f"windows of equal length, in a multiple of --batch {batch}", found, action)

@@ -39,7 +39,7 @@ def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
     if request.text:
         windows = text_windows(tokenizer, request.text, request.tokens, request.window)
     tasks = ChatTasks.of_store(store.directory, tokenizer, request.task_count, request.seed)
-    require_enough(arms, len(windows), len(tasks))
+    require_enough(arms, windows, len(tasks))
     plans = eval_plans(store, request)  # limits that are too small are reported before the reference runs
     with ExitStack() as stack:
         rows: list[EvalRow] = []

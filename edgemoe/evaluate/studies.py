@@ -117,6 +117,11 @@ def hot_arms(arms: Sequence[Arm], hotness: Hotness) -> list[Arm]:
     return list(changed.values())
 
 
+def batched_arms(arms: Sequence[Arm], batches: Sequence[int]) -> list[Arm]:
+    """Returns each arm once for each number of windows that are decoded together, in decode only."""
+    return [replace(arm, batch=batch, phases=("decode",)) for arm in arms for batch in batches]
+
+
 def study_arms(study: str) -> list[Arm]:
     """Returns the arms of one study.
 

@@ -49,6 +49,11 @@ class MeasureOptions:
         "without --vram-limit. Default: 512.",
         min=2,
     )
+    batch: list[int] | None = option(
+        "Windows of the text that are decoded together, a token of each in a step; repeat for more. Every setting has "
+        "a row for each number, of new tokens alone. --tokens must give a multiple of so many windows. Default: 1.",
+        min=1,
+    )
     tasks: bool = option(
         "Run the demo's chat tasks and print their accuracy by kind. "
         "Without it they run for the demo model only, for the last column of the table.",

@@ -464,6 +464,8 @@ def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
         (("--text", "x", "--reference", "y", "--plot", "nowhere/x.png"), "no folder nowhere"),
         (("--tasks", "--tokens", 100), "--tokens 100"),
         (("--tasks", "--window", 100), "--window 100"),
+        (("--tasks", "--batch", 2), "--batch 2"),
+        (("--text", "x", "--tasks", "--batch", 2), "--tasks with it"),
         (("--text", "x", "--levels", 4, "--reuse"), "--reuse"),
         (("--text", "x", "--study", "breadth"), "breadth"),
         (("--text", "x", "--study", "layers"), "--study layers"),
