@@ -32,6 +32,9 @@ LONGEST_PAUSE = 0.5
 REPORT_EVERY = 60.0
 """Seconds between two warnings about survived failures."""
 
+_PIECE = 1 << 18
+"""Bytes of memory that `RegularFile.read` takes at a time."""
+
 TRANSIENT = (
     *(errno.EIO, errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT),
     errno.ENOLINK,  # Linux: a recoverable error of the path to the disk
@@ -146,10 +149,16 @@ class RegularFile(FileIO):
         """Reads `size` bytes, or all to the file's end where it is nearer; by default all."""
         if size is None or size < 0:
             return self.readall()
-        into, done = memoryview(bytearray(size)), 0
-        while done < size and (got := self.readinto(into[done:])):
-            done += got
-        return bytes(into[:done])
+        # Callers pass the most that they accept, which is often a thousand times as much as a file has.
+        pieces, left = list[bytes](), size
+        while left:
+            piece = bytearray(min(left, _PIECE))
+            got = self.readinto(piece)
+            if not got:
+                break
+            pieces.append(bytes(memoryview(piece)[:got]))
+            left -= got
+        return b"".join(pieces)
 
     def readall(self) -> bytes:
         """Reads all bytes to the file's end."""

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import tracemalloc
 from io import BufferedReader
 from pathlib import Path
 
@@ -123,6 +124,23 @@ def test_every_read_of_an_open_file_is_retried(failing_readv, tmp_path, how):
     failing_readv(100.0)
     with pytest.raises(OSError, match=r"Input/output error, \d+ times in 5.0 s"):
         read()
+
+
+def test_a_limit_of_a_read_takes_no_memory(tmp_path):
+    """A read of at most 64 MB takes memory by the bytes of the file, across pieces and at the limit."""
+    path = tmp_path / "file"
+    path.write_bytes(content := os.urandom(600_000))
+    tracemalloc.start()
+    try:
+        with open_regular(path) as file:
+            assert file.read(64 << 20) == content
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    with open_regular(path) as file:
+        assert file.read(550_000) == content[:550_000]
+        assert file.read(0) == b""
+        assert file.read(50_000) == content[550_000:]
 
 
 def test_a_header_survives_a_second(failing_readv, tmp_path):
