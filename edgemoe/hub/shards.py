@@ -1,7 +1,7 @@
 """Streams a checkpoint from the Hub through the disk while it is converted: one shard at a time.
 
-Every shard begins as a stand-in: a sparse file of the shard's size with its header and both its ends, fetched by
-range, so that a checkpoint can be opened, checked and fingerprinted before any shard is downloaded. A download
+Every shard begins as a stand-in: a sparse file of the shard's size with its header, fetched by range, so that a
+checkpoint can be opened and checked before any shard is downloaded. A download
 replaces the stand-in. When the next shard is needed, the previous one becomes a stand-in again and keeps only the
 tensors that are still to be read: tensors of a layer that continues in the next shard, and dense tensors, which a
 conversion reads last. Names and offsets never change, so the conversion reads an ordinary checkpoint.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edgemoe.errors import BadHeader
 from edgemoe.hub.gguf_files import gguf_head
-from edgemoe.hub.repository import HubRepository, RemoteFile
+from edgemoe.hub.repository import SHA256, HubRepository, RemoteFile
 from edgemoe.storage.base import ByteRange
 from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.header import HEADER_LIMIT, read_header
@@ -27,9 +27,6 @@ from edgemoe.storage.formats.gguf_header import read_gguf_header
 
 STATE = ".edgemoe"
 """Subdirectory of a checkpoint for the state of its download."""
-
-ENDS = 1 << 16
-"""Bytes of a stand-in's data at each end; the checkpoint's fingerprint reads no others."""
 
 _FIRST = 1 << 20
 """Bytes of the first request for a shard's header; most headers fit."""
@@ -75,6 +72,15 @@ class StreamedShards:
         """Bytes of disk still needed: the largest missing shard, or all missing shards if they are kept."""
         missing = [s.file.size for s in self._shards if not s.names & self._needed <= s.here]
         return sum(missing) if self._keep else max(missing, default=0)
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """SHA-256 of the content of every shard, by name; where the Hub gives none, another hash or the commit."""
+        commit = f"commit {self._repository.commit}"
+        found = {Path(shard.file.name).name: shard.file.hash or ("", commit) for shard in self._shards}
+        return {
+            name: digits if kind == SHA256 else f"{kind} {digits}" for name, (kind, digits) in found.items()
+        }
 
     def require(self, layer: int | None) -> None:
         """Downloads the missing shards of a layer, one after another; None: of every tensor not yet released.
@@ -142,10 +148,8 @@ class _Shard:
         """Creates the stand-in if there is no file yet, and reads the header; a file of no tensors is downloaded."""
         if not (self._path.exists() and self._path.stat().st_size == self.file.size):
             head = _head(repository, self.file)
-            tail = max(self.file.size - ENDS, len(head))
-            ends = [(0, [head]), (tail, [repository.read(self.file, tail, self.file.size)])]
             self._record.unlink(missing_ok=True)
-            self._replace(ends)
+            self._replace([(0, [head])])
         self._ranges = _ranges(self._path)
         if self._record.exists():
             with suppress(ValueError, TypeError):  # a damaged record means that no tensor is readable
@@ -166,11 +170,9 @@ class _Shard:
         """Frees the disk of every tensor that is not in `names`."""
         kept = sorted(self._ranges[name] for name in self.here.intersection(names))
         start = min(span.offset for span in self._ranges.values())
-        head = ByteRange(0, min(start + ENDS, self.file.size))
-        tail = ByteRange(max(self.file.size - ENDS, 0), min(ENDS, self.file.size))
         self._write_record(self.here.intersection(names))
         with open_regular(self._path) as source:
-            self._replace((span.offset, _pieces(source, span)) for span in (head, *kept, tail))
+            self._replace((span.offset, _pieces(source, span)) for span in (ByteRange(0, start), *kept))
 
     def _replace(self, spans: Iterable[tuple[int, Iterable[bytes]]]) -> None:
         """Replaces the file by a sparse one with the data of `spans` (offset, pieces) and holes between them."""
@@ -201,13 +203,12 @@ def _ranges(path: Path) -> dict[str, ByteRange]:
 
 
 def _head(repository: HubRepository, file: RemoteFile) -> bytes:
-    """Reads a shard's header and the first ENDS bytes after it."""
+    """Reads a shard's header."""
     if file.name.endswith(".gguf"):
         raw, start = gguf_head(repository, file)
     else:
         raw, start = _safetensors_head(repository, file)
-    end = min(start + ENDS, file.size)
-    return raw[:end] + repository.read(file, len(raw), end)
+    return raw[:start] + repository.read(file, len(raw), start)
 
 
 def _safetensors_head(repository: HubRepository, file: RemoteFile) -> tuple[bytes, int]:

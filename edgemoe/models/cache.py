@@ -15,10 +15,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from edgemoe.errors import UserError
 from edgemoe.hub.name import HubModel
+from edgemoe.machine.user_cache import user_cache
 from edgemoe.storage.files.lock import StoreLock
 
 _REMOVED = ".removed-"
@@ -29,42 +28,34 @@ _HUB = re.compile(rf"(.+?--[^@]+@.+)-{_LAYOUT}", re.ASCII)
 _LOCAL = re.compile(rf"((.+)-[0-9a-f]{{16}})-{_LAYOUT}", re.ASCII)
 
 
-def _cache_directory() -> Path:
-    """The root of the cache. Only its user may read it: models may be private."""
-    root = Path(platformdirs.user_cache_dir("edgemoe"))
-    with suppress(OSError):  # the first write to the cache reports why it cannot be made
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return root
-
-
 def stores_directory() -> Path:
     """The directory of converted models, one subdirectory each."""
-    return _cache_directory() / "stores"
+    return user_cache() / "stores"
 
 
 def downloads_directory() -> Path:
     """The directory of checkpoints from the Hub, complete or being streamed, one subdirectory each."""
-    return _cache_directory() / "downloads"
+    return user_cache() / "downloads"
 
 
 def synthetic_directory() -> Path:
     """The directory of stores with random weights (bench.synthetic), one subdirectory each."""
-    return _cache_directory() / "synthetic"
+    return user_cache() / "synthetic"
 
 
 def heat_directory() -> Path:
     """The directory of the hot experts of stores that cannot be written to (models.heat)."""
-    return _cache_directory() / "heat"
+    return user_cache() / "heat"
 
 
 def kernels_directory() -> Path:
     """The directory of the times of this machine's kernels (kernels.probe)."""
-    return _cache_directory() / "kernels"
+    return user_cache() / "kernels"
 
 
 def kv_directory() -> Path:
     """The directory of saved conversations' KV (kv.prefix_cache)."""
-    return _cache_directory() / "kv"
+    return user_cache() / "kv"
 
 
 def file_name(text: str) -> str:

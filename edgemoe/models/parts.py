@@ -68,8 +68,8 @@ class StoreParts:
         family = family_of(config)
         experts = ExpertWeights(checkpoint, family)
         specs = DenseWeights(checkpoint, experts.names, family, DENSE_BITS).specs()
-        geometry, source = experts.geometry(None), checkpoint.fingerprint()
-        manifest = Manifest(source, layout, "", geometry, DENSE_BITS, layers={}, files={})
+        geometry = experts.geometry(None)
+        manifest = Manifest("", layout, "", geometry, DENSE_BITS, layers={}, files={})
         return cls(manifest, config, family, len(experts.layers) * experts.count, list(specs.values()))
 
     def shape(self, device: Device | None) -> ModelShape:

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
 
 from edgemoe.errors import ModelRefused
-from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.content import content_digests
 from edgemoe.storage.files.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from edgemoe.storage.files.untrusted import (
     CHECK_ORIGIN,
@@ -31,8 +32,8 @@ from edgemoe.storage.files.untrusted import (
 from edgemoe.storage.formats import GGUF, open_weights
 from edgemoe.storage.formats.base import Weight
 
-Places = tuple[tuple[str, Path, int], ...]
-"""(name, file, offset in the file in bytes) of every stored tensor, sorted by name."""
+Places = tuple[tuple[str, Path], ...]
+"""Name and file of every stored tensor, sorted by name."""
 
 Config = Mapping[str, Any]
 """A model's config.json after bounded_config."""
@@ -77,9 +78,6 @@ OPTIONAL_BOUNDS = {
 
 ZERO_ALLOWED = ("sliding_window", "num_nextn_predict_layers")
 """Keys of OPTIONAL_BOUNDS whose smallest value is 0, which some published configs have."""
-
-_SAMPLE = 1 << 16
-"""Bytes hashed at each end of a file's data, besides its header."""
 
 
 def bounded_config(config: object) -> dict[str, Any]:
@@ -184,25 +182,23 @@ class Checkpoint:
         """
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
 
-    def fingerprint(self) -> str:
-        """Computes 32 hex digits: a hash of the companions, and of the size, header and both ends of all weight files.
+    def fingerprint(self, known: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Computes 32 hex digits: a hash of the content of all companions and weight files.
 
-        Takes milliseconds for any checkpoint size, and does not depend on the directory's path.
+        Reads every file whole the first time, and again where its size, times or inode have changed
+        (storage.files.content). The directory's path has no influence.
+
+        Args:
+            known: SHA-256 of the content of files, by name, in hex digits. These files are not read.
         """
         digest = xxhash.xxh3_128()
-        first: dict[Path, int] = {}
-        for name, path, at in self._places:
+        for name, path in self._places:
             digest.update(f"{name}\0{path.name}\0".encode())
-            first[path] = min(first.get(path, at), at)
         # A GGUF file is its own directory, and contains its companions.
-        whole = {path: path.stat().st_size for path in Checkpoint.companions(self)}
-        for path, head in sorted((whole | first).items()):
-            size = path.stat().st_size
-            digest.update(f"{path.name}\0{size}\0".encode())
-            with open_regular(path) as file:
-                digest.update(file.read(head + _SAMPLE))
-                file.seek(max(size - _SAMPLE, 0))
-                digest.update(file.read(_SAMPLE))
+        files = sorted({*Checkpoint.companions(self), *(path for _, path in self._places)})
+        contents = content_digests(path for path in files if path.name not in known)
+        for path in files:
+            digest.update(f"{path.name}\0{known.get(path.name) or contents[path]}\0".encode())
         return digest.hexdigest()
 
 
@@ -220,7 +216,7 @@ class GgufCheckpoint(Checkpoint):
         from edgemoe.storage.formats.gguf_model import GgufModel
 
         self._model = GgufModel(path)
-        places = [(name, part, entry.range.offset) for name, (part, entry) in self._model.tensors.items()]
+        places = [(name, part) for name, (part, _) in self._model.tensors.items()]
         super().__init__(
             self._model.path,
             bounded_config(self._model.config),

@@ -7,7 +7,7 @@ two experts per thread, up to 1.5 GB or one expert.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from itertools import islice, product
@@ -38,6 +38,10 @@ class Arrivals(Protocol):
     @property
     def peak_bytes(self) -> int:
         """Bytes of disk that arriving weights need at most at a time, besides the weights that are present."""
+
+    @property
+    def contents(self) -> Mapping[str, str]:
+        """SHA-256 of the content of arriving files, by name, or what else tells two contents apart."""
 
     def require(self, layer: int | None) -> None:
         """Makes every weight of a layer readable; None: every weight that was not released.
@@ -86,8 +90,8 @@ def convert(
         DoesNotFit, ReadFailed, WriteFailed: the disk is too small, or a call was refused, retries included.
     """
     with source_errors(source):
-        job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress)
-    return job.into(destination, threads or 2 * cores(), arrivals)
+        job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress, arrivals)
+    return job.into(destination, threads or 2 * cores())
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
@@ -112,16 +116,18 @@ class _Conversion:
         layout: Layout,
         dense_bits: int,
         progress: Callable[[int, int], None],
+        arrivals: Arrivals | None,
     ) -> None:
         self._checkpoint, self._layout, self._dense_bits = checkpoint, layout, dense_bits
         self._experts = ExpertWeights(checkpoint, family)
         self._dense = DenseWeights(checkpoint, self._experts.names, family, dense_bits)
         self._geometry = self._experts.geometry(max_level)
-        self._fingerprint = checkpoint.fingerprint()
+        self._arrivals, self._known = arrivals, arrivals.contents if arrivals else {}
+        self._fingerprint = checkpoint.fingerprint(self._known)
         self._total = sum(checkpoint[name].nbytes for name in checkpoint.names())
         self._done, self._progress = 0, progress
 
-    def into(self, destination: Path, threads: int, arrivals: Arrivals | None) -> Manifest:
+    def into(self, destination: Path, threads: int) -> Manifest:
         """Writes the store, unless it is there; another process may finish it meanwhile."""
         finished = destination / MANIFEST_NAME
         if finished.exists() and self._made(there := Manifest.load(destination)):
@@ -136,8 +142,8 @@ class _Conversion:
         with destination_errors(destination), writer:
             if finished.exists():
                 return Manifest.load(destination)
-            self._write(writer, threads, arrivals)
-            require_unchanged(self._checkpoint.directory, self._fingerprint)
+            self._write(writer, threads)
+            require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
             return writer.finish(self._checkpoint.format)
 
     def _made(self, store: Manifest) -> bool:
@@ -145,22 +151,23 @@ class _Conversion:
         found = (store.source, store.geometry, store.layout, store.dense_bits)
         return found == (self._fingerprint, self._geometry, self._layout.name, self._dense_bits)
 
-    def _write(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
+    def _write(self, writer: StoreWriter, threads: int) -> None:
         """Writes every file except the manifest."""
-        self._write_experts(writer, threads, arrivals)
-        if arrivals:
-            arrivals.require(None)
+        self._write_experts(writer, threads)
+        if self._arrivals:
+            self._arrivals.require(None)
         writer.write_dense(self._dense.specs(), self._tensors())
         for path in self._checkpoint.companions():
             writer.copy(path)
 
-    def _write_experts(self, writer: StoreWriter, threads: int, arrivals: Arrivals | None) -> None:
+    def _write_experts(self, writer: StoreWriter, threads: int) -> None:
         """Writes every unfinished layer, after a check that the rest of the store fits on the disk."""
+        arrivals = self._arrivals
         experts, finished = self._experts, writer.finished_layers()
         missing = [layer for layer in experts.layers if layer not in finished]
         for layer in finished:
             self._add(experts.layer_bytes(layer))
-            self._release(layer, arrivals)
+            self._release(layer)
         to_come = len(missing) * experts.count * self._geometry.record_bytes + self._dense.nbytes
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         # What an expert takes between checkpoint and store: weights, codes and a record.
@@ -177,11 +184,11 @@ class _Conversion:
                     for layer in layers:
                         error = SourceError()
                         writer.write_layer(layer, experts.count, self._counted(layer, records, error), error)
-                        self._release(layer, arrivals)
+                        self._release(layer)
 
-    def _release(self, layer: int, arrivals: Arrivals | None) -> None:
-        if arrivals:
-            arrivals.release(layer, self._checkpoint.stored(self._dense.names))
+    def _release(self, layer: int) -> None:
+        if self._arrivals:
+            self._arrivals.release(layer, self._checkpoint.stored(self._dense.names))
 
     def _counted(
         self, layer: int, records: Iterator[tuple[Bytes, SourceError]], error: SourceError

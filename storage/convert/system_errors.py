@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from edgemoe.errors import DamagedData, ReadFailed, UserError, WriteFailed
 from edgemoe.storage.convert.checkpoint import Checkpoint
@@ -17,10 +18,18 @@ _REQUEST = (
 """Error numbers that the user's request causes, not the disk."""
 
 
-def require_unchanged(source: Path, fingerprint: str) -> None:
-    """Raises DamagedData if a checkpoint has another fingerprint now: a store would mix two checkpoints."""
+def require_unchanged(
+    source: Path, fingerprint: str, known: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raises DamagedData if a checkpoint has another fingerprint now: a store would mix two checkpoints.
+
+    Args:
+        source: the checkpoint.
+        fingerprint: from Checkpoint.fingerprint, before the checkpoint was read.
+        known: see Checkpoint.fingerprint.
+    """
     with source_errors(source):
-        now = Checkpoint.open(source).fingerprint()
+        now = Checkpoint.open(source).fingerprint(known)
     if now != fingerprint:
         raise DamagedData(
             f"{source} unchanged while it was read",

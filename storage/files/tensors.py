@@ -106,10 +106,10 @@ class StoredTensors:
             raise IndexError(f"expected an index from 0 to {count - 1} into {name}, got {index}")
         return _read(name, self[name], index * (self[name].range.length // count), tuple(rest))
 
-    def places(self) -> Iterator[tuple[str, Path, int]]:
-        """Yields (name, file, offset in the file in bytes) of every tensor, sorted by name."""
+    def places(self) -> Iterator[tuple[str, Path]]:
+        """Yields name and file of every tensor, sorted by name."""
         for name, entry in sorted(self._tensors.items()):
-            yield name, entry.path, entry.range.offset
+            yield name, entry.path
 
 
 def _indexed(directory: Path) -> dict[str, TensorEntry]:

@@ -18,7 +18,7 @@ SHORT = ("--prompts", "random", "--prompt-tokens", 4, "--new-tokens", 2, "--runs
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
     """A cache of the test's own, few groups of weights, and short probes."""
-    monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "user_cache", lambda: tmp_path / "cache")
     monkeypatch.setattr(workload, "POOL", 1 << 13)
     monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)

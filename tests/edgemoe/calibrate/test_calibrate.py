@@ -385,7 +385,7 @@ def test_a_checkpoints_calibration_goes_with_it(store, checkpoint, tmp_path):
 @pytest.mark.e2e
 def test_removal_takes_it_along(store, monkeypatch, tmp_path):
     """`edgemoe rm` removes a store with its calibration."""
-    monkeypatch.setattr(cache, "_cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr(cache, "user_cache", lambda: tmp_path / "cache")
     cached = cache.stores_directory() / "mine"
     cached.parent.mkdir(parents=True)
     measure(store)

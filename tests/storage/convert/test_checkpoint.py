@@ -260,20 +260,20 @@ def test_no_checkpoint_at_all(copy, tmp_path):
 
 
 def test_fingerprint_changes_with_the_source_and_not_with_its_place(copy, checkpoint):
-    """A copy has the same fingerprint; a flipped bit at an end of the weights or in a companion changes it."""
+    """A copy has the same fingerprint; a flipped bit anywhere in the weights or in a companion changes it."""
     original = Checkpoint.open(checkpoint).fingerprint()
     assert Checkpoint.open(copy).fingerprint() == original
     weights = copy / "model.safetensors"
     data = weights.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     seen = {original}
-    for at in (start, len(data) - 1):
+    for at in (start, (start + len(data)) // 2, len(data) - 1):
         weights.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         seen.add(Checkpoint.open(copy).fingerprint())
     weights.write_bytes(data)
     edit(copy / "tokenizer.json", lambda parsed: parsed.update(version="2.0"))
     seen.add(Checkpoint.open(copy).fingerprint())
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 GOOD = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,6 +61,7 @@ class Arriving:
     """Makes the weights of one layer available at a time, and records every call."""
 
     peak_bytes = 0
+    contents: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int | None]] = []
