@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat
 
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.protocol.reply import Shape, json_bytes
+from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest
-from edgemoe.serve.request.fields import Known, parse
+from edgemoe.serve.request.fields import Known, Name, checked
+from edgemoe.serve.request.sampling import MOST_STOPS, StopString
 
 
 class Cached(Known):
@@ -42,8 +43,8 @@ class ToolUseBlock(Cached):
     """A call of an answer, which the client sends back."""
 
     type: Literal["tool_use"]
-    id: str
-    name: str
+    id: Name
+    name: Name
     input: dict[str, Any]
 
     def as_call(self) -> Shape:
@@ -55,7 +56,7 @@ class ToolResultBlock(Cached):
     """The result of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: Name
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
 
@@ -119,7 +120,7 @@ class Tool(Cached):
     """A tool of the client's."""
 
     type: Literal["custom"] | None = None
-    name: str
+    name: Name
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -136,7 +137,7 @@ class ToolChoice(Known):
     """Which tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
     def as_choice(self) -> object:
@@ -183,7 +184,7 @@ class OutputConfig(Known):
 class CountFields(Known):
     """The body of /v1/messages/count_tokens."""
 
-    model: str
+    model: Name
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
@@ -204,7 +205,7 @@ class CountFields(Known):
             )
             raise ApiError(400, message, param="messages")
         given = {name: value for name, value in self._as_chat().items() if value is not None}
-        return parse(ChatRequest, json_bytes(given))
+        return checked(ChatRequest, given)
 
     def _as_chat(self) -> Shape:
         turns = [message for turn in self.messages for message in turn.as_messages()]
@@ -231,7 +232,7 @@ class MessagesFields(CountFields):
     """The body of /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat
 
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.protocol.reply import Shape, json_bytes
+from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, ToolFields
 from edgemoe.serve.request.completion import CompletionRequest
-from edgemoe.serve.request.fields import Fields, Known, parse
-from edgemoe.serve.request.sampling import MOST_TOP
+from edgemoe.serve.request.fields import Fields, Known, Name, checked
+from edgemoe.serve.request.sampling import MOST_STOPS, MOST_TOP, StopString
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 """Options that chats have under the same name."""
@@ -27,7 +27,7 @@ class Options(Known):
     top_k: int | None = None
     min_p: FiniteFloat | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     repeat_penalty: FiniteFloat | None = None
     repeat_last_n: Literal[-1] | None = None
     presence_penalty: FiniteFloat | None = None
@@ -68,10 +68,10 @@ class Options(Known):
 class Body(Known):
     """The fields of both kinds of requests. `keep_alive` has no effect: the model stays."""
 
-    model: str
+    model: Name
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
-    think: bool | str | None = None
+    think: bool | Name | None = None
     options: Options | None = None
     keep_alive: Any = None
     logprobs: bool | None = None
@@ -100,35 +100,33 @@ class Body(Known):
             "logprobs": self.logprobs,
             "top_logprobs": self.top_logprobs,
         }
-        return parse(
-            ChatRequest, json_bytes({name: value for name, value in given.items() if value is not None})
-        )
+        return checked(ChatRequest, {name: value for name, value in given.items() if value is not None})
 
 
 class CalledFields(Fields):
     """The function of a call that a message repeats."""
 
-    name: str
+    name: Name
     arguments: dict[str, Any] | None = None
 
 
 class CallFields(Fields):
     """A call that a message repeats; ollama's own clients send no `id`."""
 
-    id: str | None = None
+    id: Name | None = None
     function: CalledFields
 
 
 class MessageFields(Known):
     """A message of a conversation."""
 
-    role: str
+    role: Name
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
     tool_calls: list[CallFields] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
+    tool_name: Name | None = None
+    tool_call_id: Name | None = None
 
     def as_message(self) -> Shape:
         """The message of a chat.
@@ -226,12 +224,12 @@ class GenerateBody(Body):
             for name, value in (self._settings(context) | {"suffix": self.suffix, "logprobs": top}).items()
             if value is not None
         }
-        return parse(CompletionRequest, json_bytes(given | {"prompt": self.prompt}))
+        return checked(CompletionRequest, given | {"prompt": self.prompt})
 
 
 class ShowBody(Known):
     """The body of /api/show; older clients call the model `name`."""
 
-    model: str | None = None
-    name: str | None = None
+    model: Name | None = None
+    name: Name | None = None
     verbose: bool | None = None

@@ -8,7 +8,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest, MessageFields, ToolFields
 from edgemoe.serve.request.completion import CompletionRequest
-from edgemoe.serve.request.fields import Fields
+from edgemoe.serve.request.fields import Fields, Name
 
 
 class StreamOptions(Fields):
@@ -20,7 +20,7 @@ class StreamOptions(Fields):
 class BodyFields(Fields):
     """The fields of a body that say how its answers go out, or that change the model, which is refused."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None

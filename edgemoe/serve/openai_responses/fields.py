@@ -8,9 +8,9 @@ from pydantic import Field, FiniteFloat
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.openai_responses.items import INPUT, InputItem
-from edgemoe.serve.protocol.reply import Shape, json_bytes
+from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, FunctionFields, NamedFunction
-from edgemoe.serve.request.fields import Known, parse
+from edgemoe.serve.request.fields import Known, Name, checked
 
 
 class FunctionTool(FunctionFields):
@@ -38,7 +38,7 @@ class TextFormat(Known):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: Name | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -60,15 +60,15 @@ class TextConfig(Known):
 class Reasoning(Known):
     """How much the model reasons. A summary is never made: reasoning comes as it is."""
 
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    effort: Name | None = None
+    summary: Name | None = None
+    generate_summary: Name | None = None
 
 
 class ResponsesFields(Known):
     """The body of /v1/responses."""
 
-    model: str
+    model: Name
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
@@ -83,7 +83,7 @@ class ResponsesFields(Known):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[Name, Annotated[str, Field(max_length=512)]] | None = None
     previous_response_id: Any = None
     store: bool | None = None
     stream_options: Any = None
@@ -105,7 +105,7 @@ class ResponsesFields(Known):
             message = "expected no previous_response_id, got one: responses are not stored, so send all items as input"
             raise ApiError(400, message, param="previous_response_id", code="unsupported_parameter")
         given = {name: value for name, value in self._as_chat().items() if value is not None}
-        return parse(ChatRequest, json_bytes(given))
+        return checked(ChatRequest, given)
 
     def _as_chat(self) -> Shape:
         effort = self.reasoning.effort if self.reasoning else None

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Tag
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.protocol.reply import Shape
-from edgemoe.serve.request.fields import Fields
+from edgemoe.serve.request.fields import Fields, Name
 
 INPUT = "input"
 """The field of the conversation."""
@@ -20,7 +20,7 @@ _TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 class TextPart(Fields):
     """A part of a message, of a tool's output, or of reasoning. Annotations and the like say nothing to a model."""
 
-    type: str
+    type: Name
     text: str | None = None
 
 
@@ -86,8 +86,8 @@ class CallItem(Item):
     """A call of an answer, which the client sends back."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
+    call_id: Name
+    name: Name
     arguments: str
 
     def add_to(self, messages: list[Shape]) -> None:
@@ -101,7 +101,7 @@ class OutputItem(Item):
     """The result of a call."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Name
     output: str | list[TextPart]
 
     def add_to(self, messages: list[Shape]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.request.fields import Fields
+from edgemoe.serve.request import bounds
+from edgemoe.serve.request.fields import Fields, Name
 from edgemoe.serve.request.sampling import MOST_TOP, SamplingRequest
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 class Part(Fields):
     """A part of a message's content."""
 
-    type: str
+    type: Name
     text: str | None = None
 
 
 class CalledFields(Fields):
     """The function of a call that a message repeats; `arguments` is a JSON object as text."""
 
-    name: str
+    name: Name
     arguments: str | dict[str, Any] | None = None
 
     def parsed(self) -> dict[str, Any]:
@@ -47,8 +47,8 @@ class CalledFields(Fields):
         """
         given = self.arguments or {}
         try:
-            parsed = json.loads(given) if isinstance(given, str) else given
-        except (ValueError, RecursionError):
+            parsed = bounds.parsed(given.encode()) if isinstance(given, str) else given
+        except (ApiError, UnicodeError):
             parsed = None
         if not isinstance(parsed, dict):
             message = f"expected a JSON object as arguments of the call of {self.name[:64]!r}, got {str(given)[:60]!r}"
@@ -59,19 +59,19 @@ class CalledFields(Fields):
 class CallFields(Fields):
     """A call that a message repeats."""
 
-    id: str | None = None
+    id: Name | None = None
     function: CalledFields
 
 
 class MessageFields(Fields):
     """A message of a conversation."""
 
-    role: str
+    role: Name
     content: str | list[Part] | None = None
-    name: str | None = None
+    name: Name | None = None
     reasoning_content: str | None = None
     tool_calls: list[CallFields] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Name | None = None
     function_call: Any = None
 
     def as_message(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class ToolFields(Fields):
 class NamedFunction(Fields):
     """A function by its name."""
 
-    name: str
+    name: Name
 
 
 class NamedTool(Fields):
@@ -155,7 +155,7 @@ class NamedTool(Fields):
 class SchemaFields(Fields):
     """A JSON schema with a name."""
 
-    name: str | None = None
+    name: Name | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
@@ -176,7 +176,7 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Name | None = None
     tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request.sampling import MOST_CHOICES, MOST_TOP, SamplingRequest
@@ -16,11 +16,28 @@ COMPLETION_TOKENS = 16
 """max_tokens of a completion, as OpenAI has it."""
 
 
+def _kind(prompt: object) -> str:
+    """Names the kind of a prompt by its first item, so that its items are read once."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    if isinstance(prompt, list):
+        return "[str]" if isinstance(first, str) else "[[int]]" if isinstance(first, list) else "[int]"
+    return "[text]"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("[text]")]
+    | Annotated[list[str], Tag("[str]")]
+    | Annotated[list[int], Tag("[int]")]
+    | Annotated[list[list[int]], Tag("[[int]]")],
+    Discriminator(_kind),
+]
+
+
 class CompletionRequest(SamplingRequest):
     """A completion, under the names of OpenAI's /v1/completions."""
 
     kind: ClassVar[str] = "completion"
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -1,18 +1,60 @@
-"""The fields of JSON bodies: their types and ranges. A wrong one is an error that names it."""
+"""The fields of JSON bodies: their types, ranges and sizes. A wrong one is an error that names it."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from reprlib import Repr
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
 from edgemoe.serve.errors import ApiError
+from edgemoe.serve.request.bounds import MOST_NAMES, MOST_PARTS, parsed
+
+MOST_CHARACTERS = 1 << 23
+"""Most characters of a text; the body and the context have smaller bounds of their own."""
+
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "str": {"max_length": MOST_CHARACTERS},
+    "list": {"max_length": MOST_PARTS, "fail_fast": True},
+    "dict": {"max_length": MOST_NAMES},
+    "int": {"ge": -(1 << 63), "le": (1 << 63) - 1},
+}
+"""Kind of value -> bounds of each field that has none of its own. A list is read up to its first wrong item."""
+
+Name = Annotated[str, Field(max_length=256)]
+"""A name, an id or a word, which answers may repeat."""
+
+
+def _bound(schema: object) -> None:
+    """Adds bounds to every part of a pydantic schema that has none."""
+    if isinstance(schema, dict):
+        kind = schema.get("type")
+        for name, bound in _BOUNDS.get(kind, {}).items() if isinstance(kind, str) else ():
+            schema.setdefault(name, bound)
+    parts = (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, (list, tuple)) else ()
+    )
+    for part in parts:
+        _bound(part)
 
 
 class Fields(BaseModel):
-    """Fields of a JSON object. A field that is null counts as left out, and an unknown one is ignored."""
+    """Fields of a JSON object. A field that is null counts as left out, and an unknown one is ignored.
+
+    Every text, list, object and integer of a field is bounded, by _BOUNDS where the field says nothing else.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Returns what validates the fields, with the bounds."""
+        schema = handler(source)
+        _bound(schema)
+        return schema
 
 
 class Known(Fields):
@@ -23,22 +65,44 @@ class Known(Fields):
 
 Some = TypeVar("Some", bound=Fields)
 
+_OBJECT, _ARRAY = "Input should be an object", "Input should be a valid array"
+_IN_JSON = {
+    "dict_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "list_type": _ARRAY,
+}
+"""Type of an error of pydantic -> its text in JSON's words."""
+
+_short = Repr()
+_short.maxstring = _short.maxother = 80
+
 
 def parse(kind: type[Some], body: bytes) -> Some:
     """Parses a body.
 
     Raises:
-        ApiError: it is no JSON object, or a field is wrong.
+        ApiError: it is no JSON object, a field is wrong, or there is too much of it.
+    """
+    return checked(kind, parsed(body))
+
+
+def checked(kind: type[Some], value: object) -> Some:
+    """Makes fields of a JSON value.
+
+    Raises:
+        ApiError: it is no object, or a field is wrong.
     """
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate(value)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         # Where a value may be of several kinds, each has errors: the deepest is of the kind that was meant.
         first = max(errors, key=lambda each: len(each["loc"]))
-        place = ".".join(str(part) for part in first["loc"] if "[" not in str(part)) or "body"
-        found = repr(first.get("input"))[:80]
-        message = f"expected another {place}, got {found}: {first['msg']}"
+        place = ".".join(str(part) for part in first["loc"] if "[" not in str(part))[:200] or "body"
+        found = _short.repr(first.get("input"))
+        reason = _IN_JSON.get(first["type"], first["msg"])[:400]
+        message = f"expected another {place}, got {found}: {reason}"
         if first["type"] == "extra_forbidden":
             message = f"expected no {place}, got {found}: leave it out"
-        raise ApiError(400, message, param=str(first["loc"][0]) if first["loc"] else None) from None
+        raise ApiError(400, message, param=str(first["loc"][0])[:200] if first["loc"] else None) from None

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 MOST_CHOICES = 64
 """Answers of one request: prompts times n."""
 
+MOST_STOPS = 16
+"""Strings that end an answer."""
+
+StopString = Annotated[str, Field(max_length=1024)]
+
 MOST_TOP = 20
 """Likeliest tokens for each token, as OpenAI has it."""
 
@@ -36,7 +41,7 @@ class SamplingRequest(Fields):
     stream: bool | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     seed: int | None = None
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None
