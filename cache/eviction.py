@@ -88,19 +88,6 @@ class Eviction:
             if some:
                 policy.used(some)
 
-    def arrived(self, version: Version) -> None:
-        """Takes a version that was published into the order."""
-        for kind in version.indices:
-            self.policies[kind].arrived(version.key)
-
-    def forgotten(self, old: Version, new: Version | None) -> None:
-        """Takes from the order what an expert loses when `new` is put in the place of `old`; None: all of it."""
-        if not new:
-            self.first.pop(old.key, None)
-        for kind in old.indices:
-            if not new or kind not in new.indices:
-                self.policies[kind].forgotten(old.key)
-
     def victims(self, key: ExpertKey, needed: Sequence[str]) -> Victims | None:
         """Chooses the victims that free one block of each needed kind for an expert. Changes nothing.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgemoe.cache.base import Lease, Observer, Reservation, Victim
@@ -16,11 +16,11 @@ from edgemoe.storage.base import ExpertKey
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A reservation, and the blocks and versions that it refers to until it ends."""
+    """A reservation, and the blocks and leases that it has until it ends."""
 
     reservation: Reservation
     indices: Indices
-    victims: Sequence[Version]
+    leases: Sequence[Lease]
 
 
 class Residents:
@@ -35,7 +35,7 @@ class Residents:
         versions: resident expert -> its version; only this changes it.
 
     Attributes:
-        leases: lease that has not ended -> the version that it pins.
+        leases: lease that has not ended -> the version that it pins; those of reservations included.
         pending: expert -> its reservation that has not ended.
     """
 
@@ -67,10 +67,15 @@ class Residents:
             self.versions[key] = version
         for observer in self._observers:
             observer(key, version.level if version else 0, version.blocks if version else {})
-        if old:
-            self._eviction.forgotten(old, version)
-            if not old.pins:
-                self._blocks.forget(old.indices)
+        if old is None:
+            return
+        if version is None:
+            self._eviction.first.pop(key, None)
+        for kind in old.indices:
+            if version is None or kind not in version.indices:
+                self._eviction.policies[kind].forgotten(key)
+        if not old.pins:
+            self._blocks.forget(old.indices)
 
     def demote(self, version: Version, level: int) -> None:
         """Keeps the planes of a resident version that a lower level needs; 0: none."""
@@ -100,19 +105,18 @@ class Residents:
         return lease
 
     def release(self, leases: Sequence[Lease]) -> None:
-        """Ends leases.
+        """Ends leases. A version without any, which is not resident either, gives up its blocks.
 
         Raises:
-            ValueError: one has ended.
+            ValueError: one has ended; those before it end now.
         """
-        versions = []
-        try:
-            for lease in leases:
-                if lease not in self.leases:
-                    raise ValueError(f"{self._name}: expected a lease that has not ended, on {lease.key}")
-                versions.append(self.leases.pop(lease))
-        finally:
-            self._unpin(versions)
+        for lease in leases:
+            version = self.leases.pop(lease, None)
+            if version is None:
+                raise ValueError(f"{self._name}: expected a lease that has not ended, on {lease.key}")
+            version.pins -= 1
+            if not version.pins and self.versions.get(version.key) is not version:
+                self._blocks.forget(version.indices)
 
     def reserve(
         self, key: ExpertKey, level: int, losers: dict[Version, int], indices: Indices, *, keep: bool
@@ -129,18 +133,20 @@ class Residents:
         held = self.versions.get(key)
         # Before the victims go: the blocks that they yield are not free in between.
         indices = self._blocks.take(self._kinds.rewritten[held.level if held else 0, level], indices)
-        victims: list[Victim] = []
+        victims, leases = list[Victim](), list[Lease]()
         for version, left in losers.items():
             if keep:
-                version.pins += 1
                 victims.append(Victim(version.key, version.level, version.blocks))
+                leases.append(self.lease(version))
             if left:
                 self.demote(version, left)
             else:
                 self.replace(version.key, None)
         lease = self.lease(held) if held else None
+        if lease:
+            leases.append(lease)
         reservation = Reservation(key, level, self._blocks.views(indices), lease, tuple(victims))
-        self.pending[key] = Pending(reservation, indices, list(losers) if keep else ())
+        self.pending[key] = Pending(reservation, indices, leases)
         return reservation
 
     def publish(self, reservation: Reservation, arriving: tuple[Event, ...]) -> Version:
@@ -164,9 +170,10 @@ class Residents:
             arriving = held.arriving + arriving
         version = Version(key, level, indices, blocks, arriving)
         self.replace(key, version)
-        self._eviction.arrived(version)
-        if pending.victims or reservation.held:
-            self._drop_pins(pending)
+        for kind in indices:
+            self._eviction.policies[kind].arrived(key)
+        if pending.leases:
+            self.release(pending.leases)
         return version
 
     def abandon(self, reservation: Reservation) -> None:
@@ -177,7 +184,7 @@ class Residents:
         """
         pending = self._end(reservation)
         self._blocks.forget(pending.indices)
-        self._drop_pins(pending)
+        self.release(pending.leases)
 
     def require_unpinned(self) -> None:
         """Raises ValueError while experts are leased or reserved."""
@@ -190,15 +197,3 @@ class Residents:
         if pending is None or pending.reservation is not reservation:
             raise ValueError(f"{self._name}: expected a reservation that has not ended, on {reservation.key}")
         return self.pending.pop(reservation.key)
-
-    def _drop_pins(self, pending: Pending) -> None:
-        self._unpin(pending.victims)
-        if pending.reservation.held:
-            self.release((pending.reservation.held,))
-
-    def _unpin(self, versions: Iterable[Version]) -> None:
-        """Takes a pin from each version; without any, and not resident, it gives up its blocks."""
-        for version in versions:
-            version.pins -= 1
-            if not version.pins and self.versions.get(version.key) is not version:
-                self._blocks.forget(version.indices)

@@ -20,7 +20,7 @@ from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.storage.base import ExpertKey
 
 MODES = ("off", "base", "full", "auto", "critical")
-"""What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead_gate); the
+"""What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead); the
 predicted level of the critical experts alone, which the caller chooses."""
 
 SCAN_FRACTION = 0.5

@@ -9,9 +9,9 @@
     read_ahead  blocks that no demand needs ── the same, behind every demand ──────┴─► resident
 
 `step` has the requests of one step and its counters, `layer_request` one layer's demands, `speculation` a step's
-prediction of its next layer, `lookahead` what the predictions of all steps share, and `lookahead_gate` whether they
-pay. `transfers` has the transfers and says what each thread may do, `transfer_path` the paths of their bytes,
-`workers` the queue, and `transitions` the changes of level that hold up no step.
+prediction of its next layer, and `lookahead` what the predictions of all steps share and whether they pay. `transfers`
+has the transfers and says what each thread may do, `transfer_path` the paths of their bytes, `workers` the queue, and
+`transitions` the changes of level that hold up no step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from edgemoe.machine.sigint import DeferredInterrupt
 from edgemoe.prefetch.base import ExpertSource, PinnedExperts
 from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.prefetch.counts import TransferCounts
-from edgemoe.prefetch.lookahead import Lookahead
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import Lookahead, LookaheadGate
 from edgemoe.prefetch.ram_path import RamPath
 from edgemoe.prefetch.speculation import Speculation
 from edgemoe.prefetch.step import FetcherStep

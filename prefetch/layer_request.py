@@ -1,8 +1,7 @@
-"""One request of a layer's experts: hits first, then arrivals, in whatever blocks are free; or in the order of keys."""
+"""One request of a layer's experts: hits first, then arrivals, in whatever blocks are free."""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -15,7 +14,6 @@ from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.lookahead import Lookahead
 from edgemoe.prefetch.speculation import Speculation
 from edgemoe.prefetch.transfers import Transfer, Transfers
-from edgemoe.prefetch.turns import Turns
 from edgemoe.storage.base import ExpertKey
 from edgemoe.storage.files.retry import GivingUp
 
@@ -28,7 +26,7 @@ class LayerRequest(Request):
         lookahead: the predictions of all steps.
         speculation: the prediction of the step, which this request confirms or refutes.
         counts: the counters of the step.
-        wanted, scan, ordered: as in StepExperts.request.
+        wanted, scan: as in StepExperts.request.
         compensators: leases of the compensators of the wanted experts; None: there is no tier of these.
     """
 
@@ -41,14 +39,12 @@ class LayerRequest(Request):
         wanted: Mapping[ExpertKey, int],
         *,
         scan: bool,
-        ordered: bool,
         compensators: CompensatorLeases | None,
     ) -> None:
         self._transfers, self._vram, self._counts = transfers, transfers.vram, counts
         self._lookahead, self._speculation = lookahead, speculation
         self._compensators = compensators
         self._wanted, self._scan = wanted, scan
-        self._turns = Turns(wanted) if ordered else None
         self._interrupt = DeferredInterrupt()
         self._hits: list[Lease] = []
         self._arrived: list[Lease] = []
@@ -67,6 +63,7 @@ class LayerRequest(Request):
         self._transfers.workers.scanning = self._scan
         try:
             self._begin()
+            self.advance()
         except BaseException:
             self.__exit__(None, KeyboardInterrupt(), None)
             raise
@@ -86,6 +83,7 @@ class LayerRequest(Request):
             self._interrupt.__exit__(kind, error, trace)
 
     def _begin(self) -> None:
+        """Ends the prediction, leases the hits, and makes the others missing or awaited."""
         came = self._speculation.resolve(self._wanted)
         if not self._scan:
             self._vram.clear_evict_first()
@@ -105,14 +103,11 @@ class LayerRequest(Request):
                 self._speculation.adopt(key)
             if key not in self._transfers.under_way or not self._take_over(key):
                 self._missing.append(key)
-        if self._turns is not None:
-            self._missing = deque(sorted(self._missing))
         if self._scan:
             self._brought = came + missing
-        self.advance()
 
     def __next__(self) -> list[Lease]:
-        """Hits, then arrivals; or both in the order of their keys."""
+        """Hits, then arrivals."""
         ahead = self._speculation.candidates
         if self._current:
             self._release_current()
@@ -123,13 +118,16 @@ class LayerRequest(Request):
                 self._interrupt.check()
             if self._transfers.under_way or self._compensators:
                 self._collect()
-            if (self._hits or self._arrived) and (ready := self._ready()):
-                return ready
+            if (self._hits or self._arrived) and (leases := self._ready()):
+                self._current = leases
+                if self._transfers.path.asynchronous:
+                    self._transfers.path.hand_out(leases)
+                return leases
             if not (self._awaited or self._missing or self._hits or self._arrived):
                 break
             if self._missing or ahead or self._compensators:
                 self.advance()
-            if self._turns and self._any_computable(self._arrived):
+            if self._arrived and self._any_computable(self._arrived):
                 continue
             self._await_any()
         raise StopIteration
@@ -168,9 +166,6 @@ class LayerRequest(Request):
             self._awaited.clear()
         if self._current:
             self._release_current()
-        if self._turns:
-            self._arrived += self._turns.waiting.values()
-            self._turns.waiting.clear()
         if self._hits or self._arrived:
             self._vram.release(*self._hits, *self._arrived)
             self._hits, self._arrived = [], []
@@ -178,15 +173,12 @@ class LayerRequest(Request):
             with GivingUp():
                 for transfer in begun:
                     self._transfers.await_done((transfer,))
-                    if lease := self._end(transfer):
+                    if lease := (transfer.owner or self._transfers).end_transfer(transfer):
                         self._vram.release(lease)
         if self._compensators:
             self._compensators.finish()
         if self._brought:
             self._vram.mark_evict_first(self._brought)
-
-    def _end(self, transfer: Transfer) -> Lease | None:
-        return (transfer.owner.end_transfer if transfer.owner else self._transfers.end)(transfer)
 
     def _take_over(self, key: ExpertKey) -> bool:
         """Waits for a transfer ahead instead of reading its expert again. Returns False where it is read now.
@@ -205,10 +197,10 @@ class LayerRequest(Request):
 
     def _any_computable(self, leases: Sequence[Lease]) -> bool:
         """Whether one of some leases has its compensator, or is computed without one."""
-        return any(map(self._compensators.has, leases)) if self._compensators else bool(leases)
+        return not self._compensators or any(map(self._compensators.has, leases))
 
     def _ready(self) -> list[Lease]:
-        """The leases that are ready now, with their compensators, and whose turn it is.
+        """Takes the leases that are ready now, with their compensators.
 
         An expert whose device copy is under way is ready only beside one that waits for its copy as well: its kernel
         would keep the other experts' kernels from starting.
@@ -223,11 +215,6 @@ class LayerRequest(Request):
             now = waits or not lease.arriving or all(event.done() for event in lease.arriving)
             (leases if now and (not has or has(lease)) else still).append(lease)
         self._hits, self._arrived = hits, still
-        if self._turns:
-            leases = self._turns.take(leases)
-        self._current = leases
-        if self._transfers.path.asynchronous:
-            self._transfers.path.hand_out(leases)
         return leases
 
     def _collect(self) -> None:
@@ -249,7 +236,7 @@ class LayerRequest(Request):
             assert transfer.owner
             transfer.owner.land(transfer)
             return
-        lease = (transfer.owner.end_transfer if transfer.owner else self._transfers.end)(transfer)
+        lease = (transfer.owner or self._transfers).end_transfer(transfer)
         if transfer.error and not transfer.owner:
             self.finish()
             raise transfer.error
@@ -264,20 +251,12 @@ class LayerRequest(Request):
         self._add_missing(key)
 
     def _add_missing(self, key: ExpertKey) -> None:
-        """Adds an expert behind the missing ones, or at its place in the order of keys."""
-        if self._turns is None:
-            self._missing.append(key)
-        else:
-            insort(self._missing, key)
+        """Adds an expert that came below its level after the missing ones."""
+        self._missing.append(key)
 
-    def _give_up_last(self) -> bool:
-        """Ends the last lease that waits for its turn, for the first missing expert; its own expert comes again."""
-        lease = self._turns.give_up(self._missing[0]) if self._turns else None
-        if lease is None:
-            return False
-        self._vram.release(lease)
-        self._add_missing(lease.key)
-        return True
+    def _give_up(self) -> bool:
+        """Ends a lease that is not handed out yet, for the first missing expert. False: each is handed out at once."""
+        return False
 
     def _release_current(self) -> None:
         """Ends the leases that were handed out last."""
@@ -306,13 +285,9 @@ class LayerRequest(Request):
         """Starts the first missing expert's transfer, with blocks taken back from predictions and moves if need be."""
         key = self._missing[0]
         level = self._wanted[key]
-        if self._turns is not None and (lease := self._vram.acquire(key, level)):
-            self._arrived.append(lease)  # its lease was given up, and its blocks were not taken
-            self._missing.popleft()
-            return True
         while (transfer := self._transfers.start(key, level, self._counts)) is None:
             freed = self._lookahead.yield_blocks(self._speculation)
-            if not (freed or self._transfers.end_a_move(self._counts) or self._give_up_last()):
+            if not (freed or self._transfers.end_a_move(self._counts) or self._give_up()):
                 return False
         self._missing.popleft()
         self._awaited[key] = transfer

@@ -48,7 +48,16 @@ class RamPath(TransferPath):
             return None
         in_dram = self.dram.acquire(key, have) if self.dram and have else None
         spills = self._spills(self.dram, reservation) if self.dram else ()
-        return _Move(self, reservation, in_dram, spills)
+        source = reservation.held or in_dram
+        if source and not self.form.builds_on(source.level, level):
+            source = None
+        move = _Move(self, reservation, source, in_dram, spills)
+        if in_dram and source is in_dram:
+            move.dram_alone = True
+            move.dram_bytes = sum(
+                len(block) for kind, block in reservation.into.items() if kind in in_dram.blocks
+            )
+        return move
 
     def spill(self, victim: Victim) -> None:
         """Copies an expert that leaves the fast tier to DRAM, which may evict others for it."""
@@ -80,48 +89,52 @@ class RamPath(TransferPath):
         return None
 
 
+@dataclass(eq=False)
 class _Move(Load):
-    """Implements Load. `in_dram` is a lease on the planes that DRAM has of the expert; None: it has none."""
+    """Implements Load.
 
-    def __init__(
-        self, path: RamPath, reservation: Reservation, in_dram: Lease | None, spills: Sequence[Spill]
-    ) -> None:
-        self.reservation = reservation
-        self._path, self._in_dram, self._spills = path, in_dram, spills
-        self._spilled = False
-        source = reservation.held or in_dram
-        if source and not path.form.builds_on(source.level, reservation.level):
-            source = None
-        self._source = Source(source.level, source.blocks) if source else None
-        self.dram_alone = in_dram is not None and source is in_dram
-        self.dram_bytes = 0
-        if in_dram and self.dram_alone:
-            self.dram_bytes = sum(
-                len(block) for kind, block in reservation.into.items() if kind in in_dram.blocks
-            )
+    Args:
+        path: the path that it belongs to.
+        reservation: blocks of the fast tier.
+        source: a lease on planes of the expert that the blocks are made from, in either tier; None: all are read.
+        in_dram: a lease on the planes that DRAM has of the expert; None: it has none.
+        spills: victims to be copied to DRAM.
+        dram_alone, dram_bytes: as in Load.
+        spilled: whether the victims have been copied.
+    """
+
+    path: RamPath
+    reservation: Reservation
+    source: Lease | None
+    in_dram: Lease | None
+    spills: Sequence[Spill]
+    dram_alone: bool = False
+    dram_bytes: int = 0
+    spilled: bool = False
 
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
         """Copies victims to DRAM, then fills the blocks. Copies and reads release the GIL."""
         # The reservation's blocks are the victims' own: a victim is copied before they are written.
-        for spill in self._spills:
+        for spill in self.spills:
             _copy(spill.victim.blocks, spill.into.into)
-        self._spilled = True
+        self.spilled = True
         key, level, into = self.reservation.key, self.reservation.level, self.reservation.into
-        return form.fill(reader, key, level, into, self._source)
+        source = Source(self.source.level, self.source.blocks) if self.source else None
+        return form.fill(reader, key, level, into, source)
 
     def end(self, *, complete: bool) -> tuple[Lease | None, int]:
         """Publishes or abandons the blocks, and makes DRAM give up what has moved."""
-        path, lease, spilled = self._path, None, 0
+        path, lease, spilled = self.path, None, 0
         if path.dram:
-            for spill in self._spills:
+            for spill in self.spills:
                 spilled += self._end_spill(path.dram, spill)
         if complete:
             lease = path.vram.publish(self.reservation)
         else:
             path.vram.abandon(self.reservation)
         if path.dram:
-            if self._in_dram:
-                path.dram.release(self._in_dram)
+            if self.in_dram:
+                path.dram.release(self.in_dram)
             if lease:
                 path.dram.drop(self.reservation.key)
         return lease, spilled
@@ -129,13 +142,13 @@ class _Move(Load):
     def _end_spill(self, dram: PlaneTier, spill: Spill) -> int:
         """Ends a victim's copy. Returns the bytes that DRAM gained."""
         key = spill.victim.key
-        self._path.spilling.remove(key)
+        self.path.spilling.remove(key)
         # A victim that is on its way back to VRAM stays in DRAM until its own load ends.
-        if not self._spilled or self._path.vram.level_of(key):
+        if not self.spilled or self.path.vram.level_of(key):
             dram.abandon(spill.into)
             return 0
         dram.release(dram.publish(spill.into))
-        return self._path.form.bytes_at(spill.into.level)
+        return self.path.form.bytes_at(spill.into.level)
 
 
 def _copy(blocks: Blocks, into: Blocks) -> None:

@@ -41,6 +41,7 @@ class Speculation:
         counts: the counters of the step.
 
     Attributes:
+        predicted: experts of the prediction that has not been resolved -> their levels.
         candidates: predicted experts whose transfers have not started, the next first.
         flying: the transfers under way.
     """
@@ -48,17 +49,12 @@ class Speculation:
     def __init__(self, transfers: Transfers, lookahead: Lookahead, counts: TransferCounts) -> None:
         self._transfers, self._lookahead, self._counts = transfers, lookahead, counts
         self._limit, self._scan = PER_WORKER * transfers.workers.count, False
-        self._predicted: dict[ExpertKey, int] = {}
+        self.predicted: dict[ExpertKey, int] = {}
         self.candidates: deque[ExpertKey] = deque()
         self.flying: dict[ExpertKey, Transfer] = {}
         self._landed: dict[ExpertKey, Transfer] = {}
         self._pins: dict[ExpertKey, Lease] = {}
         self._hidden = self._wasted = 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether a prediction has not been resolved."""
-        return bool(self._predicted or self.flying)
 
     def predict(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
         """Adds to the prediction, the likeliest first, or in a scan in the order of keys.
@@ -73,9 +69,9 @@ class Speculation:
         new = {
             key: BASE_LEVEL if self._lookahead.mode == "base" else level
             for key, level in predicted.items()
-            if key not in self._predicted
+            if key not in self.predicted
         }
-        self._predicted |= new
+        self.predicted |= new
         resident = self._transfers.vram.acquire_all(dict.fromkeys(new, BASE_LEVEL), predicted=True).hits
         self._pins |= {lease.key: lease for lease in resident}
         at_hand = {lease.key for lease in resident if lease.level >= new[lease.key]}
@@ -91,7 +87,7 @@ class Speculation:
         limit = max(self._limit, IN_A_SCAN) if self._scan else self._limit
         while self.candidates and len(self.flying) < limit:
             key = self.candidates[0]
-            level = self._predicted[key]
+            level = self.predicted[key]
             # A transfer under way belongs to an earlier prediction or to the running layer, a moving one to neither.
             if (
                 not (key in transfers.under_way or key in transfers.moving)
@@ -121,7 +117,7 @@ class Speculation:
             the wanted experts that came whole on the prediction.
         """
         requested = self._transfers.clock()
-        if self._predicted:
+        if self.predicted:
             self._compare(wanted)
         for transfer in list(self.flying.values()):
             if transfer.done:
@@ -139,9 +135,11 @@ class Speculation:
                 transfer.requested = requested
             else:
                 self.cancel(transfer)
-        if self._predicted or self._landed or self._pins:
+        if self.predicted or self._landed or self._pins:
             self._forget()
-        self._judge()
+        if self._lookahead.mode == "auto":
+            self._lookahead.judge(self._counts, self._hidden, self._wasted)
+        self._hidden = self._wasted = 0
         return used
 
     def adopt(self, key: ExpertKey) -> None:
@@ -151,14 +149,14 @@ class Speculation:
         self._counts.speculated += 1
 
     def end_transfer(self, transfer: Transfer) -> Lease | None:
-        """Ends a transfer ahead that is done, as Transfers.end, and counts its use."""
+        """Ends a transfer ahead that is done, as Transfers.end_transfer, and counts its use."""
         key = transfer.key
         del self.flying[key]
-        lease = self._transfers.end(transfer)
+        lease = self._transfers.end_transfer(transfer)
         if lease:
             if transfer.requested is not None:
                 self._count_used(transfer, transfer.requested)
-            elif key in self._predicted:
+            elif key in self.predicted:
                 self._landed[key] = transfer
             else:
                 self._count_wasted(transfer)
@@ -168,7 +166,7 @@ class Speculation:
         """Ends a transfer ahead that is done and not requested."""
         key, release = transfer.key, self._transfers.vram.release
         lease = self.end_transfer(transfer)
-        if lease and key in self._predicted:
+        if lease and key in self.predicted:
             if old := self._pins.pop(key, None):
                 release(old)
             self._pins[key] = lease
@@ -207,7 +205,7 @@ class Speculation:
             self.land(transfer)
 
     def _forget(self) -> None:
-        self._predicted.clear()
+        self.predicted.clear()
         self.candidates.clear()
         self._landed.clear()
         while self._pins:
@@ -220,9 +218,9 @@ class Speculation:
 
     def _compare(self, wanted: Mapping[ExpertKey, int]) -> None:
         """Counts recall and precision of the layers that were predicted and came."""
-        for layer in {key.layer for key in self._predicted} & {key.layer for key in wanted}:
+        for layer in {key.layer for key in self.predicted} & {key.layer for key in wanted}:
             predicted, came = (
-                [key.expert for key in keys if key.layer == layer] for keys in (self._predicted, wanted)
+                [key.expert for key in keys if key.layer == layer] for keys in (self.predicted, wanted)
             )
             self._counts.of_layer(layer).compare(predicted, came)
 
@@ -242,9 +240,6 @@ class Speculation:
         while layers and self._lookahead.mode == "auto":
             # Within `together` layers the gate turns neither on nor off.
             together = min(layers, self._lookahead.gate.resting or 1)
-            self._judge(together)
+            self._lookahead.judge(self._counts, self._hidden, self._wasted, together)
+            self._hidden = self._wasted = 0
             layers -= together
-
-    def _judge(self, layers: int = 1) -> None:
-        self._lookahead.judge(self._counts, self._hidden, self._wasted, layers)
-        self._hidden = self._wasted = 0

@@ -9,6 +9,7 @@ from edgemoe.prefetch.compensators.leases import CompensatorLeases
 from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.layer_request import LayerRequest
 from edgemoe.prefetch.lookahead import Lookahead
+from edgemoe.prefetch.ordered_request import OrderedRequest
 from edgemoe.prefetch.speculation import Speculation
 from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.storage.base import ExpertKey
@@ -46,7 +47,7 @@ class FetcherStep(StepExperts):
     @property
     def predicting(self) -> bool:
         """Whether a prediction waits for the next layer's request or hits."""
-        return self._speculation.pending
+        return bool(self._speculation.predicted or self._speculation.flying)
 
     def request(
         self,
@@ -70,14 +71,13 @@ class FetcherStep(StepExperts):
             compensators = CompensatorLeases(self._compensators, compensated or {}, self.counts, scan=scan)
         elif compensated:
             raise ValueError(f"expected a tier of compensators for {len(compensated)} experts, got none")
-        self._request = LayerRequest(
+        self._request = (OrderedRequest if ordered else LayerRequest)(
             self._transfers,
             self._lookahead,
             self._speculation,
             self.counts,
             wanted,
             scan=scan,
-            ordered=ordered,
             compensators=compensators,
         )
         return self._request
@@ -100,7 +100,7 @@ class FetcherStep(StepExperts):
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()
         passed = len(layers)
-        if self._speculation.pending:
+        if self.predicting:
             self._speculation.resolve(dict(layers[0]))
             passed -= 1
         self._speculation.pass_layers(passed)

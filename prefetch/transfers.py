@@ -28,7 +28,7 @@ class Owner(Protocol):
     """The prediction that a transfer was started on. It ends and cancels its transfers itself, and counts their use."""
 
     def end_transfer(self, transfer: Transfer) -> Lease | None:
-        """Ends a transfer that is done, as Transfers.end."""
+        """Ends a transfer that is done, as Transfers.end_transfer."""
 
     def land(self, transfer: Transfer) -> None:
         """Ends a transfer that is done and that no request waits for."""
@@ -213,7 +213,7 @@ class Transfers:
     def end_move(self, transfer: Transfer, counts: TransferCounts) -> None:
         """Publishes a move that is done, counted in `counts`; a failed one leaves its expert as it was."""
         transfer.counts = counts
-        if lease := self.end(transfer):
+        if lease := self.end_transfer(transfer):
             self.vram.release(lease)
 
     def cancel(self, transfer: Transfer) -> bool:
@@ -221,7 +221,7 @@ class Transfers:
         if not (self.workers.cancel(transfer) or (self._movers and self._movers.cancel(transfer))):
             return False
         transfer.counts.speculated_cancelled += transfer.owner is not None
-        self.end(transfer)
+        self.end_transfer(transfer)
         return True
 
     def await_done(self, among: Collection[Transfer], seconds: float | None = None) -> None:
@@ -235,7 +235,7 @@ class Transfers:
             if not self._ended.wait(seconds):
                 return
 
-    def end(self, transfer: Transfer) -> Lease | None:
+    def end_transfer(self, transfer: Transfer) -> Lease | None:
         """Publishes a transfer that is done, and returns its lease; None: it failed, or never began."""
         moving = self.moving.get(transfer.key) is transfer
         del (self.moving if moving else self.under_way)[transfer.key]

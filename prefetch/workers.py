@@ -96,20 +96,15 @@ class Workers(Generic[Item]):
             thread.join()
 
     def _run(self) -> None:
-        while self._tickets.get():
-            item = self._take()
-            while item is not None:
+        """Waits for a ticket, then works until the queues have nothing for this thread."""
+        busy = False
+        while busy or self._tickets.get():
+            with self._lock:
+                self._busy -= busy
+                waiting = len(self._demand) + (len(self._ahead) if self.scanning else 0)
+                queue = self._demand or self._ahead
+                busy = bool(queue) and (self._busy < self.count or waiting >= MANY)
+                self._busy += busy
+                item = queue.popitem(last=False)[0] if busy else None
+            if item is not None:
                 self._call(item)
-                item = self._take(done=1)
-
-    def _take(self, *, done: int = 0) -> Item | None:
-        with self._lock:
-            self._busy -= done
-            waiting = len(self._demand) + (len(self._ahead) if self.scanning else 0)
-            if self._busy >= self.count and waiting < MANY:
-                return None
-            for queue in (self._demand, self._ahead):
-                if queue:
-                    self._busy += 1
-                    return queue.popitem(last=False)[0]
-        return None

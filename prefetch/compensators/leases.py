@@ -84,7 +84,7 @@ class CompensatorLeases:
     def collect(self) -> BaseException | None:
         """Ends every read that is done. Returns the error of one that failed."""
         for transfer in [each for each in self.under_way.values() if each.done]:
-            if lease := self._transfers.end(transfer):
+            if lease := self._transfers.end_transfer(transfer):
                 self._leases[transfer.key] = lease
             if transfer.error:
                 return transfer.error
@@ -122,7 +122,7 @@ class CompensatorLeases:
             with GivingUp():
                 for transfer in begun:
                     self._transfers.await_done((transfer,))
-                    if lease := self._transfers.end(transfer):
+                    if lease := self._transfers.end_transfer(transfer):
                         self._transfers.vram.release(lease)
         self._release_all()
         if self._scan and self._brought:

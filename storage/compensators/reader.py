@@ -84,11 +84,11 @@ class CompensatorReader(FileReader):
         sizes = [len(buffer) for buffer in into]
         if sizes != [entry.length] or first != last:
             raise ValueError(f"expected a buffer of {entry.length} bytes for {wanted}, got {sizes}")
-        self._files.fill(key.layer, ByteRange(entry.offset, entry.length), into, wanted)
+        self._files.of_layer[key.layer].fill(ByteRange(entry.offset, entry.length), into, wanted)
         if (found := xxhash.xxh3_64_intdigest(into[0])) != entry.checksum:
             raise ChecksumMismatch(
                 f"checksum {entry.checksum:016x} for {wanted}",
-                f"{found:016x} from {self._files.path(key.layer)} at offset {entry.offset}",
+                f"{found:016x} from {self._files.of_layer[key.layer].path} at offset {entry.offset}",
                 RECALCULATE,
             )
         return entry.length

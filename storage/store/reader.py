@@ -96,7 +96,7 @@ class RecordReader(FileReader):
         if (size := sum(map(len, into))) != length:
             raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
         record = records[key.expert]
-        self._files.fill(key.layer, ByteRange(record.offset + offset, length), into, wanted)
+        self._files.of_layer[key.layer].fill(ByteRange(record.offset + offset, length), into, wanted)
         self._verify(record, key, first, last, into)
         return length
 
@@ -116,6 +116,6 @@ class RecordReader(FileReader):
             if digest.intdigest() != record.checksums[index]:
                 label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"
                 wanted = f"checksum {record.checksums[index]:016x} for {label}"
-                path = self._files.path(key.layer)
+                path = self._files.of_layer[key.layer].path
                 found = f"{digest.hexdigest()} from {path} at offset {record.offset + plane.offset}"
                 raise ChecksumMismatch(wanted, found, VERIFY)

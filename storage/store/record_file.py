@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -89,7 +90,10 @@ class RecordFile:
         buffered: called with the path when the file system refuses to go past the page cache.
 
     Attributes:
+        path: as given.
         direct: whether reads go past the page cache; any thread may set it to False, and never back to True.
+        bytes_read: bytes that all threads have read.
+        retries: attempts after failures, of all reads that succeeded in the end.
 
     Raises:
         MissingTensor, TruncatedFile: the file is missing, or shorter than `end`.
@@ -106,6 +110,7 @@ class RecordFile:
         buffered: Callable[[Path], None],
     ) -> None:
         self.path, self._action, self._buffered, self.direct = path, action, buffered, True
+        self._lock, self.bytes_read, self.retries = threading.Lock(), 0, 0
         with read_errors(wanted, action):
             self._fd = resources.enter_context(open_regular(path)).fileno()
         if (size := os.fstat(self._fd).st_size) < end:
@@ -113,8 +118,8 @@ class RecordFile:
         if not bypass_cache(self._fd):
             self._go_buffered()
 
-    def fill(self, span: ByteRange, into: Sequence[memoryview], wanted: str) -> int:
-        """Reads `span`, if possible by one preadv; goes on where a short read stopped; returns the count of retries.
+    def fill(self, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
+        """Reads `span`, if possible by one preadv; goes on where a short read stopped.
 
         Args:
             span: the span of the file, whole blocks.
@@ -150,7 +155,9 @@ class RecordFile:
                     retries.progress()
         if not self.direct:
             forget(self._fd, span.offset, span.length)
-        return retries.count if retries else 0
+        with self._lock:
+            self.bytes_read += span.length
+            self.retries += retries.count if retries else 0
 
     def _go_buffered(self) -> None:
         # In this order: a thread that sees False must find the descriptor changed.
@@ -173,27 +180,25 @@ class RecordFiles(AbstractContextManager["RecordFiles"]):
         UserError: the platform has no flock.
 
     Attributes:
+        of_layer: layer -> its file.
         closed: whether `close` was called.
     """
 
     def __init__(self, directory: Path, action: str) -> None:
-        self._action, self._files = action, dict[int, RecordFile]()
-        self._lock, self._buffered, self._bytes_read, self._retries = threading.Lock(), False, 0, 0
-        self.closed = False
+        self._action, self.of_layer = action, dict[int, RecordFile]()
+        self._lock, self._buffered, self.closed = threading.Lock(), False, False
         self._resources = ExitStack()
         self._resources.enter_context(StoreLock(directory, exclusive=False))
 
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk since opening, by every thread."""
-        with self._lock:
-            return self._bytes_read
+        return sum(map(attrgetter("bytes_read"), self.of_layer.values()))
 
     @property
     def retries(self) -> int:
         """Attempts after failures, of all reads since opening that succeeded in the end."""
-        with self._lock:
-            return self._retries
+        return sum(map(attrgetter("retries"), self.of_layer.values()))
 
     @property
     def direct(self) -> bool:
@@ -202,18 +207,9 @@ class RecordFiles(AbstractContextManager["RecordFiles"]):
 
     def open(self, layer: int, path: Path, end: int, wanted: str) -> None:
         """Opens a layer's file. Arguments and errors are those of RecordFile."""
-        self._files[layer] = RecordFile(path, end, wanted, self._action, self._resources, self._went_buffered)
-
-    def path(self, layer: int) -> Path:
-        """Returns the path of a layer's file."""
-        return self._files[layer].path
-
-    def fill(self, layer: int, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
-        """Reads a span of a layer's file. Arguments and errors are those of RecordFile.fill."""
-        retried = self._files[layer].fill(span, into, wanted)
-        with self._lock:
-            self._bytes_read += span.length
-            self._retries += retried
+        self.of_layer[layer] = RecordFile(
+            path, end, wanted, self._action, self._resources, self._went_buffered
+        )
 
     def close(self) -> None:
         """Closes every descriptor and unlocks the store. Idempotent. All reads of other threads must have returned."""

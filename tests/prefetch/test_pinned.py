@@ -29,7 +29,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import LookaheadGate
 from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import Blocks, ExpertKey
 

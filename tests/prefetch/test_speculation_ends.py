@@ -11,7 +11,7 @@ from toys import MERGED, SLICED, disk_bytes, put
 
 from edgemoe.errors import ChecksumMismatch
 from edgemoe.prefetch.counts import LookaheadCounts, TransferCounts
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import LookaheadGate
 from edgemoe.storage.base import ExpertKey
 
 A = ExpertKey(0, 0)

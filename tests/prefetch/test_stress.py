@@ -19,7 +19,7 @@ from toys import MERGED, SLICED, ToyForm, contents, expected
 from edgemoe.cache.blocks import FreeList
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import ChecksumMismatch
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import LookaheadGate
 from edgemoe.prefetch.transfers import Transfer
 from edgemoe.storage.base import BlockKind, ExpertKey
 
@@ -55,7 +55,7 @@ class StressRig(Rig):
         transfers = self.fetcher._transfers
         self.reader = transfers._reader = PatientReader()
         self.demanded = 0
-        await_done, end = transfers.await_done, transfers.end
+        await_done, end = transfers.await_done, transfers.end_transfer
 
         def opening(among: Collection[Transfer], seconds: float | None = None) -> None:
             self.reader.open.set()
@@ -66,7 +66,7 @@ class StressRig(Rig):
                 self.demanded += transfer.read or 0
             return end(transfer)
 
-        transfers.await_done, transfers.end = opening, counting
+        transfers.await_done, transfers.end_transfer = opening, counting
 
     def one_request(
         self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str, *, ordered: bool

@@ -14,7 +14,7 @@ from fetch_rig import WAIT, Rig, broken, rigs
 from toys import MERGED, SLICED, disk_bytes
 
 from edgemoe.prefetch import fetcher
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import LookaheadGate
 from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import ExpertKey
 

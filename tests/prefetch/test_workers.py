@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Event, Semaphore
+from threading import Event, Lock, Semaphore, current_thread, main_thread
 
 import pytest
 
@@ -98,10 +98,25 @@ def test_many_threads_run_every_item_once() -> None:
     assert sorted(ran) == sorted(set(range(2000)) - cancelled)
 
 
+class NotingLock:
+    """A lock that releases a semaphore whenever a worker thread has looked at the queues."""
+
+    def __init__(self, looked: Semaphore) -> None:
+        self._lock, self._looked = Lock(), looked
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        if current_thread() is not main_thread():
+            self._looked.release()
+
+
 def test_scan_threads_run_while_many_items_wait() -> None:
     """One thread runs while fewer than MANY items wait, another begins at MANY, and every item runs once."""
     ran: list[int] = []
-    begun, declined, go = Semaphore(0), Semaphore(0), Event()
+    begun, looked, go = Semaphore(0), Semaphore(0), Event()
 
     def run(item: int) -> None:
         ran.append(item)
@@ -109,20 +124,13 @@ def test_scan_threads_run_while_many_items_wait() -> None:
         assert go.wait(WAIT)
 
     workers: Workers[int] = Workers(1, run, scan_count=3)
-    take = workers._take
-
-    def taken(*, done: int = 0) -> int | None:
-        item = take(done=done)
-        if item is None:
-            declined.release()
-        return item
-
-    workers._take = taken
+    workers._lock = NotingLock(looked)
     workers.submit(0)
     assert begun.acquire(timeout=WAIT)
+    assert looked.acquire(timeout=WAIT)
     for item in range(1, MANY):
         workers.submit(item)
-        assert declined.acquire(timeout=WAIT)
+        assert looked.acquire(timeout=WAIT)
     assert ran == [0]
     workers.submit(MANY)
     assert begun.acquire(timeout=WAIT)

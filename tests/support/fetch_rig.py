@@ -14,7 +14,7 @@ from edgemoe.cache.lru import LRU
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import ChecksumMismatch
 from edgemoe.prefetch.base import Request
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import LookaheadGate
 from edgemoe.storage.base import ExpertKey
 
 WAIT = 30

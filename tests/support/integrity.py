@@ -15,7 +15,6 @@ def check_integrity(tier: PlaneTier) -> None:
     """Raises AssertionError unless references, free blocks, policies and residents of a tier agree."""
     with tier._lock:
         pins = Counter(tier.residents.leases.values())
-        pins.update(version for pending in tier.residents.pending.values() for version in pending.victims)
         alive = pins.keys() | set(tier.residents.versions.values())
         for version in alive:
             assert version.pins == pins[version]

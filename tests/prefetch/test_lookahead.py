@@ -1,11 +1,11 @@
-"""prefetch.lookahead_gate: off while look-ahead does not pay, probed now and then, on once it pays."""
+"""prefetch.lookahead: off while look-ahead does not pay, probed now and then, on once it pays."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.prefetch.lookahead_gate import LookaheadGate
+from edgemoe.prefetch.lookahead import LookaheadGate
 
 
 def rests(gate: LookaheadGate) -> int:
