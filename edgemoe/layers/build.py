@@ -14,17 +14,14 @@ from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.base import Family
 from edgemoe.families.table import known_family
 from edgemoe.kernels.activation import CUSTOM, fused_name
-from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.dense_tensors import dense_specs, place_tensors, require_tensors
-from edgemoe.layers.gqa import GroupedQueryAttention
-from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
-from edgemoe.layers.router import SoftmaxRouter, next_gates, next_logits
+from edgemoe.layers.replace_modules import replace_modules
+from edgemoe.layers.router import next_gates, next_logits
 from edgemoe.layers.skeleton import without_weights
 from edgemoe.layers.trial import buffers_of_config
 from edgemoe.machine.pages import in_huge_pages
-from edgemoe.machine.process import return_free_memory
 from edgemoe.storage.store.manifest_entries import FileEntry
 
 
@@ -50,13 +47,7 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
     )
     _place_buffers(model, device.place if device else None)
     _bind_experts(model, modules, runtime, family)
-    for name, module in list(model.named_modules()):
-        if name.endswith(".linear_attn"):
-            model.set_submodule(name, PerSequence(module, module.layer_idx))
-        elif family.rms_norm and (norm := DenseNorm.try_from(module)):
-            model.set_submodule(name, norm)
-    if family.fused_gqa:
-        _place_native_parts(model, family)
+    replace_modules(model, family)
     for layer, name in modules.items():
         remap_choices(layer, _router_beside(model, name), family, model.config)
     if device is None:
@@ -82,18 +73,6 @@ def _router_beside(model: nn.Module, experts: str) -> Any:
     """The router of the block that has the experts module of a name."""
     block: Any = model.get_submodule(experts.rpartition(".")[0])
     return block.gate if hasattr(block, "gate") else block.router
-
-
-def _place_native_parts(model: Any, family: Family) -> None:
-    """Replaces attention modules and routers that the compiled kernel computes in one call."""
-    assert family.gate
-    for layer in model.get_submodule("model.layers"):
-        if attention_module := GroupedQueryAttention.try_from(layer.self_attn):
-            layer.self_attn = attention_module
-            return_free_memory()  # q, k and v, which are now joined, would stay in malloc's heap
-        gate = getattr(layer.mlp, "gate", None)
-        if router := SoftmaxRouter.try_from(gate, family.gate, model.config):
-            layer.mlp.gate = router
 
 
 def _place_buffers(model: nn.Module, place: torch.device | None) -> None:

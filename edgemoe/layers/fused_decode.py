@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from edgemoe.experts.assignments import Assignments
-from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime, Predicted
 from edgemoe.experts.step import StepContext
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.native.decode_layers import CHOSEN, COMPUTED, PREDICTED, WANTED, NativeDecodeLayers
-from edgemoe.kernels.native.decoder_parts import NativeDecoderLayer, NativeOuterLayers
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
-from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
-from edgemoe.layers.gqa import GroupedQueryAttention
-from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.native_form import experts_of, has_native_form, native_layer, outer_layers
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
@@ -47,21 +42,18 @@ class FusedDecode:
     ) -> None:
         self._runtime = runtime
         self._rotary = model.model.rotary_emb
-        table, norm, head = model.model.embed_tokens, model.model.norm, model.lm_head
-        outer = NativeOuterLayers(
-            *(table.weight.data, table.scale, (norm.weight.data, norm.variance_epsilon)),
-            (head.weight.data, head.scale, head.bias),
-        )
         layers = list(model.model.layers)
         self._blocks = [layer.mlp for layer in layers]
-        found = map(_experts, self._blocks)
+        found = map(experts_of, self._blocks)
         self._experts = [e if e and e.fuses and traits.block_is_experts else None for e in found]
         count = runtime.experts
         table = ResidentTable(kernel, len(layers), count)
         tables = [table if experts else None for experts in self._experts]
         windows = traits.windows(model.config)
         parts = zip(layers, windows, tables, strict=True)
-        self._native = NativeDecodeLayers(outer, [_native(*each) for each in parts], kernel, rows)
+        self._native = NativeDecodeLayers(
+            outer_layers(model), [native_layer(*each) for each in parts], kernel, rows
+        )
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._routed = [i for i, experts in enumerate(self._experts) if experts]
         """The layers whose router is the kernel's."""
@@ -79,10 +71,7 @@ class FusedDecode:
         kernel = getattr(runtime.kernel, "wrapped", runtime.kernel)
         if traits is None or not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
             return None
-        outer = model.model.embed_tokens, model.model.norm, model.lm_head
-        if tuple(map(type, outer)) != (DenseEmbedding, DenseNorm, DenseLinear):
-            return None
-        if not all(_fits(layer) for layer in model.model.layers):
+        if not has_native_form(model):
             return None
         return cls(model, traits, runtime, kernel, rows)
 
@@ -259,28 +248,3 @@ def _flat(rows: Sequence[Sequence[int]]) -> Sequence[int]:
 
 def _distinct(rows: Sequence[Sequence[int]]) -> list[int]:
     return list(dict.fromkeys(_flat(rows)))
-
-
-def _experts(block: nn.Module) -> ExpertLayer | None:
-    """The experts of a block that has any."""
-    experts: ExpertLayer | None = getattr(getattr(block, "experts", None), "edgemoe", None)
-    return experts
-
-
-def _fits(layer: Any) -> bool:
-    """Whether attention, norms and router of a layer have native forms."""
-    parts: list[tuple[nn.Module, type]] = [(layer.self_attn, GroupedQueryAttention)]
-    parts += [(norm, DenseNorm) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-    parts += [(layer.mlp.gate, SoftmaxRouter)] if _experts(layer.mlp) else []
-    return all(isinstance(part, kind) for part, kind in parts)
-
-
-def _native(layer: Any, window: int, table: ResidentTable | None) -> NativeDecoderLayer:
-    attention: GroupedQueryAttention = layer.self_attn
-    qkv, out = ((linear.weight.data, linear.scale, linear.bias) for linear in (attention.qkv, attention.out))
-    before, after = (
-        (norm.weight.data, norm.variance_epsilon)
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-    )
-    router = layer.mlp.gate.native if table else None
-    return NativeDecoderLayer(attention.native, window, before, after, qkv, out, router, table)
