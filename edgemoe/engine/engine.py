@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from edgemoe.engine.contexts import rehearse
 from edgemoe.engine.limited_memory import LimitedMemory, block_split
 from edgemoe.engine.load_model import model_without_weights
 from edgemoe.engine.parts import EngineParts, Wraps, open_parts
 from edgemoe.engine.peak import PeakMemory
 from edgemoe.engine.random_tokens import measure_on_random_tokens
+from edgemoe.engine.rehearsal import rehearse
 from edgemoe.engine.rules import Rules, first_settings
 from edgemoe.engine.sequences import Sequences
 from edgemoe.engine.stepping import Stepping

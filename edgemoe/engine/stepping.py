@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager, nullcontext
 
 import torch
 
-from edgemoe.engine.contexts import make_context
 from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.parts import EngineParts
 from edgemoe.engine.rules import Rules
@@ -65,7 +64,7 @@ class Stepping:
         if step.rows > max(most, len(step.segments)):
             raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         counts = self._study.choices or self.rules.hot is not None
-        return make_context(
+        return StepContext(
             self._parts.source,
             step,
             self._study.policy or self.rules.policy,
@@ -89,8 +88,8 @@ class Stepping:
         step, record, hot = context.step, context.record, self.rules.hot
         long = self.plan.long_step_bytes
         if not context.all_rows:
-            rows = step.rows if step.rows > len(step.segments) else 0
-            long = min(long_step_bytes(self.shape, rows), long)
+            several = step.rows > len(step.segments)
+            long = min(long_step_bytes(self.shape, step.rows), long) if several else 0
         try:
             with self.memory.long_step(long), hot.step(record) if hot else nullcontext():
                 started = time.perf_counter()

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from edgemoe.cache.base import Lease
-from edgemoe.experts.assignments import Assignment, Assignments
-from edgemoe.experts.row_sum import PromptSum, RowSum
+from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum
 from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
 from edgemoe.kernels.activation import CUSTOM, Activation
@@ -132,8 +131,7 @@ class ExpertLayer:
         Returns:
             bf16 [T, H], or `add_to`.
         """
-        if assignments.skipped:
-            step.use.add([(0, 0, pairs) for pairs in assignments.skipped])
+        used = [(0, 0, pairs) for pairs in assignments.skipped]
         ordered = not step.decode and hidden.device.type == "cpu"
         rows: RowSum = (PromptSum if ordered else RowSum)(hidden, assignments)
         wanted = assignments.wanted(self.layer)
@@ -144,7 +142,8 @@ class ExpertLayer:
         with step.experts.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
             self._look_ahead(step, next_logits, assignments.gates.shape[1], predicted, scan=scan)
             for leases in request:
-                self._compute(step, leases, inputs, assignments, rows)
+                used += self._compute(step, leases, inputs, assignments, rows)
+        step.record.use.add(used)
         return rows.result(add_to)
 
     def next_logits(self, hidden: torch.Tensor) -> NextLogits | None:
@@ -167,8 +166,9 @@ class ExpertLayer:
         scan: bool,
     ) -> None:
         """Starts reading the next layer's predicted experts (DyMoE eq. 6-8); in a scan, if they are most of them."""
-        scan = scan and self.next_router is not None and self.runtime.source.scans_ahead
-        if not (self.looks_ahead or scan):
+        source = self.runtime.source
+        scan = scan and source.scans_ahead
+        if self.next_router is None or not (scan or source.looks_ahead):
             return
         if predicted is None and next_logits:
             predicted = self._predict(step, next_logits(), slots)
@@ -213,14 +213,16 @@ class ExpertLayer:
         inputs: Rows,
         assignments: Assignments,
         rows: RowSum,
-    ) -> None:
-        """Computes leased experts and adds their rows."""
+    ) -> list[tuple[int, int, int]]:
+        """Computes leased experts and adds their rows. Returns what ExpertUse.add takes."""
+        used: list[tuple[int, int, int]] = []
         tokens, slots = assignments.gates.shape
         exact = step.policy.settings.exact
         most = BATCH_ROWS if inputs.x.device.type == "cpu" else assignments.rows
         for batch in assignments.batches(leases, most):
-            step.kv.check_cancelled()
-            parts, numbers, used, places = list[Part](), list[int](), list[tuple[int, int, int]](), []
+            if not step.decode:
+                step.kv.check_cancelled()
+            parts, numbers, places = list[Part](), list[int](), list[torch.Tensor]()
             for lease, one in batch:
                 level = one.level if exact else lease.level
                 compensator = self._compensator(step, lease.key, level, one) if one.compensated else None
@@ -228,7 +230,6 @@ class ExpertLayer:
                 numbers.append(lease.key.expert)
                 used.append((one.level, level, one.rows))
                 places.append(one.places)
-            step.record.use.add(used)
             own = torch.cat(places)
             out = rows.room(own)
             x = inputs if tokens == 1 else replace(inputs, of=own // slots)
@@ -236,6 +237,7 @@ class ExpertLayer:
             if step.study.probe:
                 step.study.probe.computed(self, x, parts, numbers, out)
             rows.add(own, out)
+        return used
 
     def _compensated(self, step: StepContext, assignments: Assignments) -> dict[ExpertKey, int]:
         """The experts to be compensated: those computed at the base level (`compensated` of StepExperts.request)."""

@@ -18,9 +18,10 @@ from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.kv.step import Step, StepKV
+from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.remapping import Remapping
-from edgemoe.prefetch.base import StepExperts
+from edgemoe.prefetch.base import ExpertSource, StepExperts
 from edgemoe.prefetch.counts import TransferCounts
 
 Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
@@ -175,19 +176,23 @@ class StepTotals:
 class StepContext:
     """The state of one step while it passes through the model's layers. It ends with the step.
 
-    edgemoe/engine/contexts.py makes it. No later step uses it.
+    Engine.begin makes it. No later step uses it.
 
     Args:
+        source: brings the step's experts.
         step: the segments of sequences that the step computes.
-        all_rows: whether the step computes the logits of every row; otherwise only of each segment's last row.
-        kv: the step's keys and values, and the attention that its tokens receive.
         policy: chooses the level of each expert. It stays the same for the whole step, even if the engine is
             configured again while the step runs.
-        experts: the step's requests, predictions and transfers.
         study: what a measurement observes of the step or changes in it.
+        all_rows: whether the step computes the logits of every row; otherwise only of each segment's last row.
         choices: counts the routers' choices; None: they are not counted.
 
+    Raises:
+        ContextExceeded: a sequence's context is too small.
+
     Attributes:
+        kv: the step's keys and values, and the attention that its tokens receive.
+        experts: the step's requests, predictions and transfers.
         decode: the rows are new tokens, each judged alone.
         record: what the step leaves; complete once it has ended.
         logits: float32 [segments or rows, vocab], in RAM, once it has ended.
@@ -195,19 +200,24 @@ class StepContext:
 
     def __init__(
         self,
+        source: ExpertSource,
         step: Step,
-        kv: StepKV,
         policy: LevelPolicy,
-        experts: StepExperts,
-        *,
         study: Study,
+        *,
         all_rows: bool = False,
         choices: ChoiceCounts | None = None,
     ) -> None:
-        self.step, self.kv, self.policy, self.experts = step, kv, policy, experts
-        self.study, self.all_rows, self.decode = study, all_rows, kv.decode
+        self.step, self.policy, self.study = step, policy, study
+        self.all_rows, self.decode = all_rows, step.decodes
+        settings, signal = policy.settings, None
+        ranked = len(settings.scheduled) > 1 and not settings.priced
+        if ranked and not self.decode and needs_attention(settings.importance):
+            signal = attention_kind(settings.importance)
+        self.kv = StepKV(step, signal=signal)
+        self.experts: StepExperts = source.begin()
         self.record = StepRecord(
-            step.decodes, len(step.segments), step.rows, transfers=experts.counts, choices=choices
+            step.decodes, len(step.segments), step.rows, transfers=self.experts.counts, choices=choices
         )
         self.logits: torch.Tensor | None = None
 

@@ -102,8 +102,8 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
-        self.prompts = [segment.prompt or PromptAttention() for segment in step.segments]
-        """Of each span."""
+        self.prompts = [segment.prompt for segment in step.segments]
+        """Of each span; None: it is a new token."""
         self.spans: list[tuple[SequenceKV, int, int]] = []
         """(sequence, its first row in the step, rows); within `block` of its rows."""
         self.rows, self.places = step.rows, list[SpanPlace]()
@@ -124,7 +124,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def receive(
         self,
         place: SpanPlace,
-        prompt: PromptAttention,
+        prompt: PromptAttention | None,
         layer: int,
         received: torch.Tensor,
         window: int | None,
@@ -132,10 +132,11 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         """Adds the attention that tokens receive from a span; behind the last of its segment its rows have ranks.
 
         Args:
-            place, prompt: place and prompt of the span; `signal` is set.
+            place, prompt: place and prompt of the span, which has one; `signal` is set.
             layer, received, window: as PromptAttention.receive and ranks.
         """
         assert self.signal
+        assert prompt
         if place.row == place.part.start == 0:
             self.ranks = torch.empty(self.rows, device=received.device)
         prompt.receive(layer, received, place.part, self.signal)
@@ -192,4 +193,5 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         """Makes the step's tokens part of their sequences."""
         for (sequence, _, rows), prompt in zip(self.spans, self.prompts, strict=True):
             sequence.commit(rows)
-            prompt.commit(rows)
+            if prompt:
+                prompt.commit(rows)

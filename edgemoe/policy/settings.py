@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -178,7 +179,7 @@ class RunSettings:
         """A copy with some settings changed, validated again."""
         return replace(self, **changes)
 
-    @property
+    @cached_property
     def priced(self) -> bool:
         """Whether levels go by damage and the price of a bit (damage.py), and not by the paper's ranking."""
         if self.hotness:
@@ -195,7 +196,7 @@ class RunSettings:
         ranked = tuple(getattr(self, name) for name in ranking) if len(self.scheduled) > 1 else ()
         return self.levels, self.exact, ranked
 
-    @property
+    @cached_property
     def scheduled(self) -> tuple[int, ...]:
         """The levels that a token's experts are requested at, high to low; what is hot comes in the background."""
         return self.levels[-1:] if self.hotness else self.levels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,8 @@ class NativeDecodeLayers:
         self._buffers = ExpertBuffers(kernel, self.normed, slots, most)
         self._workspace = self._buffers.structure
         self._fill_structures(most)
+        self._stored = WeakKeyDictionary[SequenceKV, AttentionKV]()
+        """The structure of a layer of each sequence; a call sets the layer and the length."""
 
     def _fill_structures(self, experts: int) -> None:
         """Makes the layers' structures, and the scratch that all layers share; experts: most of a layer."""
@@ -209,39 +212,35 @@ class NativeDecodeLayers:
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:
-            the layer whose block is still to be added to hidden, from `normed`, as its router chose if it has one;
-            or the end of `layers`.
+            the layer whose block is still to be added to hidden, from `normed`, as its router chose; or `layers`' end.
 
         Raises:
             MemoryError: no memory for activations or scores.
             ValueError: sizes of layers, hidden, rotation and KV that contradict each other.
         """
-        self._check(hidden, rotation, len(sequences))
-        first, rows = layers.start, len(sequences)
-        attention = self._layers[0].attention
+        first, rows, (cosine, sine) = layers.start, len(sequences), rotation
+        if not hidden.shape[:-1] == cosine.shape[:-1] == sine.shape[:-1] == (1, rows):
+            raise ValueError(f"expected one row for each of {rows} sequences, got {[*hidden.shape]}")
         kv = (AttentionKV * rows)()
         for row, each in enumerate(sequences):
-            kv[row] = attention.structure(LayerKV(*each.slices[first], each.length, each.shape.format))
+            stored, (keys, values) = self._stored.get(each) or self._store(each), each.slices[first]
+            stored.keys, stored.values, stored.past = keys.data_ptr(), values.data_ptr(), each.length
+            kv[row] = stored
         done: int = native.library().edgemoe_decode_layers(
             *(native.threads(), ctypes.byref(self._structures, first * ctypes.sizeof(DecoderLayer))),
             *(len(layers), kv, rows, ctypes.byref(self._workspace), look_ahead),
-            *(hidden.data_ptr(), hidden.shape[2]),
-            *(rotation[0].data_ptr(), rotation[1].data_ptr(), rotation[0].shape[2]),
+            *(hidden.data_ptr(), hidden.shape[2], cosine.data_ptr(), sine.data_ptr(), cosine.shape[2]),
         )
         if done < 0:
             raise native.failure(done, "a new token's activations")
         return first + done
 
-    def _check(self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], rows: int) -> None:
-        """Refuses hidden states and rotations of other rows than one for each sequence.
-
-        Raises:
-            ValueError: naming both numbers.
-        """
-        shapes = rotation[0].shape[:-1], rotation[1].shape[:-1]
-        if hidden.shape[1] != rows or shapes != ((1, rows), (1, rows)):
-            found = f"{hidden.shape[1]} and rotations of {tuple(rotation[0].shape)}"
-            raise ValueError(f"expected {rows} rows, one a sequence, got {found}")
+    def _store(self, sequence: SequenceKV) -> AttentionKV:
+        """Makes the structure of a sequence's first layer, and keeps it for as long as the sequence lives."""
+        stored = self._stored[sequence] = self._layers[0].attention.structure(
+            LayerKV(*sequence.slices[0], sequence.length, sequence.shape.format)
+        )
+        return stored
 
 
 class ExpertBuffers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,11 +74,11 @@ class NativeExpertKernel:
             inner = activation.apply(self._product(x, parts, experts, *up))
             out.copy_(self._product(Rows(inner), parts, experts, *down))
             return
-        rows = _laid_out(x, parts, experts, *up)
+        arguments, _kept = _laid_out(x, parts, experts, *up)
         y = out if self.unpadded else out.new_empty(len(out), down[0].padded_rows)
         result = native.library().edgemoe_experts(
             *(native.threads(), ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols),
-            *(experts, len(parts), *rows.arguments, y.data_ptr(), *y.shape),
+            *(experts, len(parts), *arguments, y.data_ptr(), *y.shape),
         )
         if result:
             raise native.failure(result, "experts' activations")
@@ -109,11 +108,11 @@ class NativeExpertKernel:
         self, x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix
     ) -> torch.Tensor:
         """bf16 [R, K] -> bf16 [R, N] through one quantized matrix of every part's expert."""
-        rows = _laid_out(x, parts, experts, spec, matrix)
+        arguments, _kept = _laid_out(x, parts, experts, spec, matrix)
         y = x.x.new_empty(sum(part.rows for part in parts), matrix.rows)
         result = native.library().edgemoe_expert_product(
             *(native.threads(), ctypes.byref(matrix), spec.name == "down", experts, len(parts)),
-            *(*rows.arguments, y.data_ptr(), *y.shape),
+            *(*arguments, y.data_ptr(), *y.shape),
         )
         if result:
             raise native.failure(result, "a product's activations")
@@ -179,36 +178,15 @@ def weighted_sum(
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _LaidOut:
-    """Rows as C reads them.
-
-    Args:
-        x: bf16 [T, K], contiguous.
-        of: int64 [R], contiguous, as of Rows.
-        quantized: every row of x, quantized; None: rows are quantized in each call.
-    """
-
-    x: torch.Tensor
-    of: torch.Tensor | None = None
-    quantized: torch.Tensor | None = None
-
-    @property
-    def arguments(self) -> tuple[int | None, ...]:
-        """C's arguments: x, its rows and columns, the rows' indices, and x quantized."""
-        of = None if self.of is None else self.of.data_ptr()
-        return (
-            self.x.data_ptr(),
-            *self.x.shape,
-            of,
-            None if self.quantized is None else self.quantized.data_ptr(),
-        )
-
-
-def _laid_out(x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix) -> _LaidOut:
-    """Rows as a product reads them; sets each expert's first row of them and of y.
+def _laid_out(
+    x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, matrix: Matrix
+) -> tuple[tuple[int | None, ...], tuple[torch.Tensor | None, ...]]:
+    """Lays rows out as a product reads them; sets each expert's first row of them and of y.
 
     Rows that are padded, which is rare, are gathered and quantized in every call.
+
+    Returns:
+        C's arguments: x, its rows and columns, the rows' indices, and x quantized. And the tensors that they point to.
     """
     row = 0
     for part, expert in zip(parts, experts, strict=True):
@@ -218,13 +196,17 @@ def _laid_out(x: Rows, parts: Sequence[Part], experts: Any, spec: MatrixSpec, ma
     if shared:
         for expert in experts:
             expert.x = 0
-    if x.of is None or spec.padded_cols != spec.cols:
-        own = x.x if shared else x.gathered(row)
-        return _LaidOut(torch.nn.functional.pad(own, (0, spec.padded_cols - spec.cols)).contiguous())
-    whole = x.x.contiguous()
-    if "quantized" not in x.kept and any(part.level < 8 for part in parts):
-        x.kept["quantized"] = _quantized(whole, matrix)
-    return _LaidOut(whole, x.of, x.kept.get("quantized"))
+    whole, of, quantized = x.x.contiguous(), x.of, None
+    if of is None or spec.padded_cols != spec.cols:
+        whole, of = (x.x if shared else x.gathered(row)), None
+        whole = torch.nn.functional.pad(whole, (0, spec.padded_cols - spec.cols)).contiguous()
+    elif "quantized" in x.kept or any(part.level < 8 for part in parts):
+        if "quantized" not in x.kept:
+            x.kept["quantized"] = _quantized(whole, matrix)
+        quantized = x.kept["quantized"]
+    indices = None if of is None else of.data_ptr()
+    codes = None if quantized is None else quantized.data_ptr()
+    return (whole.data_ptr(), *whole.shape, indices, codes), (whole, of, quantized)
 
 
 def _quantized(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:

@@ -17,10 +17,12 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import DoesNotFit
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
+from edgemoe.kernels.native import library as native
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings, parse_levels
+from tools.timing.count_calls import count_tokens, nearest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -84,6 +86,16 @@ def store(tmp_path_factory) -> StoreModel:
     directory = tmp_path_factory.mktemp("demo") / "store"
     convert_checkpoint(DEMO, directory, max_level=8, layout="auto", dense_bits=16)
     return StoreModel.open(directory)
+
+
+@pytest.mark.skipif(not native.available(), reason="another path without the compiled kernel")
+def test_a_token_with_missing_experts_passes_few_python_calls(store):
+    """The median token with about 12 missing experts passes at most 1,100 Python calls, and 35 files."""
+    settings = RunSettings(levels=parse_levels("8/4/2/0"), speculate="off")
+    near = nearest(count_tokens(store, 22_000_000, settings, tokens=32, warm_up=16), 12)
+    token = near[len(near) // 2]
+    assert 10 <= token.missing <= 14
+    assert (token.total <= 1100, token.files <= 35) == (True, True), token.line()
 
 
 @pytest.mark.e2e
