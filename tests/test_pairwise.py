@@ -19,7 +19,10 @@ def test_every_pair_is_in_a_row(sizes: tuple[int, ...], most: int) -> None:
 
 
 def test_cases_have_the_values() -> None:
-    """A case has one value per argument, and its id shows them."""
-    mark = pairwise(level=[8, 4], shape=[(1, 2)]).mark
-    assert mark.args == (["level", "shape"], [(8, (1, 2)), (4, (1, 2))])
-    assert mark.kwargs == {"ids": ["8-(1,2)", "4-(1,2)"], "indirect": []}
+    """A case has one value per argument, its id shows them, and it is marked by them."""
+    mark = pairwise(level=[8, 4], shape=[(1, 2)], e2e=lambda case: case["level"] == 4).mark
+    names, cases = mark.args
+    assert names == ["level", "shape"]
+    assert [(case.values, case.id) for case in cases] == [((8, (1, 2)), "8-(1,2)"), ((4, (1, 2)), "4-(1,2)")]
+    assert [[mark.name for mark in case.marks] for case in cases] == [[], ["e2e"]]
+    assert mark.kwargs == {"indirect": []}

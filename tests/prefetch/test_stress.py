@@ -103,7 +103,7 @@ class StressRig(Rig):
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(
     form=st.sampled_from([MERGED, SLICED]),
     vram=st.integers(1, 6),
@@ -268,11 +268,11 @@ class Crowd:
 @pytest.mark.parametrize("base", [12, 5])
 @pytest.mark.parametrize(("dram", "mode"), [(None, "off"), (6, "full")])
 def test_changes_of_level_in_any_order(base: int, dram: int | None, mode: str) -> None:
-    """25,000 requests, looks, steps and ends: no block is lost or used twice, nothing hangs, every byte is counted."""
+    """5,000 requests, looks, steps and ends: no block is lost or used twice, nothing hangs, every byte is counted."""
     r = Rig(SMALL, {"base": base, "d4": 4, "d8": 2}, dram, look_ahead=mode)
     try:
         crowd = Crowd(r, seed=base)
-        for _ in range(25_000):
+        for _ in range(5_000):
             crowd.step()
         r.fetcher.release_pins()
         r.whole()
@@ -280,8 +280,8 @@ def test_changes_of_level_in_any_order(base: int, dram: int | None, mode: str) -
         assert counts.ssd_bytes == r.reader.bytes
         assert counts.moved_bytes <= counts.ssd_bytes + counts.dram_bytes
         assert counts.speculated_used + counts.speculated_cancelled <= counts.speculated
-        assert min(counts.promoted, counts.demoted, counts.deferred) > 1000
-        assert counts.speculated_used > 100
+        assert min(counts.promoted, counts.demoted, counts.deferred) > 200
+        assert counts.speculated_used > 20
         assert not r.fetcher._transfers.under_way
         assert not r.fetcher._transfers.moving
     finally:

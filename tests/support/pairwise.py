@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -38,15 +38,23 @@ def all_pairs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return rows
 
 
-def pairwise(*, indirect: Collection[str] = (), **domains: Collection[Any]) -> pytest.MarkDecorator:
+def pairwise(
+    *,
+    indirect: Collection[str] = (),
+    e2e: Callable[[dict[str, Any]], bool] = lambda case: False,
+    **domains: Collection[Any],
+) -> pytest.MarkDecorator:
     """Parametrizes a test with rows of values in which every two values of different arguments meet.
 
     Args:
         indirect: Names of arguments whose values go to the fixture of that name.
+        e2e: Whether `make test-fast` leaves out the row with these values.
         domains: Argument name -> its values.
     """
     values = [list(domain) for domain in domains.values()]
-    rows = all_pairs([len(each) for each in values])
-    cases = [tuple(each[index] for each, index in zip(values, row, strict=True)) for row in rows]
-    ids = ["-".join(getattr(v, "__name__", str(v)).replace(" ", "") for v in case) for case in cases]
-    return pytest.mark.parametrize(list(domains), cases, ids=ids, indirect=list(indirect))
+    indices = all_pairs([len(each) for each in values])
+    cases = [tuple(each[index] for each, index in zip(values, row, strict=True)) for row in indices]
+    names = ["-".join(getattr(v, "__name__", str(v)).replace(" ", "") for v in case) for case in cases]
+    marks = [[pytest.mark.e2e] * e2e(dict(zip(domains, case, strict=True))) for case in cases]
+    rows = [pytest.param(*c, id=n, marks=m) for c, n, m in zip(cases, names, marks, strict=True)]
+    return pytest.mark.parametrize(list(domains), rows, indirect=list(indirect))

@@ -65,7 +65,7 @@ def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels):
     with pytest.raises(DoesNotFit) as caught:
         store.plan(vram_limit=1_000_000, settings=settings, context=context)
     least = caught.value.minimum
-    turns = [line for words in range(1, 11) for line in ("word " * words, "/clear")]
+    turns = [line for words in (1, 2, 5, 9) for line in ("word " * words, "/clear")]
     options = ("--vram-limit", str(least), "--context", str(context), "--levels", levels)
     done = subprocess.run(
         [sys.executable, "-m", "edgemoe", "chat", "--model", store.directory, "--json", *options],
@@ -76,7 +76,7 @@ def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels):
         timeout=120,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (done.returncode, len(answers)) == (0, 10)
+    assert (done.returncode, len(answers)) == (0, 4)
     assert all(answer["vram_limit_bytes"] == least for answer in answers)
     assert 0 < max(answer["peak_vram_bytes"] for answer in answers) <= least
 

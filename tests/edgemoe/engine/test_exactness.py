@@ -50,8 +50,10 @@ def logits(open_engine, store):
     return run
 
 
-@pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize(("readers", "kv"), [(1, "bf16"), (4, "bf16"), (4, "q8_0"), (4, "q4_0")])
+@pytest.mark.parametrize(
+    ("level", "readers", "kv"),
+    [(8, 1, "bf16"), (4, 4, "bf16"), (2, 4, "bf16"), (8, 4, "q8_0"), (4, 1, "q4_0")],
+)
 def test_limits_do_not_change_a_bit(logits, level: int, readers: int, kv: str):
     """All resident, the smallest limit, a middle one; no second tier, a small and a large one: the same bits."""
     want, counts = logits(level=level, kv=kv)

@@ -319,7 +319,7 @@ def test_any_order_of_growth_stays_inside_the_limit(open_engine, tiny_store, evi
     machine = type("Machine", (GrowingMachine,), {"engine": engine, "reader": reader, "known": {}})
     try:
         run_state_machine_as_test(
-            machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
+            machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None)
         )
     finally:
         reader.close()

@@ -177,20 +177,28 @@ def covering(*values: Any) -> Any:
 
 
 EVERY = [covering(name) for name in SMALL]
-FORMS = [
-    covering(name, form)
-    for form in ("separate", "fused")
-    for name in (SEPARATE if form == "separate" else SMALL)
-]
 
 
-@pytest.mark.parametrize(("model_type", "form"), FORMS)
-def test_level_8_is_transformers(case_of, open_engine, model_type, form):
+@pytest.mark.parametrize("model_type", EVERY)
+def test_level_8_is_transformers(case_of, open_engine, model_type):
     """After every token, prefilled, decoded or continued, the next is distributed as transformers has it."""
     case = case_of(model_type)
-    engine = open_engine(case.store(form), experts=3)
+    engine = open_engine(case.store(), experts=3)
     for run in (prefilled, decoded, continued):
         assert distances(case, engine, run)[-1] < LEVEL_8_KL, run.__name__
+
+
+@pytest.mark.parametrize("model_type", [covering(name) for name in SEPARATE])
+def test_a_tensor_for_each_experts_matrix_gives_the_same_store(case_of, model_type):
+    """The store of either form of a checkpoint has the same records, and equally many dense weights.
+
+    Dense tensors have the names of their form. test_level_8_is_transformers compares what the fused ones give.
+    """
+    separate, fused = (case_of(model_type).store(form) for form in ("separate", "fused"))
+    records, others = (
+        {path.name: path.read_bytes() for path in s.glob("experts-*")} for s in (separate, fused)
+    )
+    assert records == others != {}
 
 
 @pytest.mark.parametrize("model_type", [name for name in SMALL if name != "phimoe"])

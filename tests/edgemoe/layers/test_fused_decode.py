@@ -9,6 +9,7 @@ import torch
 from availability import needs_native
 from family_models import VOCABULARY, blocks_of, random_model, router_of, save
 from integrity import check_integrity
+from pairwise import pairwise
 
 from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
@@ -30,7 +31,6 @@ MODELS = {
     "mixtral": {},  # a window in every layer
     "olmoe": {"clip_qkv": None},
     "qwen2_moe": {},  # shared experts, a dense layer, windows in some layers
-    "qwen3_moe": {},
     "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
     "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight
     "qwen3_moe, 8 bits": {"attention_bias": True},
@@ -52,9 +52,6 @@ RULES = {
     "8/4/2/0, renormalised": {"levels": (8, 4, 2, 0), "bits": 2.5, "renormalise": True},
 }
 
-COVERED = ("4/0", "8/4/2/0")
-"""Rules that `make test-fast` decodes with their renormalised forms only."""
-
 LIMITS = {
     "all resident": {},
     "misses": {"experts": 5},
@@ -63,14 +60,14 @@ LIMITS = {
 }
 
 
-FAST = ("mixtral", "qwen2_moe, 8 bits", "qwen3_moe, one dense layer")
-"""The models that `make test-fast` decodes with: between them they have every kind of layer."""
+DIFFERENT = ("mixtral", "qwen2_moe, 8 bits", "qwen3_moe, one dense layer")
+"""Models that have every kind of layer between them, for what does not depend on a family's attention."""
+
+on_different_models = pytest.mark.parametrize("store", DIFFERENT, indirect=True)
+on_a_model = pytest.mark.parametrize("store", DIFFERENT[-1:], indirect=True)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[name if name in FAST else pytest.param(name, marks=pytest.mark.e2e) for name in MODELS],
-)
+@pytest.fixture(scope="module")
 def store(request, tmp_path_factory) -> Path:
     """A random model of a family with fused_gqa, converted."""
     place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in request.param else 16
@@ -116,27 +113,29 @@ def fused_calls(monkeypatch) -> list[bool]:
     return calls
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=pytest.mark.e2e) if rule in COVERED else rule for rule in RULES]
+@pairwise(
+    indirect=["store"],
+    store=MODELS,
+    rule=RULES,
+    limit=LIMITS,
+    e2e=lambda case: case["store"] not in DIFFERENT,
 )
-def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule):
+def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule, limit):
     """Logits and levels equal those of transformers' modules bit for bit, under every limit and look-ahead."""
     want, use = decoded(by_modules(open_engine(store, exact=True, **RULES[rule])))
     assert fused_calls == []
     assert set(use.scheduled) == set(RULES[rule]["levels"])
-    for name, limit in LIMITS.items():
-        engine = open_engine(store, exact=True, **RULES[rule], **limit)
-        before = len(fused_calls)
-        logits, found = decoded(engine)
-        assert torch.equal(logits, want), name
-        assert (found.experts, found.scheduled) == (use.experts, use.scheduled), name
-        assert len(fused_calls) - before >= len(DECODED)
-        for tier in (engine.vram, engine.dram):
-            if tier is not None:
-                check_integrity(tier)
+    engine = open_engine(store, exact=True, **RULES[rule], **LIMITS[limit])
+    logits, found = decoded(engine)
+    assert torch.equal(logits, want)
+    assert (found.experts, found.scheduled) == (use.experts, use.scheduled)
+    assert len(fused_calls) >= len(DECODED)
+    for tier in (engine.vram, engine.dram):
+        if tier is not None:
+            check_integrity(tier)
 
 
-@pytest.mark.e2e
+@on_a_model
 @pytest.mark.parametrize("rule", ["4/0, renormalised", "8/4/2/0, renormalised"])
 def test_renormalised_gate_weights_change_the_logits(store, open_engine, rule):
     """The rules with renormalisation are not met by ignoring it: the logits without it are others."""
@@ -145,6 +144,7 @@ def test_renormalised_gate_weights_change_the_logits(store, open_engine, rule):
     assert not torch.equal(scaled, plain)
 
 
+@on_different_models
 def test_better_planes_are_used_alike(store, open_engine):
     """With level 8 resident and level 4 scheduled, an engine that is not exact computes at 8 on either path."""
     engine = open_engine(store, exact=False)
@@ -158,7 +158,7 @@ def test_better_planes_are_used_alike(store, open_engine):
     assert use.reused == use.experts[8] > 0
 
 
-@pytest.mark.e2e
+@on_different_models
 @pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
 def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
     """In every call, of one sequence and of two, levels are the policy's for what the tiers have at that moment."""
@@ -191,7 +191,7 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
         assert {(rows, level) for rows in (1, 2) for level in (2, 4)} <= seen
 
 
-@pytest.mark.e2e
+@on_different_models
 @pytest.mark.parametrize("limit", LIMITS)
 def test_counts_are_those_of_the_modules(store, open_engine, limit):
     """The fused path counts as many requests, by level, as the modules do; a resident model has hits alone."""
@@ -214,7 +214,7 @@ def test_counts_are_those_of_the_modules(store, open_engine, limit):
         assert fused.ssd_bytes == modules.ssd_bytes == 0
 
 
-@pytest.mark.e2e
+@on_different_models
 def test_watching_sees_the_same_experts(store, open_engine):
     """Engine.watch is called with every layer's choice on either path."""
     seen: list[list[tuple[int, list[list[int]]]]] = []
@@ -243,16 +243,23 @@ def test_a_resident_model_takes_one_call(tmp_path, open_engine, fused_calls, mon
     assert fused_calls == [True] * len(DECODED)
 
 
-@pytest.mark.parametrize(
-    ("rule", "kv"),
-    [
-        *(pytest.param(rule, "bf16", marks=[pytest.mark.e2e] * (rule in COVERED)) for rule in RULES),
-        *((next(iter(RULES)), kv) for kv in ("q8_0", "q4_0")),
-    ],
+MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name in ("8", "4/2")} | {
+    "8, keys and values at 8 bits": {"levels": (8,), "kv": "q8_0"},
+    "8, keys and values at 4 bits": {"levels": (8,), "kv": "q4_0"},
+}
+"""What a step of several sequences computes with."""
+
+
+@pairwise(
+    indirect=["store"],
+    store=[*DIFFERENT, "olmoe"],
+    mode=MODES,
+    limit=LIMITS,
+    e2e=lambda case: case["store"] == "olmoe",
 )
-def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, fused_calls, rule, kv):
+def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, fused_calls, mode, limit):
     """Five sequences of different lengths in one fused step have the bits and levels of single-token steps."""
-    single = open_engine(store, exact=True, kv=kv, **RULES[rule])
+    single = open_engine(store, exact=True, **MODES[mode])
     numbers = range(5)
     want, used = [], ExpertUse()
     for i in numbers:
@@ -262,21 +269,20 @@ def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, f
         want.append([single.step(Step((Segment(sequence, (token + i,)),)))[0] for token in DECODED[:4]])
         single.sequences.end(sequence)
         used += single.take_use()
-    for limit in LIMITS.values():
-        engine = open_engine(store, exact=True, parallel=5, kv=kv, **RULES[rule], **limit)
-        sequences = [engine.sequences.new() for _ in numbers]
-        for i, sequence in enumerate(sequences):
-            engine.prefill(sequence, PROMPT[: 3 + i])
-        engine.take_use()
-        before = len(fused_calls)
-        for at, token in enumerate(DECODED[:4]):
-            segments = [Segment(sequence, (token + i,)) for i, sequence in enumerate(sequences)]
-            got = engine.step(Step(tuple(segments)))
-            assert all(torch.equal(got[i], want[i][at]) for i in numbers)
-        assert len(fused_calls) > before
-        assert engine.take_use().scheduled == used.scheduled
+    engine = open_engine(store, exact=True, parallel=5, **MODES[mode], **LIMITS[limit])
+    sequences = [engine.sequences.new() for _ in numbers]
+    for i, sequence in enumerate(sequences):
+        engine.prefill(sequence, PROMPT[: 3 + i])
+    engine.take_use()
+    before = len(fused_calls)
+    for at, token in enumerate(DECODED[:4]):
+        got = engine.step(Step(tuple(Segment(each, (token + i,)) for i, each in enumerate(sequences))))
+        assert all(torch.equal(got[i], want[i][at]) for i in numbers)
+    assert len(fused_calls) > before
+    assert engine.take_use().scheduled == used.scheduled
 
 
+@on_a_model
 def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeypatch):
     """A request of more than half of a layer's experts for several sequences is a scan; for one sequence none is."""
     engine, scans = open_engine(store, experts=5, parallel=5), []
@@ -304,6 +310,7 @@ def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeyp
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("store", MODELS, indirect=True)
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatch, sequences):
     """Logits with transformers' own attention and routers differ by the order of additions alone.

@@ -19,7 +19,7 @@ from edgemoe.models.store_model import StoreModel
 
 ROOT = Path(__file__).resolve().parents[3]
 
-WIDE = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 16, "num_hidden_layers": 1}
+WIDE = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 32, "num_hidden_layers": 1}
 """Keys and values in float32 would take more than all else."""
 
 DEEP = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 24}
@@ -48,9 +48,9 @@ with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
 @pytest.mark.parametrize(
     ("sizes", "kv", "context", "prefill_rows", "copies"),
     [
-        (WIDE, "bf16", 4096, 512, 30_000_000),
-        (WIDE, "q8_0", 4096, 2048, 30_000_000),
-        (DEEP, "bf16", 12_288, 512, 0),
+        (WIDE, "bf16", 2048, 512, 30_000_000),
+        (WIDE, "q8_0", 2048, 1024, 30_000_000),
+        (DEEP, "bf16", 6144, 512, 0),
     ],
     ids=["wide", "wide, q8_0, long steps", "deep"],
 )

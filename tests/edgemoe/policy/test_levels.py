@@ -6,6 +6,7 @@ import pytest
 import torch
 from damages import a_damage
 from integrity import check_integrity
+from pairwise import pairwise
 
 from edgemoe.errors import UserError
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
@@ -160,18 +161,19 @@ def test_skipped_experts_are_neither_read_nor_computed(open_engine, tiny_store):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("levels", [(4, 2), (4, 0), (8, 4), (8, 4, 2, 0)])
-@pytest.mark.parametrize("speculate", ["off", "full"])
-def test_scheduled_levels_give_the_same_bits_under_every_limit(open_engine, tiny_store, levels, speculate):
+@pairwise(levels=[(4, 2), (4, 0), (8, 4, 2, 0)], speculate=["off", "full"], limit=[(2, 0), (3, 4), (7, 0)])
+def test_scheduled_levels_give_the_same_bits_under_every_limit(
+    open_engine, tiny_store, levels, speculate, limit
+):
     """An exact engine's bits do not depend on residency, eviction or look-ahead."""
     how = {"levels": levels, "retention": 0.6, "exact": True}
     want = run(open_engine(tiny_store, **how), rest=(5, 9, 5))
-    for experts, dram in ((2, 0), (3, 4), (7, 0)):
-        engine = open_engine(tiny_store, experts=experts, dram_experts=dram, speculate=speculate, **how)
-        assert torch.equal(run(engine, rest=(5, 9, 5)), want)
-        for tier in (engine.vram, engine.dram):
-            if tier is not None:
-                check_integrity(tier)
+    experts, dram = limit
+    engine = open_engine(tiny_store, experts=experts, dram_experts=dram, speculate=speculate, **how)
+    assert torch.equal(run(engine, rest=(5, 9, 5)), want)
+    for tier in (engine.vram, engine.dram):
+        if tier is not None:
+            check_integrity(tier)
 
 
 def test_retention_one_is_the_high_level(open_engine, tiny_store):

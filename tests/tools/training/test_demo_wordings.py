@@ -63,15 +63,15 @@ def test_held_out_wordings_are_answered_sensibly(new_chat: Callable[[], Conversa
 
 
 def test_a_conversation_stays_sensible(new_chat: Callable[[], Conversation]) -> None:
-    """The same wordings in conversations of four turns of any kinds: no turn spoils those after it."""
+    """Half of them in conversations of four turns of any kinds: no turn spoils those after it."""
     wordings = read_wordings()
     random.Random(0).shuffle(wordings)
     found = []
-    for first in range(0, 200, 4):
+    for first in range(0, 100, 4):
         chat = new_chat()
         found += [(wording, answered(chat, wording)) for wording in wordings[first : first + 4]]
     print(report(found))
-    assert sum(good for _, good in found) >= 0.8 * 200, report(found)
+    assert sum(good for _, good in found) >= 0.8 * 100, report(found)
 
 
 @pytest.mark.parametrize("question", OUTSIDE_TURNS)

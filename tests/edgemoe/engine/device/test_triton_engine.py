@@ -21,7 +21,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.policy.settings import RunSettings
 
-PROMPT = torch.randint(3, 300, (4,), generator=torch.Generator().manual_seed(2)).tolist()
+PROMPT = torch.randint(3, 300, (2,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
 def logits(directory: Path, compute: Compute, *, experts: int | None) -> torch.Tensor:

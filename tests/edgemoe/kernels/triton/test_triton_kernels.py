@@ -12,6 +12,7 @@ from records import KEY, MemoryReader, blocks_for
 pytest.importorskip("triton")
 
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
+from pairwise import pairwise
 from plane_experts import applied
 
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
@@ -85,15 +86,10 @@ class Expert:
         assert (got - want).norm() / want.norm() < (0.008 if self.geometry.matrices[1].cols > 1 else 0.02)
 
 
-@pytest.fixture(scope="module", params=SMALL)
-def expert(request) -> Expert:
-    return Expert(SMALL[request.param])
-
-
-@pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("tokens", [1, MATVEC_UP_TO + 1])
-def test_every_shape_and_level_matches_the_reference(expert, level, tokens):
+@pairwise(shape=SMALL, level=[8, 4, 2], tokens=[1, MATVEC_UP_TO + 1])
+def test_every_shape_and_level_matches_the_reference(shape, level, tokens):
     """Padded rows and columns, every group and slab size, give the reference product to bf16's rounding."""
+    expert = Expert(SMALL[shape])
     expert.compare([expert.part(level, tokens)])
 
 
@@ -106,7 +102,7 @@ def test_every_count_of_tokens_matches_the_reference(tokens):
 
 def test_a_call_mixes_levels_and_token_counts():
     """Each row has the bits that its expert computes alone."""
-    expert, levels, sizes = Expert(SMALL["even"]), [8, 2, 4, 2, 8, 4], [1, 20, 3, 1, 7, 17]
+    expert, levels, sizes = Expert(SMALL["even"]), [8, 2, 4, 2], [1, 20, 3, 17]
     parts = [expert.part(level, rows) for level, rows in zip(levels, sizes, strict=True)]
     x = expert.x(sum(sizes))
     for activation in (SILU, Activation(CUSTOM, SILU.apply)):
@@ -146,8 +142,7 @@ def test_activations_match_torch(name, tokens):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize(("bad", "tokens"), [(float("nan"), 3), (float("inf"), 20)])
 def test_a_non_finite_activation_stays_in_its_row(bad, tokens):
     """A NaN or infinity in x makes its row of y non-finite, and no other row."""
     expert = Expert(SMALL["odd"])

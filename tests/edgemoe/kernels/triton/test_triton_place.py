@@ -71,7 +71,7 @@ def everywhere(own: int, highest: int = 8) -> torch.Tensor:
 def test_levels_and_weights_are_those_of_the_policy(settings, slots):
     """Levels and gate weights equal LevelPolicy's and without_skipped's bit for bit."""
     policy = LevelPolicy(settings, range(LAYERS), EXPERTS, damage=a_damage(LAYERS, EXPERTS))
-    chosen, gates = (rows[::6].contiguous() for rows in random_gates(slots, seed=slots))
+    chosen, gates = (rows[::12].contiguous() for rows in random_gates(slots, seed=slots))
     want = policy.levels(1, chosen, gates, None, decode=True)
     weights = without_skipped(gates, want, renormalise=settings.renormalise)
     for row in range(len(gates)):
