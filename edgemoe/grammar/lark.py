@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgemoe.grammar.schema import require_enforceable
+from edgemoe.grammar.schema import enforceable
 
 _SPACES = r"WS: /[ \n]{0,8}/"
 
@@ -68,10 +68,9 @@ def json_answer(words: Words, schema: Mapping[str, object], reasoning: Reasoning
     """The grammar of an answer that a JSON schema describes.
 
     Raises:
-        UserError: see require_enforceable.
+        UserError: see enforceable.
     """
-    require_enforceable(schema)
-    return _behind(words, reasoning, f"%json {_json(dict(schema) | {'x-guidance': _BOUNDED})}")
+    return _behind(words, reasoning, f"%json {_json(enforceable(schema) | {'x-guidance': _BOUNDED})}")
 
 
 def calls_answer(
@@ -92,7 +91,7 @@ def calls_answer(
         several: calls; otherwise exactly one.
 
     Raises:
-        UserError: see require_enforceable.
+        UserError: see enforceable.
     """
     more = f" ({_literal(words, form.between)} call)*" if several else ""
     start = f"{_literal(words, form.before)} call{more} {_literal(words, form.after)}"
@@ -107,7 +106,7 @@ def text_and_calls(
     Args as of calls_answer.
 
     Raises:
-        UserError: see require_enforceable.
+        UserError: see enforceable.
     """
     times, rest = "*" if several else "?", form.begin.removeprefix(form.mark)
     calls = _calls(words, form, tools, rest)
@@ -125,8 +124,7 @@ def _calls(
 ) -> str:
     lines = []
     for name, schema in tools:
-        require_enforceable(schema)
-        arguments = _json(dict(schema) | {"x-guidance": _WRITTEN})
+        arguments = _json(enforceable(schema) | {"x-guidance": _WRITTEN})
         lines.append(
             f"{_literal(words, begin + name + form.middle)} %json {arguments} {_literal(words, form.end)}"
         )

@@ -13,7 +13,7 @@ from scripted import END, chatml_tokenizer
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import json_answer
-from edgemoe.grammar.schema import KEYWORDS, MOST_BYTES, MOST_DEPTH, require_enforceable
+from edgemoe.grammar.schema import KEYWORDS, MOST_BYTES, MOST_DEPTH, enforceable
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -155,7 +155,7 @@ def test_a_grammar_lets_through_what_its_schema_has(words, tokenizer, schema, go
 
 def test_every_keyword_has_a_case():
     """Those that restrict nothing too; and the page of the server names it."""
-    text = json.dumps([schema for schema, _, _ in SCHEMAS])
+    text = json.dumps([[schema for schema, _, _ in SCHEMAS], [schema for schema, *_ in ANNOTATED]])
     assert [word for word in KEYWORDS if f'"{word}"' not in text] == []
     page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [word for word in KEYWORDS if f"`{word}`" not in page] == []
@@ -197,11 +197,8 @@ def test_random_answers_are_valid(words, tokenizer, schema, good, bad):
         ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
         ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
         ({"anyOf": [{"$dynamicRef": "#x"}]}, "$dynamicRef"),
-        ({"type": "string", "nullable": True}, "nullable"),
-        ({"type": "string", "contentEncoding": "base64"}, "contentEncoding"),
         ({"typ": "object"}, "typ"),
         ({"x-guidance": {"lenient": True}, "type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"x-guidance": {"lenient": True}, "type": "array"}, "x-guidance"),
         ({"type": "object", "properties": {"a": {"items": {"typo": 1}}}}, "typo"),
         ({"type": "array", "items": [{"typo": 1}]}, "typo"),
         ({"additionalProperties": {"typo": 1}}, "typo"),
@@ -211,12 +208,53 @@ def test_random_answers_are_valid(words, tokenizer, schema, good, bad):
 def test_other_keywords_are_refused_by_name(schema, named):
     """Wherever they stand."""
     with pytest.raises(UserError, match=f"got '{named.replace('$', '.')}'"):
-        require_enforceable(schema)
+        enforceable(schema)
+
+
+ANNOTATED = [
+    # schema, JSON that it has, JSON that it has not; by OpenAPI's and JSON Schema's own texts
+    ({"type": "string", "nullable": True, "minLength": 1}, ['"a"', "null"], ["1", '""']),
+    ({"type": ["integer", "string"], "nullable": True}, ["1", "null"], ["[]"]),
+    ({"enum": ["a", "b"], "nullable": True}, ['"a"', "null"], ['"c"']),
+    ({"type": "string", "enum": ["a"], "nullable": True}, ['"a"'], ["null"]),
+    ({"type": "string", "nullable": False}, ['"a"'], ["null"]),
+    ({"type": "integer", "format": "int64"}, ["7"], ['"7"']),
+    ({"type": "string", "format": "byte", "contentEncoding": "base64"}, ['"a"'], ["7"]),
+    ({"x-guidance": {"lenient": True}, "type": "array", "x-order": 3, "items": {"type": "null"}}, ["[]"], ["1"]),
+    (
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"k": {"const": "a", "x-y": 1}}, "required": ["k"]},
+                {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]},
+            ],
+            "discriminator": {"propertyName": "k", "mapping": {"a": "#/a"}},
+        },
+        ['{"k": "a"}', '{"k": "b"}'],
+        ['{"k": "c"}'],
+    ),
+    (
+        {
+            "type": "integer",
+            **{"contentMediaType": "x", "contentSchema": {}, "$vocabulary": {}, "xml": {}, "externalDocs": {}},
+            **{"propertyOrdering": ["a"], "markdownDescription": "x", "enumDescriptions": [], "errorMessage": "x"},
+            "deprecationMessage": "x",
+        },
+        ["1"],
+        ['"a"'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), ANNOTATED, ids=lambda value: json.dumps(value)[:60])
+def test_annotations_have_no_effect(words, tokenizer, schema, good, bad):
+    """OpenAPI's, extensions and formats that are not known; `nullable` allows null, but for an enum without it."""
+    for text in [*good, *bad]:
+        assert follows(words, tokenizer, schema, text) == (text in good), text
 
 
 def test_names_of_properties_are_no_keywords():
     """A property may be called as a keyword that is refused."""
-    require_enforceable({"type": "object", "properties": {"not": {"type": "integer"}, "x-guidance": {}}})
+    enforceable({"type": "object", "properties": {"not": {"type": "integer"}, "x-guidance": {}}})
 
 
 @pytest.mark.parametrize(
@@ -237,7 +275,6 @@ def test_names_of_properties_are_no_keywords():
         ({"$ref": "#"}, "no answer can have"),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "no answer can have"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
-        ({"type": "string", "format": "nonsense"}, "format: nonsense"),
         ({"type": "string", "pattern": "^(?=a)"}, "look-around"),
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "oneOf"),
         ({"allOf": [{"anyOf": [{"minimum": i} for i in range(20)]} for _ in range(4)]}, "too large"),
@@ -259,7 +296,7 @@ def test_depth_is_bounded(words):
         schema = {"type": "array", "items": schema}
     Grammar(words, json_answer(words, schema))
     with pytest.raises(UserError, match=f"at most {MOST_DEPTH} levels"):
-        require_enforceable({"type": "array", "items": schema})
+        enforceable({"type": "array", "items": schema})
 
 
 @pytest.mark.e2e
