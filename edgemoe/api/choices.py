@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypedDict
 
@@ -13,7 +13,10 @@ from edgemoe.grammar.matcher import Grammar, Matcher
 
 
 class Choices(TypedDict, total=False):
-    """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting."""
+    """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting.
+
+    `stop_tokens` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
+    """
 
     max_new_tokens: int
     stop: str | Sequence[str]
@@ -29,6 +32,9 @@ class Choices(TypedDict, total=False):
     logprobs: int
     prompt_logprobs: int
     special_tokens: bool
+    stop_tokens: Sequence[int]
+    ignore_ends: bool
+    min_new_tokens: int
     schema: Mapping[str, object] | Grammar
 
 
@@ -56,10 +62,19 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
         given["top_logprobs"] = given.pop("logprobs")
     if "logit_bias" in given:
         given["logit_bias"] = tuple(given["logit_bias"].items())
-        wrong = [token for token, _ in given["logit_bias"] if not 0 <= token < vocab]
-        if wrong:
-            raise UserError(f"token ids of 0 to {vocab - 1} in logit_bias", f"{wrong[0]}", "leave it out")
+        _require_tokens("logit_bias", (token for token, _ in given["logit_bias"]), vocab)
+    more, ends = given.pop("stop_tokens", ()), own.stop
+    _require_tokens("stop_tokens", more, vocab)
+    if given.pop("ignore_ends", False):
+        ends = frozenset()
+    given["stop"] = ends | set(more)
     return replace(own, **given)
+
+
+def _require_tokens(name: str, tokens: Iterable[int], vocab: int) -> None:
+    wrong = next((token for token in tokens if not 0 <= token < vocab), None)
+    if wrong is not None:
+        raise UserError(f"token ids of 0 to {vocab - 1} in {name}", f"{wrong}", "leave it out")
 
 
 class ChoosingModel(Protocol):

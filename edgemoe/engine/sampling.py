@@ -40,6 +40,7 @@ _RANGES = {
     "presence_penalty": (-MOST_PENALTY, MOST_PENALTY),
     "frequency_penalty": (-MOST_PENALTY, MOST_PENALTY),
     "max_new_tokens": (1, math.inf),
+    "min_new_tokens": (0, math.inf),
 }
 """Field of Sampling -> its least and its largest value."""
 
@@ -64,6 +65,7 @@ class Sampling:
         top_logprobs: tokens whose log probabilities are kept beside the chosen one's; None: none, not even that.
         prompt_logprobs: the same for each of the prompt's tokens but the first.
         special_tokens: the text has those of the answer's tokens that a tokenizer leaves out of text.
+        min_new_tokens: tokens of an answer before which none of `stop` is chosen.
 
     Raises:
         UserError: a value out of its range.
@@ -84,6 +86,7 @@ class Sampling:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     special_tokens: bool = False
+    min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
@@ -238,6 +241,8 @@ class Sampler:
 
     def _chosen(self, tokens: Sequence[int], logits: torch.Tensor, new: int) -> int:
         scores = self._penalised(logits, tokens[len(tokens) - new :])
+        if new < self.sampling.min_new_tokens and self.sampling.stop:
+            scores = scores.index_fill(0, torch.tensor(sorted(self.sampling.stop)), -torch.inf)
         if self._processors:
             scores = self._processors(torch.tensor([tokens]), scores.unsqueeze(0))[0]
         if self._greedy:

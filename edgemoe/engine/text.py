@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,43 @@ from edgemoe.storage.files.untrusted import foreign_code
 _DECODES = "a tokenizer that decodes the model's tokens"
 
 
+class StopString:
+    """Finds a string in a text that comes in pieces, in time linear in the text (Knuth, Morris and Pratt).
+
+    Args:
+        text: the string, of a character or more.
+
+    Attributes:
+        begun: characters of the string with which the text so far ends.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.begun = text, 0
+        self._shorter = [0]  # for each prefix of the string: the length of the next shorter one that ends it
+        length = 0
+        for character in text[1:]:
+            length = self._after(character, length)
+            self._shorter.append(length)
+
+    def _after(self, character: str, length: int) -> int:
+        """The number of begun characters after one more."""
+        while length and self.text[length] != character:
+            length = self._shorter[length - 1]
+        return length + (self.text[length] == character)
+
+    def find(self, piece: str) -> int:
+        """Takes a piece; returns where in it the string has just ended, counted in characters, or 0."""
+        for count, character in enumerate(piece, 1):
+            self.begun = self._after(character, self.begun)
+            if self.begun == len(self.text):
+                return count
+        return 0
+
+
 class TextStream:
     """Decodes tokens one by one. Text that may be the begin of a stop string is withheld until that is decided.
+
+    Stop strings are compared with all text, that of special tokens included, whether the answer shows these or not.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
@@ -26,8 +62,11 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = (), *, special_tokens: bool = False) -> None:
-        self._tokenizer, self._stops, self._skip = tokenizer, stops, not special_tokens
+        self._tokenizer, self._skip = tokenizer, not special_tokens
         self._stream, self._tokens = DecodeStream(skip_special_tokens=self._skip), list[int]()
+        self._stops = [StopString(stop) for stop in stops]
+        self._whole = DecodeStream(skip_special_tokens=False) if stops and self._skip else None
+        self._lengths, self._shown_lengths = [0], [0]  # after each token: of the whole text, and of `text`
         self._shown, self.text = 0, ""
         self.stop: str | None = None
 
@@ -35,12 +74,22 @@ class TextStream:
         """Takes a token; returns the text that it completes."""
         self._tokens.append(token)
         with foreign_code(_DECODES):
-            self.text += self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
-        found = [(at, stop) for stop in self._stops if (at := self.text.find(stop, self._shown)) >= 0]
-        if found:
-            at, self.stop = min(found)
-            self.text = self.text[:at]
-        return self._until(len(self.text) - (self._withheld() if self.stop is None else 0))
+            piece = self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
+            whole = self._whole.step(self._tokenizer.backend_tokenizer, token) or "" if self._whole else piece
+        self.text += piece
+        if not self._stops:
+            return self._until(len(self.text))
+        before = self._lengths[-1]
+        self._lengths.append(before + len(whole))
+        self._shown_lengths.append(len(self.text))
+        ends = [
+            (before + end - len(each.text), each.text) for each in self._stops if (end := each.find(whole))
+        ]
+        if ends:
+            at, self.stop = min(ends)
+            self.text = self.text[: self._place(at)]
+            return self._until(len(self.text))
+        return self._until(self._place(self._lengths[-1] - max(each.begun for each in self._stops)))
 
     def end(self) -> str:
         """Returns the text that is left where no stop string came.
@@ -63,9 +112,8 @@ class TextStream:
         piece, self._shown = self.text[self._shown : end], max(end, self._shown)
         return piece
 
-    def _withheld(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        return max(
-            (n for stop in self._stops for n in range(1, len(stop)) if self.text.endswith(stop[:n])),
-            default=0,
-        )
+    def _place(self, at: int) -> int:
+        """The place in `text` of a place in the whole text, which has special tokens too."""
+        token = bisect_right(self._lengths, at) - 1
+        following = self._shown_lengths[min(token + 1, len(self._lengths) - 1)]
+        return min(self._shown_lengths[token] + at - self._lengths[token], following)

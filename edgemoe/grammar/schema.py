@@ -51,7 +51,9 @@ _EXTENSION = "x-"
 _NULLABLE = "nullable"
 """OpenAPI's way to allow null."""
 
-FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
 """Formats of strings that the grammar enforces. Any other one is an annotation, as JSON Schema has it."""
 
 KEYWORDS = frozenset(_SCHEMAS_BY_NAME | _LISTS_OF_SCHEMAS | _SCHEMAS | _VALUES | _NOTES | {_NULLABLE})

@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest
-from edgemoe.serve.request.fields import Known, Name, checked
+from edgemoe.serve.request.fields import Known, Name, Whole, checked
 from edgemoe.serve.request.sampling import MOST_STOPS, StopString
 
 
@@ -20,11 +20,11 @@ class Cached(Known):
 
 
 class TextBlock(Cached):
-    """Text of a message, of a tool's result, or of the system prompt."""
+    """Text of a message, of a tool's result, or of the system prompt. Citations say nothing to a model."""
 
     type: Literal["text"]
     text: str
-    citations: None = None
+    citations: Any = None
 
     def as_part(self) -> Shape:
         """The part of a chat's message."""
@@ -37,6 +37,13 @@ class ThinkingBlock(Known):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
+
+
+class RedactedBlock(Known):
+    """Reasoning that another server has encrypted. It says nothing to this model, and is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str | None = None
 
 
 class ToolUseBlock(Cached):
@@ -68,13 +75,24 @@ class ToolResultBlock(Cached):
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text}
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+
+_ALLOWED = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+"""Role -> the types of its blocks."""
 
 
 class Turn(Known):
-    """A message: of the user, with text and tools' results, or of the assistant, with text, reasoning and calls."""
+    """A message: the user's, with text and tools' results; the assistant's, with text, reasoning and calls; or an
+    instruction in between, with role system.
+    """
 
-    role: Literal["user", "assistant"]
+    role: Literal["system", "user", "assistant"]
     content: str | list[Block]
 
     def as_messages(self) -> list[Shape]:
@@ -85,25 +103,27 @@ class Turn(Known):
         """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
-        allowed = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}[self.role]
+        allowed = _ALLOWED[self.role]
         wrong = next((block.type for block in self.content if block.type not in allowed), None)
         if wrong:
             message = (
                 f"expected blocks of type {' or '.join(allowed)} of the {self.role}, got {wrong!r}: move it"
             )
             raise ApiError(400, message, param="messages")
-        return self._of_user(self.content) if self.role == "user" else [self._of_assistant(self.content)]
+        if self.role == "assistant":
+            return [self._of_assistant(self.content)]
+        return self._of_client(self.content)
 
-    def _of_user(self, blocks: list[Block]) -> list[Shape]:
+    def _of_client(self, blocks: list[Block]) -> list[Shape]:
         messages: list[Shape] = []
         for block in blocks:
             if isinstance(block, ToolResultBlock):
                 messages.append(block.as_message())
             elif isinstance(block, TextBlock):
-                if not messages or messages[-1]["role"] != "user":
-                    messages.append({"role": "user", "content": []})
+                if not messages or messages[-1]["role"] != self.role:
+                    messages.append({"role": self.role, "content": []})
                 messages[-1]["content"].append(block.as_part())
-        return messages or [{"role": "user", "content": ""}]
+        return messages or [{"role": self.role, "content": ""}]
 
     def _of_assistant(self, blocks: list[Block]) -> Shape:
         message: Shape = {
@@ -125,6 +145,8 @@ class Tool(Cached):
     input_schema: dict[str, Any]
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
 
     def as_tool(self) -> Shape:
         """The tool of a chat. `eager_input_streaming` has no effect: a call comes as a whole."""
@@ -150,21 +172,18 @@ class ToolChoice(Known):
 
 
 class Thinking(Known):
-    """Whether the model reasons before it answers."""
+    """Whether the model reasons before it answers.
+
+    A budget has no effect: the model ends its reasoning itself. Nor has `display`: reasoning comes as it is.
+    """
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: Whole | None = None
+    display: str | None = None
 
     def as_variables(self) -> Shape:
-        """Variables for the chat template.
-
-        Raises:
-            ApiError: a budget.
-        """
-        if self.type == "enabled" or self.budget_tokens is not None:
-            message = "expected no thinking.budget_tokens, got a budget: the model ends its reasoning itself, so send "
-            raise ApiError(400, f"{message}type adaptive or disabled", param="thinking")
-        return {"enable_thinking": self.type == "adaptive"}
+        """Variables for the chat template."""
+        return {"enable_thinking": self.type != "disabled"}
 
 
 class OutputFormat(Known):
@@ -182,7 +201,11 @@ class OutputConfig(Known):
 
 
 class CountFields(Known):
-    """The body of /v1/messages/count_tokens."""
+    """The body of /v1/messages/count_tokens.
+
+    What says how prompts are kept, billed or served has no effect, and neither has `context_management`: every message
+    that a client sends is a part of the prompt.
+    """
 
     model: Name
     messages: Annotated[list[Turn], Field(min_length=1)]
@@ -192,6 +215,10 @@ class CountFields(Known):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None
+    context_management: Any = None
+    betas: Any = None
+    speed: Any = None
+    inference_geo: Any = None
 
     def as_chat(self) -> ChatRequest:
         """The body of /v1/chat/completions that means the same.
@@ -231,14 +258,14 @@ class CountFields(Known):
 class MessagesFields(CountFields):
     """The body of /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[Whole, Field(ge=1)]
     stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: Any = None
 
     def _as_chat(self) -> Shape:
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k")

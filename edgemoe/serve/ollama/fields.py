@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import logging
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import ConfigDict, Field, FiniteFloat
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, ToolFields
 from edgemoe.serve.request.completion import CompletionRequest
-from edgemoe.serve.request.fields import Fields, Known, Name, checked
+from edgemoe.serve.request.fields import Fields, Known, Name, Whole, checked
+from edgemoe.serve.request.neutral import SAMPLERS, WITHOUT_PENALTY, penalised_tokens, require_neutral
 from edgemoe.serve.request.sampling import MOST_STOPS, MOST_TOP, StopString
+
+_log = logging.getLogger("edgemoe.serve")
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 """Options that chats have under the same name."""
 
+_WITHOUT_EFFECT = {"mirostat_eta", "mirostat_tau", "penalize_newline"}
+"""Options of ways to choose tokens that are off."""
 
-class Options(Known):
+
+@lru_cache(16)
+def _say_clamped(wanted: int, context: int) -> None:
+    """Says once that a client's context is larger than the server's, as ollama does in its log."""
+    _log.warning("options.num_ctx %d is taken as this server's %d: see --context", wanted, context)
+
+
+class Options(Fields):
     """How an answer is generated. Options of ollama's loader have no effect: the model is loaded."""
 
-    num_ctx: Annotated[int, Field(ge=1)] | None = None
-    num_predict: int | None = None
+    model_config = ConfigDict(strict=True, extra="allow")
+    num_ctx: Annotated[Whole, Field(ge=1)] | None = None
+    num_predict: Whole | None = None
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: FiniteFloat | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     repeat_penalty: FiniteFloat | None = None
-    repeat_last_n: Literal[-1] | None = None
+    repeat_last_n: Whole | None = None
     presence_penalty: FiniteFloat | None = None
     frequency_penalty: FiniteFloat | None = None
-    num_keep: int | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    main_gpu: int | None = None
-    num_thread: int | None = None
+    num_keep: Whole | None = None
+    num_batch: Whole | None = None
+    num_gpu: Whole | None = None
+    main_gpu: Whole | None = None
+    num_thread: Whole | None = None
     low_vram: bool | None = None
     f16_kv: bool | None = None
     numa: bool | None = None
@@ -50,23 +65,38 @@ class Options(Known):
             context: tokens of the server's.
 
         Raises:
-            ApiError: a context that the server does not have, or an answer of no tokens.
+            ApiError: an unknown option, one that would change the answer, or an answer of no tokens.
         """
+        self._require_obeyed()
         if self.num_ctx is not None and self.num_ctx > context:
-            message = (
-                f"expected options.num_ctx of at most {context}, got {self.num_ctx}: start the server with a "
-            )
-            raise ApiError(400, f"{message}larger --context, or leave it out", param="options")
+            _say_clamped(self.num_ctx, context)
         if self.num_predict == 0:
             message = "expected options.num_predict of 1 or more, or -1 for no limit, got 0: raise it"
             raise ApiError(400, message, param="options")
         limit = self.num_predict if (self.num_predict or 0) > 0 else None
         given = {name: getattr(self, name) for name in _SAME}
-        return given | {"max_tokens": limit, "repetition_penalty": self.repeat_penalty}
+        penalty = None if self.repeat_last_n == 0 else self.repeat_penalty
+        return given | {"max_tokens": limit, "repetition_penalty": penalty}
+
+    def _require_obeyed(self) -> None:
+        more = self.model_extra or {}
+        unknown = sorted(name for name, value in more.items() if value not in (None, [], {}))
+        unknown = [name for name in unknown if name not in SAMPLERS and name not in _WITHOUT_EFFECT]
+        if unknown:
+            message = (
+                f"expected no options.{unknown[0][:60]}, got {repr(more[unknown[0]])[:60]}: leave it out"
+            )
+            raise ApiError(400, message, param="options")
+        neutral = {**SAMPLERS, **penalised_tokens(self.repeat_last_n or None, self.repeat_penalty)}
+        require_neutral({**more, WITHOUT_PENALTY: self.repeat_last_n or None}, neutral, field="options")
 
 
 class Body(Known):
-    """The fields of both kinds of requests. `keep_alive` has no effect: the model stays."""
+    """The fields of both kinds of requests.
+
+    `keep_alive` has no effect: the model stays. Nor have `truncate` and `shift`, which ollama's clients send: a prompt
+    that is too long is refused, and an answer ends with the context.
+    """
 
     model: Name
     stream: bool | None = None
@@ -75,9 +105,9 @@ class Body(Known):
     options: Options | None = None
     keep_alive: Any = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
-    truncate: Literal[False] | None = None
-    shift: Literal[False] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP)] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
 
     @property
     def streamed(self) -> bool:

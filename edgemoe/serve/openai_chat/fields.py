@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ConfigDict
+
 from edgemoe.serve.errors import ApiError
+from edgemoe.serve.openai_chat.other_servers import CHATS, COMPLETIONS, ReasoningFields, SchemaFields
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest, MessageFields, ToolFields
 from edgemoe.serve.request.completion import CompletionRequest
-from edgemoe.serve.request.fields import Fields, Name
+from edgemoe.serve.request.fields import Fields, Name, Whole
+from edgemoe.serve.request.neutral import Neutral, penalised_tokens, require_neutral
 
 
 class StreamOptions(Fields):
@@ -28,6 +32,22 @@ class BodyFields(Fields):
     lora_request: Any = None
     adapter: Any = None
     adapters: Any = None
+    repeat_last_n: Whole | None = None
+
+    def require_obeyed(self, neutral: Neutral, penalty: float | None) -> None:
+        """Refuses fields of other servers that would change the answer.
+
+        Args:
+            neutral: values with which they do not.
+            penalty: the repetition penalty.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        more = penalised_tokens(self.repeat_last_n, penalty)
+        require_neutral(
+            {**(self.model_extra or {}), "repeat_last_n": self.repeat_last_n}, {**neutral, **more}
+        )
 
     def delivery(self) -> Delivery:
         """How the answers go out."""
@@ -56,26 +76,57 @@ class BodyFields(Fields):
             )
 
 
-class ChatFields(ChatRequest, BodyFields):
+class ChatFields(ChatRequest, BodyFields, ReasoningFields, SchemaFields):
     """The body of /v1/chat/completions."""
 
+    model_config = ConfigDict(strict=True, extra="allow")
     functions: Any = None
     function_call: Any = None
 
     def require_supported(self) -> None:
-        """Refuses adapters, and the predecessors of `tools` too."""
+        """Refuses adapters, the predecessors of `tools`, and what other servers would do with other fields."""
         self.refuse_adapters()
-        self.refuse("functions", "send tools, which has taken its place")
-        self.refuse("function_call", "send tool_choice, which has taken its place")
+        if self.functions:
+            self.refuse("functions", "send tools, which has taken its place")
+        if self.functions or self.function_call not in ("none", "auto"):
+            self.refuse("function_call", "send tool_choice, which has taken its place")
+        self.require_obeyed(CHATS, self.repetition_penalty)
+        if self.other_schema() and super().answer_schema() is not None:
+            message = f"expected either response_format or {self.form_field}, got both: leave one of them out"
+            raise ApiError(400, message, param=self.form_field)
         super().require_supported()
+
+    @property
+    def form_field(self) -> str:
+        """The field that describes the form of the answers."""
+        other = self.other_schema()
+        return other[0] if other and not self.tool_use() else super().form_field
+
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer is to have, under any of its names.
+
+        Raises:
+            ApiError: it is no schema.
+        """
+        other = self.other_schema()
+        return other[1] if other else super().answer_schema()
+
+    def template(self) -> dict[str, object]:
+        """Variables for the chat template, under any of their names."""
+        given = self.reasoning_variables()
+        given |= {"thinking": given["enable_thinking"]} if "enable_thinking" in given else {}
+        return given | super().template()
 
 
 class CompletionFields(CompletionRequest, BodyFields):
     """The body of /v1/completions."""
 
+    model_config = ConfigDict(strict=True, extra="allow")
+
     def require_supported(self) -> None:
-        """Refuses adapters too."""
+        """Refuses adapters too, and what other servers would do with other fields."""
         self.refuse_adapters()
+        self.require_obeyed(COMPLETIONS, self.repetition_penalty)
         super().require_supported()
 
 

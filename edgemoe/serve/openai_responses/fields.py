@@ -10,7 +10,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.openai_responses.items import INPUT, InputItem
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, FunctionFields, NamedFunction
-from edgemoe.serve.request.fields import Known, Name, checked
+from edgemoe.serve.request.fields import Known, Limit, Name, checked
 
 
 class FunctionTool(FunctionFields):
@@ -76,9 +76,10 @@ class ResponsesFields(Known):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Limit | None = None
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None
+    top_logprobs: Literal[0] | None = None
     stream: bool | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request import bounds
-from edgemoe.serve.request.fields import Fields, Name
+from edgemoe.serve.request.fields import Fields, Limit, Name, Whole
 from edgemoe.serve.request.sampling import MOST_TOP, SamplingRequest
 
 if TYPE_CHECKING:
@@ -165,6 +165,23 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFields | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """A schema next to `type`, as llama.cpp, Together and Fireworks have it."""
+
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer is to have; None: it is text.
+
+        Raises:
+            ApiError: type json_schema has none.
+        """
+        if self.type == "text":
+            return None
+        given = self.json_schema.schema_ if self.json_schema else None
+        schema = given if given is not None else self.schema_
+        if schema is None and self.type == "json_schema":
+            message = "expected json_schema.schema with type json_schema, got none: send it"
+            raise ApiError(400, message, param="response_format")
+        return {"type": "object"} if schema is None else schema
 
 
 class ChatRequest(SamplingRequest):
@@ -172,9 +189,9 @@ class ChatRequest(SamplingRequest):
 
     kind: ClassVar[str] = "chat"
     messages: Annotated[list[MessageFields], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Name | None = None
     tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
@@ -188,7 +205,7 @@ class ChatRequest(SamplingRequest):
         Raises:
             ApiError: naming the field.
         """
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             message = "expected logprobs true with top_logprobs, got none: set it"
             raise ApiError(400, message, param="top_logprobs")
         names = [tool.function.name for tool in self.tools or ()]
@@ -202,6 +219,15 @@ class ChatRequest(SamplingRequest):
         if self.answer_schema() is not None and self.tools and self.tool_choice != "none":
             message = "expected either tools or a response_format of JSON, got both: set tool_choice none"
             raise ApiError(400, message, param="response_format")
+        self._require_free_ends()
+
+    def _require_free_ends(self) -> None:
+        """Refuses what keeps an answer from its end where its form has one."""
+        tools = self.tool_use()
+        name = "ignore_eos" if self.ignore_eos else "min_tokens" if self.min_tokens else None
+        if name and (self.answer_schema() is not None or (tools and tools.enforced)):
+            message = f"expected no {name} with {self.form_field}, whose form says where the answer ends: leave it out"
+            raise ApiError(400, message, param=name)
 
     @property
     def form_field(self) -> str:
@@ -227,21 +253,15 @@ class ChatRequest(SamplingRequest):
         Raises:
             ApiError: `json_schema` is missing.
         """
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.type == "json_object":
-            return {"type": "object"}
-        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            message = "expected json_schema.schema with type json_schema, got none: send it"
-            raise ApiError(400, message, param="response_format")
-        return wanted.json_schema.schema_
+        return self.response_format.schema_of_answers() if self.response_format else None
 
     def template(self) -> dict[str, object]:
-        """Variables for the chat template."""
+        """Variables for the chat template. Some call the one that turns reasoning off `thinking`."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        tools = self.tool_use()
-        return effort | (self.chat_template_kwargs or {}) | {"tools": tools.tools if tools else None}
+        tools, given = self.tool_use(), effort | (self.chat_template_kwargs or {})
+        if "enable_thinking" in given:
+            given.setdefault("thinking", given["enable_thinking"])
+        return given | {"tools": tools.tools if tools else None}
 
     def choices(self) -> list[Choices]:
         """Adds log probabilities and the limit of the answer, where there is one."""
@@ -249,6 +269,6 @@ class ChatRequest(SamplingRequest):
         if self.logprobs:
             more["logprobs"] = self.top_logprobs or 0
         most = self.max_completion_tokens or self.max_tokens
-        if most:
+        if most and most > 0:
             more["max_new_tokens"] = most
         return [choice | more for choice in super().choices()]

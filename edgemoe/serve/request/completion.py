@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Discriminator, Field, Tag
 
 from edgemoe.serve.errors import ApiError
+from edgemoe.serve.request.fields import NO_LIMIT, Whole
 from edgemoe.serve.request.sampling import MOST_CHOICES, MOST_TOP, SamplingRequest
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ class CompletionRequest(SamplingRequest):
 
     kind: ClassVar[str] = "completion"
     prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
 
     @property
     def candidates(self) -> int:
@@ -85,7 +86,8 @@ class CompletionRequest(SamplingRequest):
     def choices(self) -> list[Choices]:
         """Adds log probabilities, of the prompt too with echo, and the limit of the answer."""
         most = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        more: Choices = {"max_new_tokens": max(most, 1)}  # the only token of 0 is computed, and not shown
+        # The only token of 0 is computed, and not shown.
+        more: Choices = {} if most == NO_LIMIT else {"max_new_tokens": max(most, 1)}
         if self.logprobs is not None:
             more["logprobs"] = self.logprobs
             if self.echo:

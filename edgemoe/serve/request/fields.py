@@ -5,7 +5,16 @@ from __future__ import annotations
 from reprlib import Repr
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from edgemoe.serve.errors import ApiError
@@ -39,6 +48,27 @@ def _bound(schema: object) -> None:
         _bound(part)
 
 
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, also with a decimal point: some languages have no other numbers in JSON."""
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("it should be 1 or more, or -1 for no limit")
+    return value
+
+
+NO_LIMIT = -1
+"""The number of tokens that several servers take for an answer without a limit."""
+
+Limit = Annotated[Whole, Field(ge=NO_LIMIT), AfterValidator(_not_zero)]
+"""Most tokens of an answer, or NO_LIMIT."""
+
+
 class Fields(BaseModel):
     """Fields of a JSON object. A field that is null counts as left out, and an unknown one is ignored.
 
@@ -58,9 +88,18 @@ class Fields(BaseModel):
 
 
 class Known(Fields):
-    """Fields of a JSON object that has no others: an unknown one is an error that names it."""
+    """Fields of a JSON object that has no others: an unknown one that is not empty is an error that names it."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        """Leaves unknown fields out that are null, or an empty list or object: they say nothing."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in given.items() if name in known or value not in (None, [], {})}
 
 
 Some = TypeVar("Some", bound=Fields)

@@ -6,10 +6,10 @@ import secrets
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from pydantic import Field, FiniteFloat
+from pydantic import AliasChoices, Field, FiniteFloat
 
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.request.fields import Fields
+from edgemoe.serve.request.fields import NO_LIMIT, Fields, Whole
 
 if TYPE_CHECKING:
     from edgemoe.api.choices import Choices
@@ -22,8 +22,14 @@ MOST_STOPS = 16
 
 StopString = Annotated[str, Field(max_length=1024)]
 
+MOST_STOP_TOKENS = 128
+"""Ids of tokens that end an answer."""
+
 MOST_TOP = 20
 """Likeliest tokens for each token, as OpenAI has it."""
+
+RANDOM_SEED = -1
+"""The seed that several servers take for none."""
 
 _AS_NAMED = (
     *("temperature", "top_p", "min_p"),
@@ -39,15 +45,26 @@ class SamplingRequest(Fields):
     """A word for the list of requests."""
 
     stream: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Annotated[
+        Annotated[Whole, Field(ge=NO_LIMIT)] | None,
+        Field(validation_alias=AliasChoices("max_tokens", "n_predict")),
+    ] = None
+    min_tokens: Annotated[
+        Annotated[Whole, Field(ge=0)] | None,
+        Field(validation_alias=AliasChoices("min_tokens", "min_new_tokens")),
+    ] = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
-    seed: int | None = None
+    stop_token_ids: Annotated[list[Whole], Field(max_length=MOST_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    seed: Whole | None = None
     temperature: FiniteFloat | None = None
     top_p: FiniteFloat | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: FiniteFloat | None = None
-    repetition_penalty: FiniteFloat | None = None
+    repetition_penalty: Annotated[
+        FiniteFloat | None, Field(validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
+    ] = None
     presence_penalty: FiniteFloat | None = None
     frequency_penalty: FiniteFloat | None = None
     logit_bias: dict[str, FiniteFloat] | None = None
@@ -76,17 +93,24 @@ class SamplingRequest(Fields):
         return self.count
 
     def choices(self) -> list[Choices]:
-        """The settings of each of `candidates` answers; without a seed each is random."""
+        """The settings of each of `candidates` answers; without a seed, or with RANDOM_SEED, each is random."""
         given: dict[str, Any] = {
             name: value for name in _AS_NAMED if (value := getattr(self, name)) is not None
         }
         if self.top_k is not None:
             given["top_k"] = max(self.top_k, 0)  # -1, as vLLM has it, keeps all
-        if self.stop:
-            given["stop"] = self.stop
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if any(stops):
+            given["stop"] = [stop for stop in stops if stop]  # an empty one ends nothing
+        if self.stop_token_ids:
+            given["stop_tokens"] = self.stop_token_ids
+        if self.ignore_eos:
+            given["ignore_ends"] = True
+        if self.min_tokens:
+            given["min_new_tokens"] = self.min_tokens
         if self.logit_bias:
             given["logit_bias"] = _token_biases(self.logit_bias)
-        first = secrets.randbits(31) if self.seed is None else self.seed
+        first = secrets.randbits(31) if self.seed in (None, RANDOM_SEED) else self.seed or 0
         return [cast("Choices", given | {"seed": (first + i) % (1 << 63)}) for i in range(self.candidates)]
 
 

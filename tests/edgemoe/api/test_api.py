@@ -6,6 +6,7 @@ import asyncio
 import doctest
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from integrity import check_integrity
 import edgemoe
 from edgemoe.api.model import Model
 from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
-from edgemoe.engine.text import TextStream
+from edgemoe.engine.text import StopString, TextStream
 from edgemoe.errors import UserError
 from edgemoe.models.tokenizer import load_tokenizer
 
@@ -252,6 +253,38 @@ def test_stop_strings_across_token_borders(tokenizer, stop: str):
     pieces.append(stream.end())
     assert "".join(pieces) == stream.text == text[: text.index(stop)]
     assert stream.stop
+
+
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("<|im_end|>", "the quick"),
+        ("quick<|im_end|>", "the "),
+        ("<|im_end|> fox", "the quick"),
+        ("k<", "the quic"),
+    ],
+)
+def test_stop_strings_of_special_tokens(tokenizer, shown, stop, text):
+    """A special token ends an answer where a stop string has it, whether the answer shows special tokens or not."""
+    stream = TextStream(tokenizer, ("never", stop), special_tokens=shown)
+    tokens = tokenizer("the quick<|im_end|> fox", add_special_tokens=False)["input_ids"]
+    shown_text = ""
+    for token in tokens:
+        shown_text += "" if stream.stop else stream.add(token)
+    assert shown_text + stream.end() == text
+    assert (stream.text, stream.stop) == (text, stop)
+    other = TextStream(tokenizer, ("<|im_end|> dog",), special_tokens=shown)
+    whole = "".join(map(other.add, tokens)) + other.end()
+    assert whole == tokenizer.decode(tokens, skip_special_tokens=not shown)
+
+
+def test_a_long_stop_string_takes_linear_time():
+    """Text that begins a stop string again and again: a naive search would compare 10 billion characters."""
+    stop, start = StopString("a" * 50_000 + "b"), time.perf_counter()
+    assert stop.find("a" * 200_000) == 0
+    assert (stop.begun, stop.find("ab")) == (50_000, 2)
+    assert time.perf_counter() - start < 5
 
 
 def test_the_begin_of_a_stop_string_comes_at_the_end(tokenizer):

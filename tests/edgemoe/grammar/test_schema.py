@@ -220,7 +220,11 @@ ANNOTATED = [
     ({"type": "string", "nullable": False}, ['"a"'], ["null"]),
     ({"type": "integer", "format": "int64"}, ["7"], ['"7"']),
     ({"type": "string", "format": "byte", "contentEncoding": "base64"}, ['"a"'], ["7"]),
-    ({"x-guidance": {"lenient": True}, "type": "array", "x-order": 3, "items": {"type": "null"}}, ["[]"], ["1"]),
+    (
+        {"x-guidance": {"lenient": True}, "type": "array", "x-order": 3, "items": {"type": "null"}},
+        ["[]"],
+        ["1"],
+    ),
     (
         {
             "oneOf": [
@@ -235,8 +239,19 @@ ANNOTATED = [
     (
         {
             "type": "integer",
-            **{"contentMediaType": "x", "contentSchema": {}, "$vocabulary": {}, "xml": {}, "externalDocs": {}},
-            **{"propertyOrdering": ["a"], "markdownDescription": "x", "enumDescriptions": [], "errorMessage": "x"},
+            **{
+                "contentMediaType": "x",
+                "contentSchema": {},
+                "$vocabulary": {},
+                "xml": {},
+                "externalDocs": {},
+            },
+            **{
+                "propertyOrdering": ["a"],
+                "markdownDescription": "x",
+                "enumDescriptions": [],
+                "errorMessage": "x",
+            },
             "deprecationMessage": "x",
         },
         ["1"],

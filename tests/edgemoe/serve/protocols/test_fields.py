@@ -89,7 +89,31 @@ WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
     (Chats, {"tool_choice": NAMED_TOOL, "tools": [tool("a")]}, "tool_choice", "no 'x'"),
     (Chats, {"tool_choice": "required"}, "tool_choice", "no 'tools'"),
     (Chats, {"functions": [{"name": "x"}]}, "functions", "send tools"),
-    (Chats, {"function_call": "auto"}, "function_call", "send tool_choice"),
+    (Chats, {"function_call": {"name": "x"}}, "function_call", "send tool_choice"),
+    (Chats, {"max_tokens": 2.5}, "max_tokens", "2.5"),
+    (Chats, {"max_tokens": -7}, "max_tokens", "-7"),
+    (Chats, {"max_completion_tokens": 0}, "max_completion_tokens", "1 or more"),
+    (Chats, {"add_generation_prompt": False}, "add_generation_prompt", "add_generation_prompt True"),
+    (Chats, {"continue_final_message": True}, "continue_final_message", "continue_final_message False"),
+    (Chats, {"chat_template": "{{ messages }}"}, "chat_template", "no chat_template"),
+    (Chats, {"guided_choice": ["yes", "no"]}, "guided_choice", "no guided_choice"),
+    (Chats, {"grammar": 'root ::= "yes"'}, "grammar", "no grammar"),
+    (Chats, {"mirostat": 2}, "mirostat", "mirostat 0"),
+    (Chats, {"typical_p": 0.9}, "typical_p", "typical_p 1"),
+    (Chats, {"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n", "repeat_last_n -1"),
+    (Chats, {"skip_special_tokens": False}, "skip_special_tokens", "skip_special_tokens True"),
+    (Chats, {"guided_json": "["}, "guided_json", "a JSON schema"),
+    (Chats, {"structured_outputs": {"regex": "a+"}}, "structured_outputs", "'regex'"),
+    (
+        Chats,
+        {"guided_json": CITY, "response_format": {"type": "json_object"}},
+        "guided_json",
+        "either response_format",
+    ),
+    (Chats, {"ignore_eos": True, "json_schema": CITY}, "ignore_eos", "json_schema"),
+    (Chats, {"min_tokens": 4, "tools": [tool("x")], "tool_choice": NAMED_TOOL}, "min_tokens", "tools"),
+    (Completions, {"guided_json": CITY}, "guided_json", "no guided_json"),
+    (Completions, {"response_format": {"type": "json_object"}}, "response_format", "response_format"),
     (Chats, {"response_format": {"type": "grammar"}}, "response_format", "'json_object'"),
     (Chats, {"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
     (Chats, {"response_format": form(None)}, "response_format", "json_schema.schema"),
@@ -145,24 +169,17 @@ WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
         "'image'",
     ),
     (Messages, {"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages", "continued"),
-    (
-        Messages,
-        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-        "thinking",
-        "thinking.budget_tokens",
-    ),
     (Messages, {"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools", "web_search_20250305"),
     (Messages, {"tool_choice": {"type": "any"}}, "tool_choice", "no 'tools'"),
     (Messages, {"tool_choice": {"type": "tool"}}, "tool_choice", "expected a name"),
     (Chat, {"messages": [{**USER[0], "images": ["aGk="]}]}, "images", "no images"),
     (Chat, {"tempereture": 1}, "tempereture", "no tempereture"),
     (Chat, {"options": {"mirostat": 1}}, "options", "options.mirostat"),
-    (Chat, {"options": {"repeat_last_n": 64}}, "options", "options.repeat_last_n"),
-    (Chat, {"options": {"num_ctx": 129}}, "options", "--context"),
+    (Chat, {"options": {"tempereture": 1}}, "options", "no options.tempereture"),
+    (Chat, {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "options", "options.repeat_last_n"),
     (Chat, {"options": {"num_predict": 0}}, "options", "num_predict"),
     (Chat, {"format": "xml"}, "format", "format"),
     (Chat, {"format": "json", "tools": [tool("a")]}, "response_format", "either tools"),
-    (Chat, {"truncate": True}, "truncate", "truncate"),
     (Generate, {"images": ["aGk="]}, "images", "no images"),
     (Generate, {"context": [1, 2]}, "context", "no context"),
     (Generate, {"template": "{{ .Prompt }}"}, "template", "no template"),
@@ -201,6 +218,141 @@ def test_good_bodies_and_unknown_fields():
         request_of(kind, GOOD[kind] | {"user": "me", "store": False, "seed": None})
 
 
+ASSISTANT = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
+
+HARMLESS: dict[type[Exchange[Any]], list[dict[str, Any]]] = {
+    # what clients send by default: no limit, off, neutral, empty, and numbers with a decimal point
+    Chats: [
+        {"max_tokens": -1, "n": 1.0, "seed": 7.0, "top_k": 40.0, "stop": [""], "top_logprobs": 0},
+        {"max_completion_tokens": -1, "logprobs": False, "functions": [], "function_call": "none"},
+        {"functions": None, "function_call": "auto", "tools": [], "tool_choice": "auto"},
+        {"n_predict": -1, "repeat_last_n": 64, "repeat_penalty": 1.0, "mirostat": 0, "typ_p": 1.0},
+        {"add_generation_prompt": True, "continue_final_message": False, "guided_json": None, "grammar": ""},
+        {
+            "modalities": ["text"],
+            "verbosity": "medium",
+            "structured_outputs": {},
+            "skip_special_tokens": True,
+        },
+    ],
+    Completions: [{"max_tokens": -1, "best_of": 1.0, "logprobs": 2.0, "xtc_probability": 0.0}],
+    Responses: [
+        {
+            "conversation": None,
+            "max_output_tokens": -1,
+            "tools": [],
+            "top_logprobs": 0,
+            "max_tool_calls": None,
+        }
+    ],
+    Messages: [
+        {
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "betas": ["x"],
+        },
+        {
+            "mcp_servers": [],
+            "container": None,
+            "speed": "standard",
+            "service_tier": "auto",
+            "max_tokens": 9.0,
+        },
+        {"thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"effort": "high"}},
+        {"messages": [*USER, ASSISTANT, *USER], "stop_sequences": [""]},
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                *user({"type": "text", "text": "x", "citations": []}),
+            ]
+        },
+        {
+            "tools": [
+                {"name": "x", "input_schema": CITY, "defer_loading": False, "allowed_callers": ["direct"]}
+            ]
+        },
+    ],
+    Chat: [
+        {"options": {"num_ctx": 10**6, "num_predict": -2, "stop": None, "seed": -1}, "keep_alive": "-1s"},
+        {
+            "options": {
+                "repeat_last_n": 64,
+                "repeat_penalty": 1.0,
+                "mirostat": 0,
+                "mirostat_eta": 0.1,
+                "tfs_z": 1.0,
+            }
+        },
+        {"truncate": True, "shift": True, "format": "", "tools": None},
+        {"messages": [{**USER[0], "images": [], "tool_calls": []}]},
+    ],
+    Generate: [
+        {"template": "", "context": [], "images": [], "options": {"repeat_last_n": 0, "repeat_penalty": 1.2}}
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_what_clients_send_by_default_changes_nothing(kind):
+    """The request is that of the smallest body, but for its seed."""
+    for fields in HARMLESS[kind]:
+        request = request_of(kind, GOOD[kind] | fields)
+        (choices,) = request.choices()
+        own = {"max_new_tokens", "top_k", "seed", "repetition_penalty", "logprobs"} - {"stop"}
+        assert choices.keys() <= own, fields
+        assert choices.get("repetition_penalty", 1.0) == 1.0
+
+
+def test_a_seed_of_minus_one_is_random():
+    """As llama.cpp, LM Studio and ollama have it; no limit leaves the answer the rest of the context."""
+    seeds = {request_of(Chats, GOOD[Chats] | {"seed": -1}).choices()[0]["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+    for kind in (Chats, Completions):
+        assert "max_new_tokens" not in request_of(kind, GOOD[kind] | {"max_tokens": -1}).choices()[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"guided_json": CITY}, CITY),
+        ({"json_schema": '{"type": "array"}'}, {"type": "array"}),
+        ({"structured_outputs": {"json": CITY, "regex": None}}, CITY),
+        ({"structured_outputs": {"json_object": True}}, {"type": "object"}),
+        ({"response_format": {"type": "json_object", "schema": CITY}}, CITY),
+        ({"response_format": {"type": "json_schema", "schema": CITY}}, CITY),
+        ({"response_format": form(CITY)}, CITY),
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ({"response_format": {"type": "text"}}, None),
+    ],
+)
+def test_a_schema_is_obeyed_under_each_of_its_names(fields, schema):
+    """OpenAI's, and those of vLLM, llama.cpp, SGLang and others."""
+    assert request_of(Chats, GOOD[Chats] | fields).answer_schema() == schema
+
+
+def test_fields_of_ends_are_obeyed():
+    """Tokens that end an answer, ends that do not, and a least number of tokens."""
+    fields = {"stop_token_ids": [5, 6.0], "ignore_eos": True, "min_new_tokens": 3.0}
+    for kind in (Chats, Completions):
+        (choices,) = request_of(kind, GOOD[kind] | fields).choices()
+        want = {"stop_tokens": [5, 6], "ignore_ends": True, "min_new_tokens": 3}
+        assert {name: choices[name] for name in want} == want
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"enabled": False}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_reasoning_is_turned_off_under_each_of_its_names(fields):
+    """The template gets both names that templates have for it."""
+    want = {"enable_thinking": False, "thinking": False, "tools": None}
+    assert request_of(Chats, GOOD[Chats] | fields).template() == want
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff\xfe", b'{"prompt": "\\ud800"}', b"[" * 9999],
@@ -217,6 +369,12 @@ def test_bodies_that_are_no_json_object(body):
     [
         (Messages, {"thinking": {"type": "disabled"}}, None, {"enable_thinking": False}),
         (Messages, {"thinking": {"type": "adaptive"}}, None, {"enable_thinking": True}),
+        (
+            Messages,
+            {"thinking": {"type": "enabled", "budget_tokens": 31999}},
+            None,
+            {"enable_thinking": True},
+        ),
         (Messages, {"output_config": {"effort": "low"}}, "low", None),
         (Responses, {"reasoning": {"effort": "none"}}, None, {"enable_thinking": False}),
         (Responses, {"reasoning": {"effort": "low"}}, "low", None),
