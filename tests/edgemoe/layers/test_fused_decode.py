@@ -158,6 +158,7 @@ def test_better_planes_are_used_alike(store, open_engine):
     assert use.reused == use.experts[8] > 0
 
 
+@pytest.mark.e2e
 @on_different_models
 @pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
 def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
@@ -191,6 +192,7 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
         assert {(rows, level) for rows in (1, 2) for level in (2, 4)} <= seen
 
 
+@pytest.mark.e2e
 @on_different_models
 @pytest.mark.parametrize("limit", LIMITS)
 def test_counts_are_those_of_the_modules(store, open_engine, limit):
@@ -255,7 +257,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
     store=[*DIFFERENT, "olmoe"],
     mode=MODES,
     limit=LIMITS,
-    e2e=lambda case: case["store"] == "olmoe",
+    e2e=lambda case: case["store"] != DIFFERENT[-1],
 )
 def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, fused_calls, mode, limit):
     """Five sequences of different lengths in one fused step have the bits and levels of single-token steps."""

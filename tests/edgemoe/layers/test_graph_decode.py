@@ -164,19 +164,16 @@ def test_a_new_token_is_computed_as_by_modules(open_on, modules, name, limits):
 def test_limits_do_not_change_a_bit(open_on):
     """Logits equal those of all experts resident, for any limits, look-ahead and order of copies."""
     want = logits(open_on())
-    for seed, (experts, dram, readers, speculate) in enumerate(
-        [(2, 3, 4, "full"), (7, 0, 1, "auto"), (7, 16, 1, "off")]
-    ):
+    for seed, (experts, dram, readers, speculate) in enumerate([(2, 3, 4, "full"), (7, 0, 1, "auto")]):
         engine = open_on(experts, dram, seed=seed, readers=readers, speculate=speculate)
         assert torch.equal(logits(engine), want), (experts, dram)
         assert engine.take_counts().ssd_bytes > 0
 
 
-@pytest.mark.parametrize("settings", ["exact 8", "8/4/2/0"])
-def test_experts_are_read_where_they_lie(open_on, monkeypatch, settings):
+def test_experts_are_read_where_they_lie(open_on, monkeypatch):
     """With few experts on the device and the others in DRAM: the same bits as with copies, and some of them move."""
     monkeypatch.setattr(graph_groups, "GROUP", 1)
-    how = SETTINGS[settings] | {"exact": True}
+    how = SETTINGS["8/4/2/0"] | {"exact": True}
     three = 11, 250, 11
     want = logits(open_on(4, 64, in_place="off", **how), three)
     engine = open_on(4, 64, seed=1, **how)

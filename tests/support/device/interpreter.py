@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,3 +48,19 @@ def round_like_a_gpu(monkeypatch) -> None:
         set_attribute(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+    call = interpreter.InterpretedFunction.__call__
+
+    def call_patched(function: Any, *arguments: Any, **named: Any) -> Any:
+        if any(tl.core.is_builtin(language.load) for language in languages_of(function.fn)):
+            return call(function, *arguments, **named)
+        return function.rewrite()(*arguments, **named)
+
+    # The interpreter's own looks through all of triton.language for each call of a function within a kernel.
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call_patched)
+
+
+@cache
+def languages_of(function: Callable[..., Any]) -> list[Any]:
+    """The modules of triton.language that a function of a kernel uses, which the interpreter patches."""
+    return [value for value in function.__globals__.values() if value is tl or value is tl.core]
