@@ -9,53 +9,10 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from edgemoe.api.answer_reader import REASONING, AnswerReader
+from edgemoe.api.built_in_forms import BuiltInForm, built_in_form
 from edgemoe.errors import ModelRefused
 from edgemoe.machine.confined import confined
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code
-
-_CHATML = {"start_anchor": "<|im_start|>assistant\n"}
-_THOUGHT = {"open": "<think>", "close": "</think>"}
-_TEXT = {"close": ["<|im_end|>", "<|endoftext|>"]}
-
-CALLS_AS_JSON = _CHATML | {
-    "fields": {
-        "reasoning_content": _THOUGHT,
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"(?<=[}\]])\s*</tool_call>",
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-            "repeats": True,
-        },
-        "content": _TEXT,
-    }
-}
-"""Response template of ChatML with calls as JSON between <tool_call> tags: Hermes, Qwen 2.5 and 3."""
-
-_ARGUMENT = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))"
-"""One argument between tags, which its own text may contain too."""
-
-CALLS_AS_TAGS = _CHATML | {
-    "fields": {
-        "reasoning_content": _THOUGHT,
-        "tool_calls": {
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]{1,64})>",
-            "close_pattern": r"</function>\s*</tool_call>",
-            "content": "xml-inline",
-            "content_args": {"tag_pattern": _ARGUMENT},
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-            "repeats": True,
-        },
-        "content": _TEXT,
-    }
-}
-"""Response template of ChatML with a tag for each argument of a call: Qwen 3 Coder, Qwen 3.5."""
-
-_OURS = (
-    (("<|im_start|>", "<tool_call>", "<function=", "<parameter="), CALLS_AS_TAGS),
-    (("<|im_start|>", "<tool_call>", '"arguments"'), CALLS_AS_JSON),
-)
-"""Texts in a chat template -> the response template of its answers, for tokenizers that have none."""
 
 CPU_SECONDS = 5.0
 """Time in which a model's response template must read the sample texts."""
@@ -72,14 +29,18 @@ class AnswerForm:
     Args:
         template: see transformers' ResponseParser.
         special: texts of special tokens, which are no part of an answer's texts.
+        ours: the form that has the template, where it is a built-in one.
 
     Attributes:
         reads_calls: whether it has a field of calls.
         mark: the text that opens a call, where it is one text.
         reasoning: (open, close) tags of reasoning, where each is one text.
+        after_reasoning, lead, calls, knows_tools: as in BuiltInForm.
     """
 
-    def __init__(self, template: Mapping[str, Any], special: Sequence[str] = ()) -> None:
+    def __init__(
+        self, template: Mapping[str, Any], special: Sequence[str] = (), ours: BuiltInForm | None = None
+    ) -> None:
         fields = template["fields"]
         self.reads_calls = "tool_calls" in fields
         opens = fields.get("tool_calls", {}).get("open")
@@ -88,11 +49,15 @@ class AnswerForm:
         self.reasoning: tuple[str, str] | None = next(
             (tag for tag in tags if isinstance(tag[0], str) and isinstance(tag[1], str)), None
         )
+        if ours:
+            self.mark, self.reasoning = ours.mark, ours.reasoning
+        self.after_reasoning, self.lead = (ours.after_reasoning, ours.lead) if ours else ("", "")
+        self.calls, self.knows_tools = (ours.calls, ours.knows_tools) if ours else (None, False)
         self._template, self._special = load_response_template(dict(template)), tuple(special)
 
     @classmethod
     def of(cls, tokenizer: Any) -> AnswerForm | None:
-        """The form that a tokenizer declares, or one of ours that its chat template writes; None: neither.
+        """The form that a tokenizer declares, or the built-in one that its chat template writes; None: neither.
 
         Raises:
             ModelRefused: the declared one is broken, or takes too long to read a sample.
@@ -108,9 +73,8 @@ class AnswerForm:
                 return None
             with foreign_code("a chat template that transformers finds"):
                 written = tokenizer.get_chat_template(tools=[{}])
-            template = next((form for marks, form in _OURS if all(m in written for m in marks)), None)
-            if template is None:
-                return None
+                ours = built_in_form(written, tokenizer.get_added_vocab())
+            return cls(ours.template, tokenizer.all_special_tokens, ours) if ours else None
         return cls(template, tokenizer.all_special_tokens)
 
     def reader(
@@ -123,8 +87,10 @@ class AnswerForm:
             tools: functions that may be called; None: calls are text.
             most: number of calls after which the answer is read no further; None: any number.
         """
-        anchored = self._template.start_anchor_re.search(prompt) is not None
-        parser = ResponseParser(self._template, prefix=prompt if anchored else "", tools=list(tools or []))
+        prefix = prompt if self._template.start_anchor_re.search(prompt) else ""
+        if not prefix and self.reasoning and self.begins_in_reasoning(prompt):
+            prefix = self.reasoning[0]
+        parser = ResponseParser(self._template, prefix=prefix, tools=list(tools or []))
         return AnswerReader(parser, self._special, calls=tools is not None, most=most)
 
     def begins_in_reasoning(self, prompt: str) -> bool:

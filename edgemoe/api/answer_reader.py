@@ -116,14 +116,17 @@ class AnswerReader:
     def _take(self, events: Sequence[Mapping[str, Any]], found: list[tuple[Kind, str] | Call]) -> None:
         for event in events:
             name, closed = event["field"], event["type"] == "region_close"
+            kind: Kind = "reasoning_content" if name in REASONING else "content"
             if name == "tool_calls":
                 if closed:
                     calls = self._called(event["value"]) if self._with_calls else None
                     found += [("content", self._raw)] if calls is None else calls
                     self._raw = ""
             elif event["type"] == "region_chunk":
-                found.append(("reasoning_content" if name in REASONING else "content", event["text"]))
+                found.append((kind, event["text"]))
                 self._raw = ""
+            elif event["type"] == "region_open" and name != "content":
+                found.append((kind, "\n"))  # between two parts of a kind; left out before the first
             elif closed and name in REASONING:
                 self._raw = ""
 
@@ -131,7 +134,7 @@ class AnswerReader:
         """The calls of a region's value; None: it is something else."""
         calls = []
         for entry in value if isinstance(value, list) else [value]:
-            function = entry.get("function") if isinstance(entry, dict) else None
+            function = entry.get("function", entry) if isinstance(entry, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 return None
             arguments = function.get("arguments", {})

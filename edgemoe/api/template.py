@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
+from edgemoe.api.message_forms import forms_of
 from edgemoe.errors import ModelRefused, UserError
 from edgemoe.storage.files.atomic import write_all
 from edgemoe.storage.files.untrusted import foreign_code
@@ -33,8 +34,9 @@ SLACK_CHARACTERS = 1 << 20
 _WANTED = "text from the chat template"
 
 Message = Mapping[str, Any]
-"""{"role": system, user, assistant or tool, "content": text}; an assistant's may have `tool_calls`, each {"id", "type":
-"function", "function": {"name", "arguments": object}}, and `reasoning_content`; a tool's has `tool_call_id`."""
+"""{"role": system, user, assistant or tool, "content": text, or null with calls}; an assistant's may have `tool_calls`,
+each {"id", "type": "function", "function": {"name", "arguments": object}}, and `reasoning_content`; a tool's has
+`tool_call_id`."""
 
 
 class TemplateRenderer:
@@ -71,19 +73,29 @@ class TemplateRenderer:
             self._ended()
         self._process = self._ended = None
 
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+    def render(
+        self, template: str, variables: Mapping[str, Any], forms: Sequence[Sequence[Message]] = ((),)
+    ) -> str:
         """Renders a template.
 
         Args:
             template: jinja2 source.
-            variables: the template's; JSON.
+            variables: the template's, but for `messages`; JSON.
+            forms: forms of the messages, of which the first is taken that the template takes (forms_of).
 
         Raises:
             UserError: the template refuses its messages.
             ModelRefused: the template is broken, or exceeds a limit of time, memory or size.
         """
-        most = SLACK_CHARACTERS + 4 * len(json.dumps(variables, default=str))
-        request = {"template": template, "variables": variables, "most": most, "seconds": self._cpu_seconds}
+        length = len(json.dumps([variables, forms[0]], default=str))
+        most = SLACK_CHARACTERS + 4 * length
+        request = {
+            "template": template,
+            "variables": variables,
+            "forms": forms,
+            "most": most,
+            "seconds": self._cpu_seconds,
+        }
         with self._lock:
             try:
                 answer = self._exchange(self.start(), request, 12 * most)
@@ -158,7 +170,8 @@ def render_chat(
     """Renders a conversation by its model's chat template.
 
     Equals transformers' `apply_chat_template(messages, add_generation_prompt=to_answer, tokenize=False, **more)`;
-    without a chat template, the texts joined by newlines.
+    without a chat template, the texts joined by newlines. Where the template cannot read the messages as they are, they
+    take another form (forms_of).
 
     Args:
         tokenizer: the model's.
@@ -170,7 +183,7 @@ def render_chat(
         UserError, ModelRefused: from TemplateRenderer.render.
     """
     if not tokenizer.chat_template:
-        return "\n".join(message["content"] for message in messages)
+        return "\n".join(message["content"] or "" for message in messages)
     tools = (more or {}).get("tools")
     with foreign_code("a chat template and special tokens that transformers finds"):
         template, special = tokenizer.get_chat_template(tools=tools), tokenizer.special_tokens_map
@@ -178,11 +191,10 @@ def render_chat(
         **special,
         "tools": None,
         **(more or {}),
-        "messages": [dict(message) for message in messages],
         "documents": None,
         "add_generation_prompt": to_answer,
     }
-    return renderer().render(template, variables)
+    return renderer().render(template, variables, forms_of(messages, template))
 
 
 def check_template(tokenizer: Any) -> None:

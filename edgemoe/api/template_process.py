@@ -12,7 +12,7 @@ import json
 import math
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -121,6 +121,28 @@ def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, 
     return {"text": text}
 
 
+def render_first(
+    template: str, variables: Mapping[str, Any], forms: Sequence[Sequence[Mapping[str, Any]]], most: int
+) -> dict[str, str]:
+    """Renders a conversation in the first form that the template takes.
+
+    Args:
+        template, most: as in render.
+        variables: the template's, but for `messages`.
+        forms: the conversation's forms, one or more.
+
+    Returns:
+        as render; the error of the first form where the template takes none.
+    """
+    first: dict[str, str] = {}
+    for messages in forms:
+        answer = render(template, {**variables, "messages": messages}, most)
+        first = first or answer
+        if "text" in answer or answer["kind"] == "limit":
+            return answer
+    return first
+
+
 def main() -> None:
     """Answers requests until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -131,7 +153,7 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         seconds = math.ceil(used.ru_utime + used.ru_stime + request["seconds"])
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, most_seconds))
-        answer = render(request["template"], request["variables"], request["most"])
+        answer = render_first(request["template"], request["variables"], request["forms"], request["most"])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

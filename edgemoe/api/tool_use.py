@@ -11,9 +11,9 @@ from typing import Any
 
 from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.answer_reader import Call
-from edgemoe.api.template import render_chat
+from edgemoe.api.template import Message, render_chat
 from edgemoe.errors import UserError
-from edgemoe.grammar.lark import CallForm, Reasoning, Words, calls_answer, text_and_calls
+from edgemoe.grammar.lark import CallForm, Reasoning, Words, calls_answer, led_text_or_call, text_and_calls
 from edgemoe.grammar.schema import refused
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -22,8 +22,9 @@ AUTO, REQUIRED = "auto", "required"
 
 _NAMES = ("edgemoe_first", "edgemoe_second")
 _ARGUMENTS = ({"place": "here"}, {"place": "there"})
-_IDS = ("call_1a2b3c4d5e", "call_6f7a8b9c0d")
-"""Not random: ids with the same last digits would seem to be text that the template writes for every call."""
+_IDS = ("1a2b3c4d5", "6f7a8b9c0")
+"""Not random: ids with the same last digits would seem to be text that the template writes for every call. Nine letters
+and digits are taken by every template."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,14 @@ class ToolUse:
             named = [function for function in named if function["name"] == self.choice]
         called = [(function["name"], _parameters(function)) for function in named]
         if self.choice == AUTO:
+            if reasoning and reasoning.lead:
+                return led_text_or_call(words, form, called, reasoning)
             if not form.mark:
                 found = "a response_template with a pattern there"
                 raise UserError("one text that opens a call, for a strict tool", found, "require a call")
             return text_and_calls(words, form, called, several=self.several)
-        return calls_answer(words, form, called, reasoning, several=self.several and self.choice == REQUIRED)
+        several = self.several and self.choice == REQUIRED and not form.alone
+        return calls_answer(words, form, called, reasoning, several=several)
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, object]:
@@ -76,7 +80,7 @@ def require_tools(tokenizer: Any, form: AnswerForm | None, variables: Mapping[st
     """Returns the form by which calls are found in answers.
 
     Raises:
-        UserError: there is none, or the chat template writes no tools.
+        UserError: there is none, or the chat template writes no tools and the form needs it to.
     """
     wanted = "a model whose calls of tools can be found in its answers"
     if form is None or not form.reads_calls:
@@ -84,11 +88,26 @@ def require_tools(tokenizer: Any, form: AnswerForm | None, variables: Mapping[st
             "a tokenizer_config.json without response_template, and a chat template of no known form of calls"
         )
         raise UserError(wanted, found, "leave tools out, or add a response_template")
-    tools = [_sample_tool(name) for name in _NAMES]
-    written = render_chat(tokenizer, [_QUESTION], {**variables, "tools": tools})
-    if not all(name in written for name in _NAMES):
+    if not form.knows_tools and not writes_tools(tokenizer, variables):
         raise UserError(wanted, "a chat template that leaves tools out", "choose another model")
     return form
+
+
+def writes_tools(tokenizer: Any, variables: Mapping[str, object]) -> bool:
+    """Whether the chat template writes the tools that it gets."""
+    tools = [_sample_tool(name) for name in _NAMES]
+    written = render_chat(tokenizer, [_QUESTION], {**variables, "tools": tools})
+    return all(name in written for name in _NAMES)
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """A conversation whose system message lists the tools, for a template that leaves them out."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = f"# Tools\n\n## functions\n\nYou may call these functions, in your own form of calls:\n\n{listed}"
+    first = messages[0] if messages and messages[0]["role"] == "system" else None
+    if first is None:
+        return [{"role": "system", "content": text}, *messages]
+    return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
 
 
 _QUESTION = {"role": "user", "content": "x"}
@@ -113,9 +132,11 @@ def call_form(
     Raises:
         UserError: it writes their arguments otherwise than as JSON, or in another form than `form` reads.
     """
+    if form.calls:
+        return form.calls
     calls = [Call(*sample) for sample in zip(_NAMES, _ARGUMENTS, _IDS, strict=True)]
     more = {**variables, "tools": [_sample_tool(name) for name in _NAMES]}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call.as_message() for call in calls]}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call.as_message() for call in calls]}
     prompt = render_chat(tokenizer, [_QUESTION], more)
     with foreign_code("a tokenizer with added tokens"):
         tokens = _Tokens(tokenizer.get_added_vocab())
@@ -193,7 +214,7 @@ def _form_in(
     if form.reasoning:
         before = before.rpartition(form.reasoning[1])[2]
     before, after = before.lstrip(), tail[len(end) :].rstrip()
-    mark = form.mark if form.mark and begin.startswith(form.mark) else ""
+    mark = form.mark if form.mark and (before + begin).startswith(form.mark) else ""
     return CallForm(
         begin, text[middle1:json1], end, before, between.removesuffix(begin)[len(end) :], after, mark
     )
@@ -206,4 +227,5 @@ def reasoning_of(form: AnswerForm | None, prompt: str) -> Reasoning | None:
     opening, closing = form.reasoning
     if prompt.rstrip().endswith(closing):
         return None
-    return Reasoning(opening, closing, begun=form.begins_in_reasoning(prompt))
+    begun = form.begins_in_reasoning(prompt)
+    return Reasoning(opening, closing, begun, form.after_reasoning, form.lead)

@@ -39,6 +39,7 @@ class CallForm:
         begin, middle, end: of a call: begin, its name, middle, its arguments as JSON, end.
         before, between, after: see above.
         mark: the text that opens a call for the parser of answers, a prefix of `before` and `begin`; "": unknown.
+        alone: an answer has one call at most.
     """
 
     begin: str
@@ -48,6 +49,7 @@ class CallForm:
     between: str = ""
     after: str = ""
     mark: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,15 @@ class Reasoning:
     Args:
         open, close: the tags around it.
         begun: whether the prompt ends within it.
+        after: text after reasoning, before the rest of the answer.
+        lead: text that opens the answer itself, where it is no call.
     """
 
     open: str
     close: str
     begun: bool = False
+    after: str = ""
+    lead: str = ""
 
 
 def json_answer(words: Words, schema: Mapping[str, object], reasoning: Reasoning | None = None) -> str:
@@ -70,7 +76,8 @@ def json_answer(words: Words, schema: Mapping[str, object], reasoning: Reasoning
     Raises:
         UserError: see enforceable.
     """
-    return _behind(words, reasoning, f"%json {_json(enforceable(schema) | {'x-guidance': _BOUNDED})}")
+    lead = f"{_literal(words, reasoning.lead)} " if reasoning and reasoning.lead else ""
+    return _behind(words, reasoning, f"{lead}%json {_json(enforceable(schema) | {'x-guidance': _BOUNDED})}")
 
 
 def calls_answer(
@@ -109,14 +116,35 @@ def text_and_calls(
         UserError: see enforceable.
     """
     times, rest = "*" if several else "?", form.begin.removeprefix(form.mark)
-    calls = _calls(words, form, tools, rest)
+    if form.before.startswith(form.mark):  # the calls are one list
+        more = f" ({_literal(words, form.between)} call)*" if several else ""
+        listed = (
+            f"{_literal(words, form.before.removeprefix(form.mark))} call{more} {_literal(words, form.after)}"
+        )
+        calls, call, times = _calls(words, form, tools, form.begin) + f"list: {listed}\n", "list", "?"
+    else:
+        calls, call = _calls(words, form, tools, rest), "call"
     if form.mark in words.specials:
         mark = words.specials[form.mark]
         others = sorted(i for i in words.specials.values() if i != mark and not words.is_end(i))
         text = f"(TEXT | <[{','.join(map(str, others))}]>)*" if others else "TEXT?"
-        return f"start: text (<[{mark}]> call text){times}\ntext: {text}\nTEXT: {_ANY}\n{calls}"
+        return f"start: text (<[{mark}]> {call} text){times}\ntext: {text}\nTEXT: {_ANY}\n{calls}"
     opening = f"opening[lazy]: /(.|\\n)*{_regex(form.mark)}/\n"
-    return f"start: (opening call){times} TEXT?\n{opening}TEXT: {_ANY}\n{calls}"
+    return f"start: (opening {call}){times} TEXT?\n{opening}TEXT: {_ANY}\n{calls}"
+
+
+def led_text_or_call(
+    words: Words, form: CallForm, tools: Sequence[tuple[str, Mapping[str, object]]], reasoning: Reasoning
+) -> str:
+    """The grammar of either text after `reasoning.lead`, or a call.
+
+    Args as of calls_answer.
+
+    Raises:
+        UserError: see enforceable.
+    """
+    start = f"({_literal(words, reasoning.lead)} TEXT? | call)"
+    return _behind(words, reasoning, start) + f"TEXT: {_ANY}\n" + _calls(words, form, tools, form.begin)
 
 
 def _calls(
@@ -141,8 +169,10 @@ def _behind(words: Words, reasoning: Reasoning | None, start: str) -> str:
         body, tail = "tail", f"tail[lazy]: /(.|\\n)*{_regex(reasoning.close)}/\n"
     else:
         body, tail = f"BODY <[{close}]>", "BODY: /(.|\\n)*/\n"
+    body += f" {_literal(words, reasoning.after)}" if reasoning.after else ""
     thought = body if reasoning.begun else f"({_literal(words, reasoning.open)} {body})?"
-    return f"start: {thought} WS {start}\n{tail}{_SPACES}\n"
+    between = "" if reasoning.lead else " WS"
+    return f"start: {thought}{between} {start}\n{tail}{_SPACES}\n"
 
 
 def _literal(words: Words, text: str) -> str:

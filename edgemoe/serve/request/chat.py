@@ -70,6 +70,7 @@ class MessageFields(Fields):
     content: str | list[Part] | None = None
     name: Name | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[CallFields] | None = None
     tool_call_id: Name | None = None
     function_call: Any = None
@@ -83,7 +84,7 @@ class MessageFields(Fields):
         if self.function_call is not None or self.role == "function":
             message = "expected tool_calls and messages of role tool, got a function_call: see tools"
             raise ApiError(400, message, param="messages", code="unsupported_parameter")
-        content = self.content or ""
+        content = None if self.tool_calls and self.content is None else self.content or ""
         if isinstance(content, list):
             other = next((part.type for part in content if part.type != "text"), None)
             if other is not None:
@@ -91,7 +92,7 @@ class MessageFields(Fields):
                 raise ApiError(400, message, param="messages", code="unsupported_content")
             content = "\n".join(part.text or "" for part in content)
         given: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": content}
-        for name in ("name", "reasoning_content", "tool_call_id"):
+        for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 given[name] = value
         if self.tool_calls:

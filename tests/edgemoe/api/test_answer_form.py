@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scripted import CHATML, chatml_tokenizer
 from transformers.utils.chat_parsing import parse_response
 
-from edgemoe.api.answer_form import CALLS_AS_JSON, CALLS_AS_TAGS, AnswerForm
+from edgemoe.api.answer_form import AnswerForm
+from edgemoe.api.built_in_forms import CALLS_AS_JSON, CALLS_AS_TAGS
 from edgemoe.errors import ModelRefused
 
 PROMPT = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
@@ -107,7 +108,8 @@ def test_reasoning_that_the_prompt_has_begun():
     assert not form.begins_in_reasoning(PROMPT)
     reader = read(form, ["hm</think>yes"], prompt=f"{PROMPT}<think>\n")
     assert reader.texts == {"reasoning_content": "hm", "content": "yes"}
-    assert read(form, ["yes"], prompt="no anchor <think>").texts == {"content": "yes"}
+    assert read(form, ["yes"], prompt="no anchor").texts == {"content": "yes"}
+    assert read(form, ["hm</think>yes"], prompt="no anchor <think>").texts == reader.texts
 
 
 def test_special_tokens_are_no_content():
@@ -122,9 +124,8 @@ def test_the_form_of_a_tokenizer():
     assert AnswerForm.of(tokenizer).mark == "<tool_call>"
     tokenizer.chat_template = CHATML.replace('{"name"', "<function=x><parameter=").replace("arguments", "x")
     assert AnswerForm.of(tokenizer).mark == ""
-    for template in ("{{ messages }}", None):
-        tokenizer.chat_template = template
-        assert AnswerForm.of(tokenizer) is None
+    tokenizer.chat_template = None
+    assert AnswerForm.of(tokenizer) is None
     tokenizer.response_template = {
         "start_anchor": "A:",
         "fields": {"thinking": {"open": "(", "close": ")"}, "content": {}},

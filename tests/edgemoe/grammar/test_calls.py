@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from scripted import END, chatml_tokenizer
 
-from edgemoe.grammar.lark import CallForm, Reasoning, calls_answer, json_answer, text_and_calls
+from edgemoe.api.built_in_forms import BUILT_IN
+from edgemoe.grammar.lark import (
+    CallForm,
+    Reasoning,
+    calls_answer,
+    json_answer,
+    led_text_or_call,
+    text_and_calls,
+)
 
 pytest.importorskip("llguidance")
 
@@ -69,6 +77,73 @@ def test_required_calls(words, tokenizer, answer, one, several):
     for most, want in ((False, one), (True, several)):
         text = calls_answer(words, TAGGED, TOOLS, THOUGHT, several=most)
         assert follows(words, tokenizer, text, answer) == want
+
+
+CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+HARMONY = next(form for form in BUILT_IN if form.lead)
+ANALYSIS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+TO = ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}'
+
+
+@pytest.fixture(scope="module")
+def in_channels():
+    """A tokenizer with gpt-oss's special tokens, and its vocabulary."""
+    tokenizer = chatml_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(CHANNELS)})
+    return Vocabulary(tokenizer, 300, frozenset({END})), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "either", "call"),
+    [
+        (f'{FINAL}{{"city": "Oslo"}}', True, True, False),
+        (f'{ANALYSIS}{FINAL}{{"city": "Oslo"}}', True, True, False),
+        ('{"city": "Oslo"}', False, False, False),
+        (f"{ANALYSIS}{FINAL}It is sunny.", False, True, False),
+        (f"{ANALYSIS}{TO}", False, True, True),
+        (TO, False, True, True),
+        (TO.replace("Oslo", 'O"'), False, False, False),
+        (f"{TO}{TO}", False, False, False),
+        ("It is sunny.", False, False, False),
+    ],
+)
+def test_answers_in_channels(in_channels, answer, form, either, call):
+    """A form, text or a call, and a call that is required: each in its channel, after reasoning or without."""
+    thought = Reasoning(*HARMONY.reasoning, after=HARMONY.after_reasoning, lead=HARMONY.lead)
+    words, _ = in_channels
+    assert follows(*in_channels, json_answer(words, CITY, thought), answer) == form
+    tools = TOOLS[:1]
+    assert follows(*in_channels, led_text_or_call(words, HARMONY.calls, tools, thought), answer) == either
+    assert (
+        follows(*in_channels, calls_answer(words, HARMONY.calls, tools, thought, several=False), answer)
+        == call
+    )
+
+
+LISTED = next(form.calls for form in BUILT_IN if form.mark == "[TOOL_CALLS]")
+ITEM = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "want"),
+    [
+        (f"[TOOL_CALLS][{ITEM}]", True),
+        (f"Well. [TOOL_CALLS][{ITEM}, {ITEM}]", True),
+        ("It is sunny.", True),
+        (f"[TOOL_CALLS][{ITEM.replace('Oslo', 'O')}", False),
+        (f"[TOOL_CALLS]{ITEM}", False),
+    ],
+)
+def test_calls_in_one_list(special, answer, want):
+    """As Mistral's and Granite's: text, then all calls together."""
+    tokenizer = chatml_tokenizer()
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    words = Vocabulary(tokenizer, 300, frozenset({END}))
+    text = text_and_calls(words, LISTED, TOOLS[:1], several=True)
+    assert follows(words, tokenizer, text, answer) == want
 
 
 def test_calls_without_special_tokens(words, tokenizer):

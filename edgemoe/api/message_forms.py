@@ -1,0 +1,87 @@
+"""Messages as a chat template reads them: templates differ about names of reasoning, ids, null and arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""Names that chat templates have for the reasoning of an earlier answer."""
+
+_SHORT_IDS = "length != 9"
+"""In the templates of Mistral, which refuse ids of calls that have not nine letters and digits."""
+
+
+_NULL_WITH_CALLS = "<｜tool▁calls▁begin｜>"
+"""In the templates of DeepSeek, which write the calls of an answer only where its content is null."""
+
+
+def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[dict[str, Any]]]:
+    """The forms in which a conversation may be given to a template, in the order in which they are tried.
+
+    The first is transformers': what is null is left out, and arguments are objects. Some templates join arguments with
+    text, and some have no place for an answer without text.
+
+    Args:
+        messages: the conversation, as edgemoe.api.template.Message.
+        template: jinja2 source.
+    """
+    given = [_named(_present(message, template), template) for message in messages]
+    if _SHORT_IDS in template:
+        given = [_with_short_ids(message) for message in given]
+    forms = [given]
+    if any(message.get("tool_calls") for message in given):
+        forms.append([_with_text_arguments(message) for message in given])
+    if any(message.get("content") is None for message in given):
+        forms += [
+            [{**message, "content": message.get("content") or ""} for message in form] for form in forms
+        ]
+    return forms
+
+
+def _present(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """The message without what is null in it."""
+    keeps = {"content"} if _NULL_WITH_CALLS in template and message.get("tool_calls") else set()
+    return {name: value for name, value in message.items() if value is not None or name in keeps}
+
+
+def _named(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """The message with its reasoning under each name that the template reads."""
+    thought = next((message[name] for name in REASONING_NAMES if message.get(name)), None)
+    if thought is None:
+        return message
+    read = [name for name in REASONING_NAMES[1:] if re.search(rf"[.'\"]{name}\b(?!_)", template)]
+    named = message | dict.fromkeys(("reasoning_content", *read), thought)
+    if "thinking" in read and named.get("tool_calls") and named.get("content"):
+        # gpt-oss's template has one place for reasoning and for text before a call.
+        named |= {"thinking": f"{thought}\n{named['content']}", "content": ""}
+    return named
+
+
+def _calls(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for call in message.get("tool_calls") or ():
+        yield {**call, "function": dict(call["function"])}
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(message)
+    if changed.get("tool_call_id"):
+        changed["tool_call_id"] = _short(changed["tool_call_id"])
+    if changed.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": _short(call.get("id") or "")} for call in _calls(message)]
+    return changed
+
+
+def _short(name: str) -> str:
+    """Nine letters and digits that stand for an id; one of that form stays."""
+    return name if re.fullmatch("[A-Za-z0-9]{9}", name) else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = list(_calls(message))
+    for call in calls:
+        call["function"]["arguments"] = json.dumps(call["function"].get("arguments"), ensure_ascii=False)
+    return message | ({"tool_calls": calls} if calls else {})

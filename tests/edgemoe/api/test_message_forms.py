@@ -1,0 +1,105 @@
+"""Messages in the form that a chat template can read; where it can read them as they are, transformers' text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import a_tokenizer
+
+from edgemoe.api.message_forms import forms_of
+from edgemoe.api.template import render_chat
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+HISTORY = [
+    {"role": "user", "content": "None of it?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+]
+EACH = "{% for m in messages %}[{{ m.role }}]"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}"
+)
+END = "{% endfor %}"
+
+AS_GIVEN = {
+    "a text that is none": EACH
+    + "{% if m.content is none %}none{% else %}{{ m.content }}{% endif %}"
+    + CALLS
+    + END,
+    "a text that is not defined": EACH + "{{ m.content if 'content' in m else '-' }}" + CALLS + END,
+    "arguments of a mapping": EACH
+    + "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+    + "{% endfor %}{{ m.content or '' }}"
+    + END,
+}
+
+
+@pytest.mark.parametrize("name", AS_GIVEN)
+def test_null_and_objects_come_first(name):
+    """As transformers writes the same messages."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = AS_GIVEN[name]
+    want = tokenizer.apply_chat_template(HISTORY, tokenize=False, add_generation_prompt=True)
+    assert render_chat(tokenizer, HISTORY) == want
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (
+            EACH + "{{ m.content }}" + CALLS + END,
+            '[user]None of it?[assistant]<weather {"city": "Zürich"}>[tool]sunny',
+        ),
+        (
+            EACH + "{{ m.content + '' }}" + CALLS + END,
+            '[user]None of it?[assistant]<weather {"city": "Zürich"}>[tool]sunny',
+        ),
+        (
+            EACH
+            + "{% if m.content is none %}{{ '<｜tool▁calls▁begin｜>' + m.tool_calls[0].function.arguments }}"
+            + "{% else %}{{ m.content }}{% endif %}"
+            + END,
+            '[user]None of it?[assistant]<｜tool▁calls▁begin｜>{"city": "Zürich"}[tool]sunny',
+        ),
+    ],
+    ids=["null is no word", "null is no text", "arguments are text"],
+)
+def test_other_forms_where_the_template_needs_them(template, text):
+    """Null that cannot be joined is an empty text, and arguments are JSON text; DeepSeek's have calls with null."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = template
+    assert render_chat(tokenizer, HISTORY) == text
+
+
+@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "read", ["m.reasoning_content", "m['reasoning']", "m.thinking", "m.reasoning if 'reasoning' in m else ''"]
+)
+def test_reasoning_under_the_name_that_the_template_reads(given, read):
+    """Whatever name the client has for it."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = EACH + "{{ " + read + " }}" + END
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", given: "hm"}]
+    assert render_chat(tokenizer, messages) == "[user][assistant]hm"
+
+
+def test_a_place_for_reasoning_and_text_before_a_call():
+    """gpt-oss's template refuses both; a template that reads neither name gets none added."""
+    answer = {"role": "assistant", "content": "See:", "reasoning_content": "hm", "tool_calls": [CALL]}
+    ((given,), _) = forms_of([answer], "{{ message.thinking }}")
+    assert (given["thinking"], given["content"]) == ("hm\nSee:", "")
+    form = forms_of([answer], "{% if enable_thinking %}{{ message.reasoning_content }}{% endif %}")
+    assert form[0] == [answer]
+
+
+def test_ids_of_nine_characters():
+    """Where the template refuses others, a call and its result keep the same id."""
+    template = "{% if id|length != 9 %}{{ raise_exception('no') }}{% endif %}"
+    form = forms_of(HISTORY, template)[0]
+    name = form[1]["tool_calls"][0]["id"]
+    assert name == form[2]["tool_call_id"] == forms_of(HISTORY, template)[0][2]["tool_call_id"]
+    assert len(name) == 9
+    assert name.isalnum()
+    own = json.loads(json.dumps(HISTORY).replace("call_1", "a1B2c3D4e"))
+    assert forms_of(own, template)[0][2]["tool_call_id"] == "a1B2c3D4e"
