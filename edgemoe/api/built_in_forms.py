@@ -48,14 +48,14 @@ _JSON_IN_TAGS = {
     "repeats": True,
 }
 
-CALLS_AS_JSON = _CHATML | {
-    "fields": {"reasoning_content": _THOUGHT, "tool_calls": _JSON_IN_TAGS, "content": _TEXT}
-}
+_CHATML_FIELDS = {"reasoning_content": _THOUGHT, "tool_calls": _JSON_IN_TAGS, "content": _TEXT}
+
+CALLS_AS_JSON = _CHATML | {"fields": _CHATML_FIELDS}
 """Response template of ChatML with calls as JSON between <tool_call> tags: Hermes, Qwen 2.5, 3 and 3 Next."""
 
 _RESPONSE = {"open": "<response>", "close": "</response>"}
 
-_ERNIE = _CHATML | {"fields": {**CALLS_AS_JSON["fields"], "response": _RESPONSE}}
+_ERNIE = _CHATML | {"fields": {**_CHATML_FIELDS, "response": _RESPONSE}}
 """Response template of ERNIE 4.5 that reasons: as the one before, with the text between tags too."""
 
 _ARGUMENT = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from edgemoe.api.model import Model
 from edgemoe.api.status import Progress
 from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.chat.channels import TaggedText, channel_form
 from edgemoe.chat.saved_kv import SavedKV
 from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
@@ -35,7 +37,8 @@ class Conversation:
 
     def __init__(self, model: Model, system: str | None = None) -> None:
         self._model, self._tokenizer = model, model.tokenizer
-        self._sampler = Sampler(model.sampling)
+        self._channels = channel_form(model.tokenizer)
+        self._sampler = Sampler(replace(model.sampling, special_tokens=self._channels is not None))
         self._system: list[Message] = []
         self._turns: list[Message] = []
         self._left = 0
@@ -181,10 +184,17 @@ class Conversation:
         tokens, left = self._fitting(turns)
         if left > self._left:
             on_shift(left - self._left)
-        self.reasons = self._tokenizer.decode(tokens[-_TAIL:]).rstrip().endswith(OPEN)
-        self._generation = self._model.begin(tokens, self._sampler, start, on_text)
+        end = self._tokenizer.decode(tokens[-_TAIL:])
+        self.reasons = end.rstrip().endswith(OPEN)
+        tagged = TaggedText(self._channels.reader(end, None), on_text) if self._channels else None
+        on_piece = tagged.write if tagged else on_text
+        self._generation = self._model.begin(tokens, self._sampler, start, on_piece)
         answer = self._model.run(self._generation)
-        self._turns, self._left = [*turns, {"role": "assistant", "content": answer.text}], left
+        content = answer.text
+        if tagged:
+            tagged.end()
+            answer, content = replace(answer, text=tagged.text), tagged.content
+        self._turns, self._left = [*turns, {"role": "assistant", "content": content}], left
         return answer
 
     def _shown(self, turns: Sequence[Message]) -> list[int]:
