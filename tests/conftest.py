@@ -34,6 +34,7 @@ from edgemoe.kv.formats import KVFormat
 from edgemoe.layers import skeleton
 from edgemoe.machine.process import disk_read_bytes
 from edgemoe.memory.split import MINIMUM_EXPERTS
+from edgemoe.models import runnable, tokenizer
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.convert.checkpoint import Config
@@ -101,6 +102,27 @@ def one_trial_a_config() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skeleton, "try_step", try_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_trial_a_tokenizer() -> Iterator[None]:
+    """Leaves out the trial of a tokenizer, in a copy of this process, whose files have passed it."""
+    passed, check = set[tuple[bytes, ...]](), tokenizer.check_tokenizer
+    names = sorted(
+        {"config.json", "tokenizer_config.json", "special_tokens_map.json", *tokenizer.VOCABULARIES}
+    )
+
+    def check_once(directory: Path) -> None:
+        paths = [directory / name for name in names]
+        files = tuple(path.read_bytes() if path.is_file() else b"" for path in paths)
+        if files not in passed:
+            check(directory)
+            passed.add(files)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (tokenizer, runnable):
+            patch.setattr(module, "check_tokenizer", check_once)
         yield
 
 

@@ -83,7 +83,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
         (attention, "SPLITS", 2),
     ):  # the interpreter's time goes by programs, and by the elements of a tile
         monkeypatch.setattr(module, name, few)
-    monkeypatch.setattr(triton_experts, "VECTOR", Tile(rows=64, side=4))
+    monkeypatch.setattr(triton_experts, "VECTOR", Tile(rows=64))
     monkeypatch.setattr(tiers, "on_device", poisoned)
     for part in (
         GroupedQueryAttention,
