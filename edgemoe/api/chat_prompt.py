@@ -11,7 +11,7 @@ from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.answer_reader import AnswerReader
 from edgemoe.api.model import Model
 from edgemoe.api.replay import Replays
-from edgemoe.api.template import Message
+from edgemoe.api.template import Message, encode_chat
 from edgemoe.api.tool_use import ToolUse, call_form, reasoning_of, require_tools, with_tools, writes_tools
 from edgemoe.errors import ModelRefused
 from edgemoe.grammar.lark import Reasoning, json_answer
@@ -94,7 +94,7 @@ class ChatPrompts:
             variables = {**variables, "tools": list(tools.tools)}
         if form is None:
             compiled = None if schema is None else lambda: self._model.grammar(schema)
-            return ChatPrompt(self._model.encode(messages, **variables), None, compiled)
+            return ChatPrompt(encode_chat(tokenizer, messages, variables), None, compiled)
         text, tokens = self.replays.encode(tokenizer, messages, variables, form, ends)
         offered = list(tools.tools) if tools else None
         most = 1 if tools and not tools.several else None

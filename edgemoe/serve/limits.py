@@ -11,7 +11,8 @@ class Limits:
 
     Args:
         answer_seconds: time until its last answer has ended; None: no limit.
-        body_bytes: most bytes of its body: some million tokens of text.
+        bodies_bytes: most bytes of the bodies of all requests together that come, or whose prompts are made.
+        body_bytes: most bytes of its body: a million tokens of text or more.
         body_seconds: time in which all of its body must have come.
         compile_seconds: time in which an answer's grammar must be compiled; the first one of a model waits for its
             vocabulary.
@@ -21,7 +22,8 @@ class Limits:
     """
 
     answer_seconds: float | None = None
-    body_bytes: int = 16 << 20
+    bodies_bytes: int = 64 << 20
+    body_bytes: int = 8 << 20
     body_seconds: float = 30.0
     compile_seconds: float = 60.0
     ping_seconds: float = 5.0

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from edgemoe.errors import EdgemoeError, UserError
+from edgemoe.machine.process import resident_bytes, return_free_memory
+from edgemoe.serve.bodies import Bodies
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
 from edgemoe.serve.job import Job, Queue, Wanted
 from edgemoe.serve.limits import Limits
 from edgemoe.serve.metrics import Metrics
 from edgemoe.serve.request.chat import ChatRequest, as_messages
 from edgemoe.serve.request.completion import CompletionRequest
+from edgemoe.serve.text_limit import TextLimit
+from edgemoe.serve.workers import Workers
 from edgemoe.storage.files.untrusted import foreign_code
 
 if TYPE_CHECKING:
@@ -25,9 +29,15 @@ if TYPE_CHECKING:
     from edgemoe.api.chat_prompt import ChatPrompt, ChatPrompts
     from edgemoe.api.choices import Choices
     from edgemoe.api.model import Model
+    from edgemoe.api.template import Message
     from edgemoe.engine.generate import Answer
 
 _log = logging.getLogger("edgemoe.serve")
+
+KEPT_BYTES = 32 << 20
+"""Growth of the process by a prompt's text from which freed memory goes back to the system."""
+
+Found = TypeVar("Found")
 
 
 class Serving:
@@ -40,12 +50,18 @@ class Serving:
 
     Attributes:
         model: None before it is open.
+        text_limit: bound on a prompt's characters.
+        bodies: bodies that are read or used.
+        parsing: threads that read bodies.
+        preparing: threads that make prompts.
         answered: called after every answer.
     """
 
     def __init__(self, name: str, *, most: int, limits: Limits | None = None) -> None:
         self.name, self.limits, self.queue = name, limits or Limits(), Queue(most)
         self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
+        self.tokenizing, self.bodies = Queue(most), Bodies()
+        self.parsing, self.preparing = Workers(2, "bodies"), Workers(2, "prompts")
         self.model: Model | None = None
         self.answered: Callable[[], None] = lambda: None
         self.prompt_tokens = self.new_tokens = 0
@@ -58,6 +74,7 @@ class Serving:
 
         self.chats: ChatPrompts = ChatPrompts(model)
         self.text_of = lru_cache(1 << 16)(self._text_of)
+        self.text_limit = TextLimit(model.tokenizer, model.engine.plan.context)
         self.model = model
 
     def require(self) -> Model:
@@ -83,8 +100,9 @@ class Serving:
             return partial(self._continued, wanted.prompts(), wanted.suffix)
         messages, schema = as_messages(wanted.messages), wanted.answer_schema()
         self.require()
-        make = partial(self.chats.make, messages, wanted.template(), wanted.tool_use(), schema)
-        return lambda: [make()]
+        template, tools = wanted.template(), wanted.tool_use()
+        self.text_limit.require(messages, template)
+        return lambda: [self.chats.make(messages, template, tools, schema)]
 
     def _continued(self, texts: Sequence[str | list[int]], suffix: str | None) -> list[ChatPrompt]:
         """Prompts that are continued as they are, or up to a suffix."""
@@ -92,6 +110,8 @@ class Serving:
         from edgemoe.api.infill import infill_prompt
 
         model = self.require()
+        for each in texts:
+            self.text_limit.require(each, suffix)
         if not suffix:
             return [ChatPrompt(model.encode(each)) for each in texts]
         return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in texts]
@@ -110,16 +130,18 @@ class Serving:
             ApiError: the queue is full, the model is not open yet, or a field, a prompt or a form is wrong.
             ClientDisconnect: the client has left meanwhile.
         """
-        prompts, choices, client = self.prompts_of(wanted), wanted.choices(), client_of(request)
-        model = self.require()
+        try:
+            prompts = await self.parsing.run(self.prompts_of, wanted)
+        except EdgemoeError as error:
+            raise _known(error, prompt_field) from error
+        choices, client, model = wanted.choices(), client_of(request), self.require()
         self.queue.enter(client)
         try:
-            answers = [
-                self._wanted(prompt, form, choice)
-                for prompt in await asyncio.to_thread(prompts)
-                for form in [await self._form(model, prompt, wanted.form_field)]
-                for choice in choices
+            forms = [
+                (prompt, await self._form(model, prompt, wanted.form_field))
+                for prompt in await self.preparing.run(self._made, prompts)
             ]
+            answers = await self.preparing.run(self._answers, forms, choices)
             if await request.is_disconnected():
                 raise ClientDisconnect
             job = Job(model, answers, wanted.kind, client, self._ended)
@@ -133,10 +155,16 @@ class Serving:
             raise _known(error, prompt_field) from error
         return job
 
+    def _answers(
+        self, forms: Sequence[tuple[ChatPrompt, Choices]], choices: Sequence[Choices]
+    ) -> list[Wanted]:
+        """Each choice's answer to each prompt, whose form it has; their readers read the whole prompt."""
+        return [self._wanted(prompt, form, choice) for prompt, form in forms for choice in choices]
+
     def _wanted(self, prompt: ChatPrompt, form: Choices, choice: Choices) -> Wanted:
         """One answer to a prompt; without a limit of its own it may fill the context."""
         reader = prompt.reader() if prompt.reader else None
-        return Wanted(list(prompt.tokens), {**form, **choice}, reader, partial(self._keep, reader))
+        return Wanted(prompt.tokens, {**form, **choice}, reader, partial(self._keep, reader))
 
     def _keep(self, reader: AnswerReader | None, answer: Answer) -> None:
         """Keeps an answer that has ended by itself, so that later turns have its tokens."""
@@ -189,19 +217,64 @@ class Serving:
         with foreign_code("a tokenizer that decodes the model's tokens"):
             return str(self.require().tokenizer.decode([token], skip_special_tokens=False))
 
-    def tokens_of(self, text: str) -> list[int]:
-        """Token ids of a text alone, without special tokens around it."""
+    async def tokenized(self, request: Request, work: Callable[[bytes], Found]) -> Found:
+        """Calls what makes tokens or text of a request's body, once it is the request's turn.
+
+        Raises:
+            ApiError: too many such requests wait, or by `work`.
+        """
+        client = client_of(request)
+        async with self.bodies.reading(request, self.limits) as body:
+            self.tokenizing.enter(client)
+            try:
+                return await self.preparing.run(self._made, partial(work, body))
+            finally:
+                self.tokenizing.leave(client)
+
+    def _made(self, work: Callable[[], Found]) -> Found:
+        """Calls what tokenizes a text; the memory of long texts goes back to the system."""
+        before = resident_bytes()
+        try:
+            return work()
+        finally:
+            if resident_bytes() - before > KEPT_BYTES:
+                return_free_memory()
+
+    def tokens_of(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of a text alone, by default without special tokens around it.
+
+        Raises:
+            ContextExceeded: it has more characters than a prompt can have.
+        """
+        tokenizer = self.require().tokenizer
+        self.text_limit.require(text)
         with foreign_code("a tokenizer that encodes text"):
-            encoded = self.require().tokenizer(text, add_special_tokens=False, verbose=False)
+            encoded = tokenizer(text, add_special_tokens=special, verbose=False)
         return list(encoded["input_ids"])
+
+    def tokens_of_chat(self, messages: Sequence[Message], template: Mapping[str, object]) -> list[int]:
+        """Token ids of messages in the chat template, whose further variables are `template`.
+
+        Raises:
+            ContextExceeded: they have more characters than a prompt can have.
+            UserError, ModelRefused: the template refuses them, or is broken.
+        """
+        from edgemoe.api.prompt import encoded
+
+        tokenizer = self.require().tokenizer
+        self.text_limit.require(messages, template)
+        return encoded(tokenizer, messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids.
 
         Raises:
-            ApiError: an id that the model does not have.
+            ApiError: an id that the model does not have, or more ids than the context holds.
         """
         model = self.require()
+        if len(tokens) > model.engine.plan.context:
+            message = f"expected at most {model.engine.plan.context} token ids, got {len(tokens)}: send fewer"
+            raise ApiError(400, message, param="tokens")
         vocab = model.engine.shape.vocab
         wrong = next((token for token in tokens if not 0 <= token < vocab), None)
         if wrong is not None:

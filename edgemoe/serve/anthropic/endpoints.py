@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -12,7 +10,6 @@ from edgemoe.serve.anthropic.reply import MessageReply
 from edgemoe.serve.errors import INVALID, ApiError
 from edgemoe.serve.job import Job
 from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
-from edgemoe.serve.protocol.body import body_of
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest
@@ -69,6 +66,8 @@ class AnthropicProtocol(Protocol):
         return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
     async def _count(self, request: Request) -> JSONResponse:
-        fields = parse(CountFields, await body_of(request, self.serving.limits))
-        (prompt,) = await asyncio.to_thread(self.serving.prompts_of(fields.as_chat()))
-        return JSONResponse({"input_tokens": len(prompt.tokens)})
+        def count(body: bytes) -> int:
+            (prompt,) = self.serving.prompts_of(parse(CountFields, body).as_chat())()
+            return len(prompt.tokens)
+
+        return JSONResponse({"input_tokens": await self.serving.tokenized(request, count)})

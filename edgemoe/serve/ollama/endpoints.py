@@ -11,7 +11,6 @@ from edgemoe.serve.ollama.fields import ChatBody, GenerateBody, ShowBody
 from edgemoe.serve.ollama.models import described, listed
 from edgemoe.serve.ollama.reply import ChatShape, GenerateShape, OllamaReply
 from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
-from edgemoe.serve.protocol.body import body_of
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest
@@ -92,14 +91,16 @@ class OllamaProtocol(Protocol):
         return {"error": str(error)}
 
     async def _show(self, request: Request) -> Response:
-        fields, serving = parse(ShowBody, await body_of(request, self.serving.limits)), self.serving
+        serving = self.serving
+        async with serving.bodies.reading(request, serving.limits) as body:
+            fields = await serving.parsing.run(parse, ShowBody, body)
         name = fields.model or fields.name or ""
         if name.removesuffix(":latest") != serving.name:
             raise ApiError(404, f"model {name[:200]!r} not found: see GET /api/tags", param="model")
-        return JSONResponse(described(serving))
+        return JSONResponse(await serving.parsing.run(described, serving))
 
     async def _tags(self, request: Request) -> Response:
-        return JSONResponse({"models": [listed(self.serving)]})
+        return JSONResponse({"models": [await self.serving.parsing.run(listed, self.serving)]})
 
     async def _version(self, request: Request) -> Response:
         return JSONResponse({"version": VERSION})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +13,6 @@ from edgemoe.serve.openai_chat.chat_reply import ChatReply
 from edgemoe.serve.openai_chat.completion_reply import CompletionReply, Shown
 from edgemoe.serve.openai_chat.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
-from edgemoe.serve.protocol.body import body_of
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import as_messages
@@ -99,24 +97,26 @@ class OpenAIProtocol(Protocol):
 
     async def _tokenize(self, request: Request) -> Response:
         """A text's token ids, or those of messages in the chat template."""
-        fields = parse(TokenizeFields, await body_of(request, self.serving.limits))
-        model = self.serving.require()
+        tokens = await self.serving.tokenized(request, self._tokens)
+        found: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
+        return JSONResponse(found | {"max_model_len": self.serving.require().engine.plan.context})
+
+    def _tokens(self, body: bytes) -> list[int]:
+        fields, serving = parse(TokenizeFields, body), self.serving
         if fields.messages is not None:
             messages, template = as_messages(fields.messages), fields.chat_template_kwargs or {}
             template |= {"tools": [tool.as_tool() for tool in fields.tools]} if fields.tools else {}
-            tokens = await asyncio.to_thread(model.encode, messages, **template)
-        else:
-            text = fields.content if fields.prompt is None else fields.prompt
-            if text is None:
-                raise ApiError(400, "expected a text in prompt or content, got none", param="prompt")
-            special = fields.add_special_tokens is not False
-            tokens = await asyncio.to_thread(model.encode if special else self.serving.tokens_of, text)
-        found: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
-        return JSONResponse(found | {"max_model_len": model.engine.plan.context})
+            return serving.tokens_of_chat(messages, template)
+        text = fields.content if fields.prompt is None else fields.prompt
+        if text is None:
+            raise ApiError(400, "expected a text in prompt or content, got none", param="prompt")
+        return serving.tokens_of(text, special=fields.add_special_tokens is not False)
 
     async def _detokenize(self, request: Request) -> Response:
-        fields = parse(DetokenizeFields, await body_of(request, self.serving.limits))
-        text = await asyncio.to_thread(self.serving.decode, fields.tokens)
+        """The text of token ids."""
+        text = await self.serving.tokenized(
+            request, lambda body: self.serving.decode(parse(DetokenizeFields, body).tokens)
+        )
         return JSONResponse({"prompt": text, "content": text})
 
     async def _tokenizer_info(self, request: Request) -> Response:

@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.job import Job
-from edgemoe.serve.protocol.body import body_of
 from edgemoe.serve.protocol.reply import Reply, Shape
 from edgemoe.serve.protocol.sending import Delivery, StreamResponse, WholeResponse
 from edgemoe.serve.request.chat import ChatRequest
@@ -65,6 +64,16 @@ class Exchange(ABC, Generic[Given]):
         Raises:
             ApiError: a field that the request does not have, or a wrong one.
         """
+
+    def read(self, body: bytes) -> tuple[Given, Shape | ChatRequest | CompletionRequest]:
+        """What a body has, and the request that it means, or the answer where it has nothing to generate.
+
+        Raises:
+            ApiError: it is no JSON, or a field is wrong.
+        """
+        given = parse(self.fields, body)
+        nothing = self.without_prompt(given)
+        return given, self.request(given) if nothing is None else nothing
 
     @abstractmethod
     def reply(self, given: Given, job: Job) -> Reply:
@@ -114,12 +123,20 @@ class Protocol(ABC):
         serving = self.serving
 
         async def answer(request: Request) -> Response | StreamResponse | WholeResponse:
-            given = parse(exchange.fields, await body_of(request, serving.limits))
-            nothing = exchange.without_prompt(given)
-            if nothing is not None:
-                return JSONResponse(nothing)
-            job = await serving.start(request, exchange.request(given), exchange.prompt_field)
-            reply, wanted = exchange.reply(given, job), exchange.delivery(given)
+            async with serving.bodies.reading(request, serving.limits) as body:
+                given, meant = await serving.parsing.run(exchange.read, body)
+                del body
+                if isinstance(meant, dict):
+                    return JSONResponse(meant)
+                job = await serving.start(request, meant, exchange.prompt_field)
+            try:
+                reply, wanted = (
+                    await serving.preparing.run(exchange.reply, given, job),
+                    exchange.delivery(given),
+                )
+            except BaseException:
+                job.leave()
+                raise
             if wanted.stream:
                 return StreamResponse(job, reply, self.error_body, serving.limits, wanted)
             return WholeResponse(job, reply, self.error_body, serving.limits)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.job import Job
 from edgemoe.serve.limits import Limits
-from edgemoe.serve.protocol.reply import Reply, Shape
+from edgemoe.serve.protocol.reply import Reply, Shape, json_bytes, large_json_bytes
+
+if TYPE_CHECKING:
+    from edgemoe.engine.generate import Answer
+
+MOST_SCORES = 256
+"""Tokens with log probabilities of an answer that is written at once, which holds other threads up."""
 
 ErrorBody = Callable[[ApiError], Shape]
 """Makes the error object of a protocol."""
@@ -70,11 +76,16 @@ class WholeResponse:
                 async for _ in events:
                     pass
             answers = [answer for answer in self._job.answers if answer]
-            response = JSONResponse(self._reply.whole(answers))
+            body = await asyncio.to_thread(self._body, answers)
+            response = Response(body, media_type="application/json")
         except Exception as error:
             failed = self._job.fail(error)
             response = failed.response(self._error_body(failed))
         await response(scope, receive, send)
+
+    def _body(self, answers: Sequence[Answer]) -> bytes:
+        scores = sum(len(answer.logprobs or ()) + len(answer.prompt_logprobs or ()) for answer in answers)
+        return (large_json_bytes if scores > MOST_SCORES else json_bytes)(self._reply.whole(answers))
 
 
 class StreamResponse:

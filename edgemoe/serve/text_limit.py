@@ -1,0 +1,53 @@
+"""A bound on the characters of a prompt, so that a text far beyond the context is refused before it is tokenized.
+
+Tokenizing takes some hundred bytes of memory for each byte of text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgemoe.errors import ContextExceeded
+from edgemoe.storage.files.untrusted import foreign_code
+
+
+class TextLimit:
+    """Refuses texts that have more characters than the context has places for the longest token.
+
+    Args:
+        tokenizer: the model's.
+        context: largest number of tokens of a sequence.
+    """
+
+    def __init__(self, tokenizer: Any, context: int) -> None:
+        with foreign_code("a tokenizer with a vocabulary"):
+            longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self._context, self.characters = context, context * longest
+
+    def require(self, *values: object) -> None:
+        """Counts the characters of all texts in JSON values.
+
+        Raises:
+            ContextExceeded: they are more than a prompt can have.
+        """
+        count = sum(map(_characters, values))
+        if count > self.characters:
+            wanted = (
+                f"a prompt of at most {self._context} tokens, which have at most {self.characters} characters"
+            )
+            raise ContextExceeded(wanted, f"{count} characters", "send a shorter one, or raise --context")
+
+
+def _characters(value: object) -> int:
+    """Characters of all texts in a JSON value, names of fields included."""
+    count, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, dict):
+            count += sum(map(len, one))
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += [each for each in one if isinstance(each, (str, dict, list))]
+    return count
