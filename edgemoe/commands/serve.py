@@ -56,7 +56,7 @@ def serve_command(
     that run; a second one ends at once.
     """
     require_extra()
-    key = address.key()
+    key, proxies = address.key(), address.proxies()
     limit = None if requests.request_timeout is None else parse_duration(requests.request_timeout)
     loading = Loading(opening, with_studies(chosen, study), disk)
     _check(loading)  # rejects a wrong option before the port is opened
@@ -78,7 +78,7 @@ def serve_command(
     )
     _say(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))
-    access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key)
+    access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key, proxies=proxies)
     logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # one line per request
     Server(serving, access, _say).serve_model(partial(_load, serving, loading), listening)
 

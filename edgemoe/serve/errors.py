@@ -48,7 +48,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: BaseException, param: str | None = None) -> ApiError:
-        """Makes one of any error; an unknown one is logged, and its text stays here.
+        """Makes one of any error. Those of the store and unknown ones are logged, and their text stays here.
 
         Args:
             error: what was raised.
@@ -61,7 +61,11 @@ class ApiError(Exception):
         if isinstance(error, DoesNotFit):
             return cls(503, str(error), kind=UNAVAILABLE, code="out_of_memory")
         if isinstance(error, DamagedData):
-            return cls(500, str(error), kind=FAILED, code="damaged_data")
+            logging.getLogger("edgemoe").error("a request failed: %s", error)  # with paths, which stay here
+            message = (
+                "expected a store that can be read whole, got damaged data: the server's log has the rest"
+            )
+            return cls(500, message, kind=FAILED, code="damaged_data")
         if isinstance(error, EdgemoeError):
             return cls(400, str(error))
         if isinstance(error, TimeoutError):

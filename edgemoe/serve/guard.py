@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgemoe.errors import UserError
 from edgemoe.serve.errors import ApiError
 
 OPEN = {"/", "/health"}
@@ -23,8 +24,7 @@ HEADER_BYTES = 64 << 10
 
 _ALLOWED = {
     "access-control-allow-methods": "GET, POST, OPTIONS",
-    "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta, "
-    "anthropic-dangerous-direct-browser-access",
+    "access-control-allow-headers": "authorization, content-type, x-api-key",
     "access-control-max-age": "600",
 }
 
@@ -36,12 +36,18 @@ class Access:
     Args:
         hosts: names under which the server is reached, next to addresses and localhost.
         origins: web pages on other sites, such as https://chat.example.com, that may send requests.
-        key: text that requests must have; None: they need none.
+        key: text that requests must have, not blank; None: they need none.
+        proxies: addresses or networks of proxies whose X-Forwarded-For names the client.
     """
 
     hosts: Collection[str] = ()
     origins: Collection[str] = ()
     key: str | None = field(default=None, repr=False)
+    proxies: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not self.key.strip():
+            raise UserError("a key with characters", "a blank one", "write one, or leave the option out")
 
 
 class Guard:
@@ -59,7 +65,7 @@ class Guard:
     def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[str, ApiError], Response]) -> None:
         self._app, self._access, self._refuse = app, access, refuse
         self._hosts = {"localhost", *(host.lower() for host in access.hosts)}
-        self._key = access.key.encode() if access.key is not None else None
+        self._key = access.key.strip().encode() if access.key is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
@@ -90,11 +96,11 @@ class Guard:
 
         if not self._is_ours(headers.get("host", "")):
             return refused(403, "expected a known Host header: start the server with --allowed-host NAME")
-        own = origin is not None and urlsplit(origin).netloc == headers.get("host")
+        own = origin is not None and _place(origin) == headers.get("host")
         if origin is not None and not (listed or own):
             return refused(403, "expected a listed Origin: start the server with --cors ORIGIN")
         if scope["method"] == "OPTIONS" and listed:
-            return Response(status_code=204, headers=_ALLOWED)
+            return Response(status_code=204, headers=_ALLOWED | _requested(headers))
         if sum(len(name) + len(value) for name, value in headers.raw) > HEADER_BYTES:
             return refused(431, f"expected headers of at most {HEADER_BYTES} bytes, got more")
         if scope["path"] not in OPEN and not self._has_key(headers.raw):
@@ -122,3 +128,17 @@ class Guard:
         given = [bearer] if kind.lower() == b"bearer" else []
         given += [found[b"x-api-key"]] if b"x-api-key" in found else []
         return any(hmac.compare_digest(each.strip(), self._key) for each in given)
+
+
+def _requested(headers: Headers) -> dict[str, str]:
+    """The headers that a page of a listed origin wants to send: all are allowed."""
+    names = headers.get("access-control-request-headers")
+    return {"access-control-allow-headers": names} if names else {}
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an origin; None: it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None

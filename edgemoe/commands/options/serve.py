@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from edgemoe.errors import UserError
@@ -25,13 +25,33 @@ class AddressOptions:
         "Name under which the server is reached, besides localhost and addresses; several times."
     )
 
+    trusted_proxy: list[str] | None = option(
+        "Address or network of a proxy whose X-Forwarded-For names the client, such as 10.0.0.2; several times."
+    )
+
+    def proxies(self) -> tuple[str, ...]:
+        """The addresses and networks of trusted proxies.
+
+        Raises:
+            UserError: one is neither.
+        """
+        for each in self.trusted_proxy or ():
+            try:
+                ip_network(each, strict=False)
+            except ValueError as error:
+                action = "write an address such as 10.0.0.2, or a network such as 10.0.0.0/8"
+                raise UserError("an address in --trusted-proxy", f"{each!r}", action) from error
+        return tuple(self.trusted_proxy or ())
+
     def key(self) -> str | None:
         """The key that requests must have; None: no key.
 
         Raises:
-            UserError: two keys are given, or the file has none.
+            UserError: two keys are given, or one that is blank.
         """
         if self.api_key_file is None:
+            if self.api_key is not None and not self.api_key.strip():
+                raise UserError("a key in --api-key", "a blank one", "write one, or leave the option out")
             return self.api_key
         if self.api_key is not None:
             raise UserError("either --api-key or --api-key-file", "both", "leave one of the two out")

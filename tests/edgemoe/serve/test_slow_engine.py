@@ -163,8 +163,8 @@ def fail(*_: object) -> int:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_disk_error_ends_one_answer(slow, monkeypatch, stream):
-    """A read that fails in the middle of an answer: an error event, or 500; the next request is answered."""
+def test_a_disk_error_ends_one_answer(slow, monkeypatch, caplog, stream):
+    """A read that fails within an answer: an error event, or 500, without a path; the next request is answered."""
     engine = slow.serving.model.engine
     want = slow.client.post(COMPLETE, json=body(False, max_tokens=8)).json()["choices"]
 
@@ -189,7 +189,9 @@ def test_a_disk_error_ends_one_answer(slow, monkeypatch, stream):
         error = found.json()["error"]
         assert found.status_code == 500
     assert (error["type"], error["code"]) == ("server_error", "damaged_data")
-    assert "an error of the disk" in error["message"]
+    assert "the server's log has the rest" in error["message"]
+    assert "expert 3" not in error["message"]
+    assert "an error of the disk" in caplog.text
     slow.idle()
     assert slow.client.post(COMPLETE, json=body(False, max_tokens=8)).json()["choices"] == want
 
