@@ -39,13 +39,14 @@ ROOMS = (
 
 SERVE = (
     ("server",),
+    ("connections",),
     ("app",),
     ("openai_chat", "openai_responses", "anthropic", "ollama", "refused", "page"),
     ("guard",),
     ("protocol",),
     ("serving",),
     ("metrics",),
-    ("job",),
+    ("job", "bodies", "text_limit", "workers"),
     ("request",),
     ("limits", "errors"),
 )

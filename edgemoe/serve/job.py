@@ -156,13 +156,17 @@ class Job:
         self.error = ApiError.of(error)
         return self.error
 
+    def cancel(self) -> None:
+        """Ends every answer that has not ended by an error."""
+        for future in self.futures:
+            future.cancel()
+
     def leave(self) -> None:
         """Cancels what has not ended. Idempotent."""
         if self._left:
             return
         self._left = True
-        for future in self.futures:
-            future.cancel()
+        self.cancel()
         self._on_end(self)
 
     async def __aenter__(self) -> Job:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -13,22 +15,21 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from h11 import LocalProtocolError
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgemoe.errors import UserError
 from edgemoe.serve.app import make_app
+from edgemoe.serve.connections import Connection, Door
 from edgemoe.serve.guard import HEADER_BYTES, Access
 from edgemoe.serve.serving import Serving
 
 if TYPE_CHECKING:
     from edgemoe.api.model import Model
 
-HEADER_SECONDS = 20.0
-"""Time in which all of a request's headers must have come."""
+DRAIN_SECONDS = 3.0
+"""Time in which requests under way may end after SIGTERM, before they are broken off."""
 
-MOST_CONNECTIONS = 512
-"""Open connections; one more is answered by 503."""
+END_SECONDS = 4.8
+"""Time after SIGTERM at which the process ends, whatever still runs in it."""
 
 
 @dataclass(frozen=True)
@@ -72,44 +73,8 @@ class Address:
         )
 
 
-class Protocol(H11Protocol):
-    """HTTP whose headers must come in time, so that slow senders keep no connection."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins a connection."""
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(HEADER_SECONDS, self._expire)
-
-    def data_received(self, data: bytes) -> None:
-        """Takes bytes; the first of a further request begin its time."""
-        idle = self.cycle is None or self.cycle.response_complete
-        super().data_received(data)
-        if idle and self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self._expire)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP; once a response has begun, closes the connection alone."""
-        try:
-            super().send_400_response(msg)
-        except LocalProtocolError:
-            self.transport.close()
-
-    def _expire(self) -> None:
-        self._deadline = None
-        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Ends a connection."""
-        if self._deadline:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-
 class Server(uvicorn.Server):
-    """Serves one model at a port. The first Ctrl-C, or SIGTERM, drains it; the second one raises KeyboardInterrupt.
+    """Serves one model at a port. Ctrl-C drains it, SIGTERM for some seconds; a second one raises KeyboardInterrupt.
 
     Args:
         serving: gets the model.
@@ -123,14 +88,15 @@ class Server(uvicorn.Server):
         )  # requests that are no HTTP, and its own steps
         config = uvicorn.Config(
             make_app(serving, access),
-            http=Protocol,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=HEADER_BYTES,
-            limit_concurrency=MOST_CONNECTIONS,
+            proxy_headers=bool(access.proxies),
+            forwarded_allow_ips=list(access.proxies),
         )
         super().__init__(config)
         self._serving, self._say = serving, say
@@ -166,11 +132,51 @@ class Server(uvicorn.Server):
         self._serving.open(model)
         self._say("ready")
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to accept connections."""
+        self.servers = []
+        door = Door(self._open, self._connection)
+        self._accepting = [asyncio.create_task(door.accept(each)) for each in sockets or ()]
+        self._watching = asyncio.create_task(door.watch())
+        self.started = True
+
+    def _connection(self) -> Connection:
+        return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    def _open(self) -> list[Connection]:
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends connections without a whole request, and waits for the others; after SIGTERM for some seconds."""
+        for task in self._accepting:
+            task.cancel()
+        if self.config.timeout_graceful_shutdown:
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._break_off)
+        self._abort(lambda each: each.waits)
+        await super().shutdown(sockets)
+        self._watching.cancel()
+        self._abort(lambda each: True)
+
+    def _break_off(self) -> None:
+        """Ends the answers under way by an error."""
+        for job in list(self._serving.queue.jobs):
+            job.cancel()
+
+    def _abort(self, chosen: Callable[[Connection], bool]) -> None:
+        for each in filter(chosen, self._open()):
+            each.transport.abort()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal."""
         if self.should_exit:
             raise KeyboardInterrupt
         self.should_exit = True
+        if sig == signal.SIGTERM:
+            self.config.timeout_graceful_shutdown = round(DRAIN_SECONDS) + 1
+            last = threading.Timer(END_SECONDS, os._exit, (0,))
+            last.daemon = True
+            last.start()
         n = len(self._serving.queue.jobs)
-        after = f" after {n} request{'s' * (n != 1)}; Ctrl-C again ends at once" if n else ""
+        most = f" or {DRAIN_SECONDS:g} s" if sig == signal.SIGTERM else ""
+        after = f" after {n} request{'s' * (n != 1)}{most}; Ctrl-C again ends at once" if n else ""
         self._say(f"ending{after}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -149,6 +150,27 @@ def test_a_second_signal_ends_at_once(tiny_store):
         code, err = ended(one)
         assert code == 130, err
         assert "Traceback" not in err
+
+
+def test_sigterm_ends_within_five_seconds(tiny_store):
+    """Whatever clients do: one that reads nothing of a long answer, half a body, and a connection without a request."""
+    port = a_port()
+    common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
+    long = json.dumps(ENDLESS | {"n": 64, "logprobs": 20}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    sent = (head % len(long) + long, head % 1000 + b"{", b"")
+    with programs() as start, ExitStack() as opened:
+        one = start(*common, port)
+        ready(port)
+        for raw in sent:
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(raw)
+        time.sleep(0.3)
+        begun = time.monotonic()
+        one.send_signal(signal.SIGTERM)
+        code, err = ended(one)
+        assert time.monotonic() - begun < 5.5  # half a second for a busy machine
+        assert (code, "ending after 1 request or 3 s" in err) == (0, True), err
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch, run):
