@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from edgemoe.serve.errors import ApiError
+from edgemoe.serve.request.bounds import parsed
 from edgemoe.serve.request.fields import Fields
 from edgemoe.serve.request.neutral import SAMPLERS, Neutral
 
@@ -101,10 +101,10 @@ class SchemaFields(Fields):
 
 def _schema(name: str, value: Mapping[str, Any] | str) -> dict[str, Any]:
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
+        schema = parsed(value.encode()) if isinstance(value, str) else value
+    except (ApiError, UnicodeError):
+        schema = None
+    if not isinstance(schema, dict):
         message = f"expected a JSON schema in {name}, got {str(value)[:60]!r}: send an object"
         raise ApiError(400, message, param=name)
-    return parsed
+    return schema
