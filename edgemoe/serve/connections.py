@@ -150,11 +150,10 @@ class Door:
                 one, _ = await loop.sock_accept(listening)
             except OSError as error:  # such as no file descriptor that is free
                 self._note(error)
-                self._make_place()
-                await asyncio.sleep(_RETRY_SECONDS)
+                await self._make_place()
                 continue
             while len(self._connections()) >= self._places:
-                await asyncio.sleep(0 if self._make_place() else _RETRY_SECONDS)
+                await self._make_place()
             try:
                 await loop.connect_accepted_socket(self._make, one)
             except OSError:
@@ -168,14 +167,13 @@ class Door:
             for each in self._connections():
                 each.check(loop.time())
 
-    def _make_place(self) -> bool:
-        """Ends the connection that waits longest, of the address with most of them; returns whether there was one."""
+    async def _make_place(self) -> None:
+        """Ends the connection that waits longest, of the address with most of them; where none waits, pauses."""
         waiting = [each for each in self._connections() if each.waits]
-        if not waiting:
-            return False
-        number = Counter(_address(each) for each in waiting)
-        max(waiting, key=lambda each: (number[_address(each)], -each.waiting_since)).transport.abort()
-        return True
+        if waiting:
+            number = Counter(_address(each) for each in waiting)
+            max(waiting, key=lambda each: (number[_address(each)], -each.waiting_since)).transport.abort()
+        await asyncio.sleep(0 if waiting else _RETRY_SECONDS)
 
     def _note(self, error: OSError) -> None:
         """Logs, at most once a minute, that no connection can be accepted."""

@@ -158,9 +158,10 @@ class Server(uvicorn.Server):
         self._abort(lambda each: True)
 
     def _break_off(self) -> None:
-        """Ends the answers under way by an error."""
+        """Ends the answers under way by an error, and soon the connections of clients that do not read it."""
         for job in list(self._serving.queue.jobs):
             job.cancel()
+        asyncio.get_running_loop().call_later(0.5, self._abort, lambda each: True)
 
     def _abort(self, chosen: Callable[[Connection], bool]) -> None:
         for each in filter(chosen, self._open()):
