@@ -26,7 +26,7 @@ class AddressOptions:
     )
 
     trusted_proxy: list[str] | None = option(
-        "Address or network of a proxy whose X-Forwarded-For names the client, such as 10.0.0.2; several times."
+        "Address or network of a proxy whose X-Forwarded-For names the client, such as 127.0.0.1; several times."
     )
 
     def proxies(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class AddressOptions:
             try:
                 ip_network(each, strict=False)
             except ValueError as error:
-                action = "write an address such as 10.0.0.2, or a network such as 10.0.0.0/8"
+                action = "write an address such as 127.0.0.1, or a network such as fd00::/8"
                 raise UserError("an address in --trusted-proxy", f"{each!r}", action) from error
         return tuple(self.trusted_proxy or ())
 

@@ -82,9 +82,9 @@ def test_a_forwarded_address_counts_from_a_trusted_proxy_alone(crowded, server, 
 
     monkeypatch.setattr(Queue, "enter", note)
     for one in (crowded, server):
-        sent = {"x-forwarded-for": "203.0.113.9"}
+        sent = {"x-forwarded-for": "2001:db8::9"}
         assert one.client.post("/v1/completions", content=COMPLETION, headers=sent).status_code == 200
-    assert clients == ["203.0.113.9", "127.0.0.1"]
+    assert clients == ["2001:db8::9", "127.0.0.1"]
 
 
 def test_no_free_descriptor_is_one_line_a_minute(monkeypatch, caplog):
