@@ -106,7 +106,7 @@ _DEEPSEEK = {
         "tool_calls": {
             "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>\s*"
             rf"(?:function<｜tool▁sep｜>{_NAME}\s*```json\s|{_NAME}<｜tool▁sep｜>(?=\s*\{{))",
-            "close_pattern": r"(?:\s*```)?\s*<｜tool▁call▁end｜>",
+            "close_pattern": r"\s{0,8}(?:```\s{0,8})?<｜tool▁call▁end｜>",
             "content": "json",
             "transform": _FUNCTION,
             "repeats": True,
@@ -117,17 +117,19 @@ _DEEPSEEK = {
 """Response template of DeepSeek V2.5, V3, R1 and V3.1, which writes calls without a code block."""
 
 _TO = r"to=(?:functions\.)?" + _NAME
-_MESSAGE = r"\s*(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>"
+_MESSAGE = r"\s{0,4}(?:<\|constrain\|>)?\s{0,4}\w{0,32}\s{0,4}<\|message\|>"
+"""Each pattern is searched again at every character, so that its repetitions have bounds."""
+
 _BEGUN = r"(?:<\|start\|>assistant)?"
 _ENDS = {"close": ["<|end|>", "<|return|>", "<|call|>"]}
 
 _HARMONY = {
     "start_anchor": "<|start|>assistant",
     "fields": {
-        "reasoning_content": {"open_pattern": _BEGUN + r"<\|channel\|>analysis\s*<\|message\|>", **_ENDS},
+        "reasoning_content": {"open_pattern": _BEGUN + r"<\|channel\|>analysis ?<\|message\|>", **_ENDS},
         "tool_calls": {
-            "open_pattern": rf"{_BEGUN}\s*{_TO}\s*<\|channel\|>(?:commentary|analysis){_MESSAGE}|"
-            rf"{_BEGUN}<\|channel\|>(?:commentary|analysis)\s+{_TO}{_MESSAGE}",
+            "open_pattern": rf"{_BEGUN} ?{_TO} ?<\|channel\|>(?:commentary|analysis){_MESSAGE}|"
+            rf"{_BEGUN}<\|channel\|>(?:commentary|analysis) {_TO}{_MESSAGE}",
             **_ENDS,
             "content": "json",
             "transform": _FUNCTION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from scripted import chatml_tokenizer
 
 from edgemoe.api.answer_form import AnswerForm
+from edgemoe.api.built_in_forms import BUILT_IN
 from edgemoe.api.tool_use import call_form, reasoning_of, require_tools, with_tools
 from edgemoe.errors import UserError
 
@@ -171,3 +173,19 @@ def test_reasoning_and_calls_of_channels():
     assert (found.open, found.close, found.begun) == ("<|channel|>analysis<|message|>", "<|end|>", False)
     assert (found.after, found.lead) == ("<|start|>assistant", "<|channel|>final<|message|>")
     assert call_form(chatml_tokenizer(), form, {}, []).alone
+
+
+@pytest.mark.parametrize("form", BUILT_IN, ids=lambda form: form.marks[-1])
+def test_odd_answers_take_linear_time(form):
+    """Runs of whitespace and of begins of tags, outside of a call and within one."""
+    calls = (
+        "<tool_call>f<arg_key>",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+        " to=functions.f<|channel|>commentary json<|message|>",
+    )
+    start = time.process_time()
+    for text in (
+        "".join((begin, run * 600)) for begin in ("", form.mark, *calls) for run in (" ", "\n", "<", "t", "`")
+    ):
+        AnswerForm(form.template, [], form).reader("", []).read(text)
+    assert time.process_time() - start < 2
