@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import AliasChoices, ConfigDict, Field
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.openai_chat.other_servers import CHATS, COMPLETIONS, ReasoningFields, SchemaFields
@@ -131,13 +131,23 @@ class CompletionFields(CompletionRequest, BodyFields):
 
 
 class TokenizeFields(Fields):
-    """The body of /tokenize: a text as `prompt` or `content`, or messages."""
+    """The body of /tokenize: a text as `prompt` or `content`, or messages.
+
+    Fields that would change the tokens, and that the server does not have, have one value.
+    """
 
     prompt: str | None = None
     content: str | None = None
     messages: list[MessageFields] | None = None
     tools: list[ToolFields] | None = None
-    add_special_tokens: bool | None = None
+    add_special_tokens: Annotated[
+        bool | None, Field(validation_alias=AliasChoices("add_special_tokens", "add_special"))
+    ] = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    chat_template: None = None
+    parse_special: Literal[True] | None = None
+    with_pieces: Literal[False] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

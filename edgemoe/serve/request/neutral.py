@@ -44,8 +44,8 @@ def require_neutral(given: Mapping[str, Any], neutral: Neutral, *, field: str | 
     Raises:
         ApiError: naming the field.
     """
-    for name in sorted(given.keys() & neutral.keys()):
-        value, allowed = given[name], neutral[name]
+    for name, allowed in neutral.items():
+        value = given.get(name)
         if value in _EMPTY or value in allowed:
             continue
         shown = f"{field}.{name}" if field else name

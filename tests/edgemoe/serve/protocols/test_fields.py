@@ -11,7 +11,7 @@ from edgemoe.serve.anthropic.endpoints import Messages
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.ollama.endpoints import Chat, Generate
 from edgemoe.serve.openai_chat.endpoints import Chats, Completions
-from edgemoe.serve.openai_chat.fields import ChatFields
+from edgemoe.serve.openai_chat.fields import ChatFields, TokenizeFields
 from edgemoe.serve.openai_responses.endpoints import Responses
 from edgemoe.serve.protocol.base import Exchange
 from edgemoe.serve.protocol.reply import json_bytes
@@ -95,7 +95,12 @@ WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
     (Chats, {"max_tokens": -7}, "max_tokens", "-7"),
     (Chats, {"max_completion_tokens": 0}, "max_completion_tokens", "1 or more"),
     (Chats, {"add_generation_prompt": False}, "add_generation_prompt", "add_generation_prompt True"),
-    (Chats, {"continue_final_message": True}, "continue_final_message", "continue_final_message False"),
+    (
+        Chats,
+        {"continue_final_message": True, "add_generation_prompt": False},
+        "continue_final_message",
+        "continue_final_message False",
+    ),
     (Chats, {"chat_template": "{{ messages }}"}, "chat_template", "no chat_template"),
     (Chats, {"guided_choice": ["yes", "no"]}, "guided_choice", "no guided_choice"),
     (Chats, {"grammar": 'root ::= "yes"'}, "grammar", "no grammar"),
@@ -301,6 +306,26 @@ def test_what_clients_send_by_default_changes_nothing(kind):
         own = {"max_new_tokens", "top_k", "seed", "repetition_penalty", "logprobs"} - {"stop"}
         assert choices.keys() <= own, fields
         assert choices.get("repetition_penalty", 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"with_pieces": True}, "with_pieces"),
+    ],
+)
+def test_fields_that_would_change_tokens_are_refused(fields, named):
+    """By /tokenize; with the values that change nothing they pass."""
+    with pytest.raises(ApiError, match=named):
+        parse(TokenizeFields, json_bytes({"content": "x"} | fields))
+    same = {"add_generation_prompt": True, "continue_final_message": False, "chat_template": None}
+    assert (
+        parse(TokenizeFields, json_bytes({"content": "x", "add_special": False} | same)).add_special_tokens
+        is False
+    )
 
 
 def test_a_seed_of_minus_one_is_random():
