@@ -100,7 +100,7 @@ _GLM = {
 _DEEPSEEK_CALLS = "<｜tool▁calls▁begin｜>"
 
 _DEEPSEEK = {
-    "start_anchor": ["<｜Assistant｜>", "<｜tool▁outputs▁end｜>"],
+    "start_anchor": ["<｜Assistant｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁end｜>"],
     "fields": {
         "reasoning_content": _THOUGHT,
         "tool_calls": {

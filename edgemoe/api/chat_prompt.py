@@ -12,7 +12,15 @@ from edgemoe.api.answer_reader import AnswerReader
 from edgemoe.api.model import Model
 from edgemoe.api.replay import Replays
 from edgemoe.api.template import Message, encode_chat
-from edgemoe.api.tool_use import ToolUse, call_form, reasoning_of, require_tools, with_tools, writes_tools
+from edgemoe.api.tool_use import (
+    ToolUse,
+    call_form,
+    described,
+    reasoning_of,
+    require_tools,
+    with_tools,
+    writes_tools,
+)
 from edgemoe.errors import ModelRefused
 from edgemoe.grammar.lark import Reasoning, json_answer
 from edgemoe.grammar.matcher import Grammar
@@ -89,9 +97,10 @@ class ChatPrompts:
         form = None if isinstance(found, ModelRefused) else found
         if tools:
             form = require_tools(tokenizer, form, variables)
+            listed = described(tools.tools) if form.knows_tools else list(tools.tools)
             if form.knows_tools and not writes_tools(tokenizer, variables):
-                messages = with_tools(messages, tools.tools)
-            variables = {**variables, "tools": list(tools.tools)}
+                messages = with_tools(messages, listed)
+            variables = {**variables, "tools": listed}
         if form is None:
             compiled = None if schema is None else lambda: self._model.grammar(schema)
             return ChatPrompt(encode_chat(tokenizer, messages, variables), None, compiled)

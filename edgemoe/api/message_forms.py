@@ -44,8 +44,10 @@ def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[
 
 def _present(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     """The message without what is null in it."""
-    keeps = {"content"} if _NULL_WITH_CALLS in template and message.get("tool_calls") else set()
-    return {name: value for name, value in message.items() if value is not None or name in keeps}
+    present = {name: value for name, value in message.items() if value is not None}
+    if _NULL_WITH_CALLS in template and message.get("tool_calls"):
+        present["content"] = message.get("content") or None
+    return present
 
 
 def _named(message: dict[str, Any], template: str) -> dict[str, Any]:

@@ -100,6 +100,11 @@ def writes_tools(tokenizer: Any, variables: Mapping[str, object]) -> bool:
     return all(name in written for name in _NAMES)
 
 
+def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tools, each with a description: gpt-oss's template joins it with text."""
+    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+
+
 def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """A conversation whose system message lists the tools, for a template that leaves them out."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -12,7 +12,7 @@ from scripted import chatml_tokenizer
 
 from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.built_in_forms import BUILT_IN
-from edgemoe.api.tool_use import call_form, reasoning_of, require_tools, with_tools
+from edgemoe.api.tool_use import call_form, described, reasoning_of, require_tools, with_tools
 from edgemoe.errors import UserError
 
 TOOLS = [
@@ -159,6 +159,7 @@ def test_tools_that_a_template_leaves_out():
     system, last = with_tools([user], TOOLS)
     assert (system["role"], last) == ("system", user)
     assert '"name": "f"' in system["content"]
+    assert described(TOOLS)[0]["function"] == {"description": ""} | TOOLS[0]["function"]
     merged = with_tools([{"role": "system", "content": "S"}, user], TOOLS)
     assert merged[0]["content"] == f"S\n\n{system['content']}"
     tokenizer.chat_template = "[/INST][TOOL_CALLS]"

@@ -70,6 +70,8 @@ def test_other_forms_where_the_template_needs_them(template, text):
     tokenizer = a_tokenizer()
     tokenizer.chat_template = template
     assert render_chat(tokenizer, HISTORY) == text
+    empty = [message | {"content": message["content"] or ""} for message in HISTORY]
+    assert render_chat(tokenizer, empty) == text  # as clients of other protocols than OpenAI's have it
 
 
 @pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
