@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgemoe.grammar.lark import CallForm
@@ -21,7 +21,7 @@ class BuiltInForm:
         marks: texts that the chat template has, or the tokenizer as added tokens.
         template: see transformers' ResponseParser.
         mark: the text that opens a call; "": it has no such text.
-        reasoning: (open, close) texts of reasoning.
+        reasoning: (open, close) texts of reasoning; None: the model has none.
         after_reasoning: text between reasoning and the rest of the answer.
         lead: text that opens the answer itself; "": nothing does.
         calls: how calls are written; None: as the chat template writes them.
@@ -31,7 +31,7 @@ class BuiltInForm:
     marks: tuple[str, ...]
     template: Mapping[str, Any]
     mark: str = ""
-    reasoning: tuple[str, str] = ("<think>", "</think>")
+    reasoning: tuple[str, str] | None = ("<think>", "</think>")
     after_reasoning: str = ""
     lead: str = ""
     calls: CallForm | None = None
@@ -222,4 +222,7 @@ def built_in_form(written: str, added: Collection[str]) -> BuiltInForm | None:
     def has(mark: str) -> bool:
         return mark in written or mark in added
 
-    return next((form for form in BUILT_IN if all(map(has, form.marks))), None)
+    form = next((form for form in BUILT_IN if all(map(has, form.marks))), None)
+    if form and form.reasoning and not any(map(has, form.reasoning)) and not form.lead:
+        return replace(form, reasoning=None)
+    return form

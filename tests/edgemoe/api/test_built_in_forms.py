@@ -148,6 +148,9 @@ def test_a_template_without_marks_has_plain_text():
     vocabulary = {word: number for word, number in tokenizer.get_added_vocab().items() if "think" not in word}
     tokenizer.get_added_vocab = lambda: vocabulary
     assert AnswerForm.of(tokenizer) is None
+    for name in ("mixtral", "granitemoe", "gpt_oss"):  # only the last one reasons, in a channel
+        tokenizer.chat_template = FAMILIES[name].template
+        assert (AnswerForm.of(tokenizer).reasoning is None) == (name != "gpt_oss")
 
 
 def test_tools_that_a_template_leaves_out():
