@@ -17,6 +17,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
 from edgemoe.grammar.matcher import Grammar  # noqa: E402
+from edgemoe.serve import connections  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "Oslo?"}]
 CITY = {
@@ -161,15 +162,16 @@ def test_a_schema_that_compiles_too_long_is_refused(formed, slow):
     formed.wait(lambda: formed.serving.queue.taken == 0)  # just behind the answer
 
 
-def test_a_client_that_leaves_while_its_schema_compiles(formed, slow):
+def test_a_client_that_leaves_while_its_schema_compiles(formed, slow, monkeypatch):
     """Nothing is computed for it, and its place in the queue is free."""
     begun, go_on = slow
+    monkeypatch.setattr(connections, "PROBE_SECONDS", 0.05)
     body = json.dumps({"messages": QUESTION, "response_format": schema(CITY)}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", formed.port)) as one:
         one.sendall(head.encode() + body)
         assert begun.wait(30)
-    time.sleep(0.2)  # until the server has noticed
+    time.sleep(0.3)  # until the server has noticed
     status = formed.serving.model.status()
     assert formed.serving.queue.taken == 1
     go_on.set()
