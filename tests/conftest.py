@@ -44,6 +44,11 @@ from edgemoe.storage.store.calibration import CALIBRATION_NAME
 settings.register_profile("edgemoe", deadline=None)
 settings.load_profile("edgemoe")
 
+# Without caches of compiled modules, which the environment may forbid, hundreds of processes compile the package, and
+# each of pytest's own rewrites the asserts of every test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each of several test processes has a core. Tests of several threads start pools or programs of their own.
     torch.set_num_threads(1)

@@ -143,6 +143,16 @@ def test_a_limit_of_a_read_takes_no_memory(tmp_path):
         assert file.read(50_000) == content[550_000:]
 
 
+def test_short_reads_are_joined(tmp_path, monkeypatch):
+    """A read goes on where the operating system returned fewer bytes, and ends at its size."""
+    path, real = tmp_path / "file", os.readv
+    path.write_bytes(content := os.urandom(5000))
+    monkeypatch.setattr(os, "readv", lambda fd, buffers: real(fd, [memoryview(buffers[0])[:700]]))
+    with open_regular(path) as file:
+        assert file.read(4000) == content[:4000]
+        assert file.read(4000) == content[4000:]
+
+
 def test_a_header_survives_a_second(failing_readv, tmp_path):
     """A file whose first read fails for a second is opened all the same."""
     path = tmp_path / "x.safetensors"
