@@ -15,7 +15,7 @@ from edgemoe.grammar.matcher import Grammar, Matcher
 class Choices(TypedDict, total=False):
     """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting.
 
-    `stop_tokens` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
+    `stop_token_ids` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
     """
 
     max_new_tokens: int
@@ -32,7 +32,7 @@ class Choices(TypedDict, total=False):
     logprobs: int
     prompt_logprobs: int
     special_tokens: bool
-    stop_tokens: Sequence[int]
+    stop_token_ids: Sequence[int]
     ignore_ends: bool
     min_new_tokens: int
     schema: Mapping[str, object] | Grammar
@@ -63,8 +63,8 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
     if "logit_bias" in given:
         given["logit_bias"] = tuple(given["logit_bias"].items())
         _require_tokens("logit_bias", (token for token, _ in given["logit_bias"]), vocab)
-    more, ends = given.pop("stop_tokens", ()), own.stop
-    _require_tokens("stop_tokens", more, vocab)
+    more, ends = given.pop("stop_token_ids", ()), own.stop
+    _require_tokens("stop_token_ids", more, vocab)
     if given.pop("ignore_ends", False):
         ends = frozenset()
     given["stop"] = ends | set(more)

@@ -103,7 +103,7 @@ class SamplingRequest(Fields):
         if any(stops):
             given["stop"] = [stop for stop in stops if stop]  # an empty one ends nothing
         if self.stop_token_ids:
-            given["stop_tokens"] = self.stop_token_ids
+            given["stop_token_ids"] = self.stop_token_ids
         if self.ignore_eos:
             given["ignore_ends"] = True
         if self.min_tokens:

@@ -227,6 +227,8 @@ def test_variables_reach_the_chat_template(model):
         ({"logit_bias": {300: 1.0}}, "token ids of 0 to 299"),
         ({"logit_bias": {30: 1e5}}, "logit biases of -10000 to 10000"),
         ({"logit_bias": {30: float("nan")}}, "logit biases of"),
+        ({"stop_token_ids": [300]}, "token ids of 0 to 299 in stop_token_ids"),
+        ({"min_new_tokens": -1}, "min_new_tokens of 0 or more"),
         ({"tempereture": 1}, "'tempereture'"),
     ],
 )
@@ -302,6 +304,23 @@ def sampled(logits: list[float], answer: list[int], **choices: object) -> int:
         | choices
     )
     return Sampler(sampling).next([9 % len(logits), *answer], torch.tensor(logits), len(answer))
+
+
+def test_ends_of_an_answer_by_hand(model):
+    """Own ends that do not end it, another token that does, and a least number of tokens."""
+    whole = model.generate(PROMPT, max_new_tokens=6, ignore_ends=True).tokens
+    assert len(whole) == 6
+    stop = whole[2]
+    first = whole.index(stop)
+    found = model.generate(PROMPT, max_new_tokens=6, ignore_ends=True, stop_token_ids=[stop])
+    assert (found.tokens, found.finish_reason) == (whole[:first], "stop")
+    later = model.generate(
+        PROMPT, max_new_tokens=6, ignore_ends=True, stop_token_ids=[stop], min_new_tokens=6
+    )
+    assert len(later.tokens) == 6
+    assert stop not in later.tokens
+    assert sampled([0.0, 3.0, 2.0], [], stop=frozenset({1}), min_new_tokens=1) == 2
+    assert sampled([0.0, 3.0, 2.0], [2], stop=frozenset({1}), min_new_tokens=1) == 1
 
 
 def test_penalties_and_biases_by_hand():

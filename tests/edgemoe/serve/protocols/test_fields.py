@@ -360,7 +360,7 @@ def test_fields_of_ends_are_obeyed():
     fields = {"stop_token_ids": [5, 6.0], "ignore_eos": True, "min_new_tokens": 3.0}
     for kind in (Chats, Completions):
         (choices,) = request_of(kind, GOOD[kind] | fields).choices()
-        want = {"stop_tokens": [5, 6], "ignore_ends": True, "min_new_tokens": 3}
+        want = {"stop_token_ids": [5, 6], "ignore_ends": True, "min_new_tokens": 3}
         assert {name: choices[name] for name in want} == want
 
 
