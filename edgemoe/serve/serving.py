@@ -101,7 +101,7 @@ class Serving:
         messages, schema = as_messages(wanted.messages), wanted.answer_schema()
         self.require()
         template, tools = wanted.template(), wanted.tool_use()
-        self.text_limit.require(messages, template)
+        self.text_limit.require_chat(messages, template)
         return lambda: [self.chats.make(messages, template, tools, schema)]
 
     def _continued(self, texts: Sequence[str | list[int]], suffix: str | None) -> list[ChatPrompt]:
@@ -262,7 +262,7 @@ class Serving:
         from edgemoe.api.prompt import encoded
 
         tokenizer = self.require().tokenizer
-        self.text_limit.require(messages, template)
+        self.text_limit.require_chat(messages, template)
         return encoded(tokenizer, messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:

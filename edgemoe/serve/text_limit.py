@@ -5,6 +5,7 @@ Tokenizing takes some hundred bytes of memory for each byte of text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgemoe.errors import ContextExceeded
@@ -23,6 +24,17 @@ class TextLimit:
         with foreign_code("a tokenizer with a vocabulary"):
             longest = max(map(len, tokenizer.get_vocab()), default=1)
         self._context, self.characters = context, context * longest
+
+    def require_chat(self, messages: Sequence[Mapping[str, object]], template: Mapping[str, object]) -> None:
+        """Counts the characters of messages and of the chat template's other variables.
+
+        Roles and names of a message's own fields do not count: a template may write them as less.
+
+        Raises:
+            ContextExceeded: they are more than a prompt can have.
+        """
+        texts = [value for message in messages for name, value in message.items() if name != "role"]
+        self.require(texts, dict(template))
 
     def require(self, *values: object) -> None:
         """Counts the characters of all texts in JSON values.

@@ -69,6 +69,7 @@ def test_the_longest_text_that_the_context_may_hold(server):
     limit = TextLimit(tokenizer, 128)
     limit.require(longest * 128)
     limit.require([{"a": longest * 127}])
+    limit.require_chat([{"role": "assistant", "content": longest}] * 128, {})
     with pytest.raises(ContextExceeded, match=f"at most {128 * len(longest)} characters"):
         limit.require(longest * 128, "x")
 

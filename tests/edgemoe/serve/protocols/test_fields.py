@@ -29,7 +29,7 @@ def request_of(kind: type[Exchange[Any]], body: dict[str, Any]) -> ChatRequest |
     """The request that a body means, once everything that fields decide is decided."""
     serving = Serving("x", most=1)
     serving.model, serving.chats = MODEL, SimpleNamespace(make=list)
-    serving.text_limit = SimpleNamespace(require=lambda *values: None)
+    serving.text_limit = SimpleNamespace(require=lambda *texts: None, require_chat=lambda *chat: None)
     exchange = kind(serving)
     given = parse(kind.fields, json_bytes(body))
     assert exchange.without_prompt(given) is None
