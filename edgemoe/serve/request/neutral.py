@@ -22,7 +22,7 @@ SAMPLERS: Neutral = {
     **dict.fromkeys(("top_n_sigma", "epsilon_cutoff", "eta_cutoff", "adaptive_target"), (*_OFF, -1)),
     **dict.fromkeys(("typical_p", "typical", "typ_p", "tfs_z", "tfs", "length_penalty"), (1,)),
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
-    **dict.fromkeys(("use_beam_search", "early_stopping", "dynamic_temperature"), (False,)),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "dynamic_temperature", "ban_eos_token"), (False,)),
     **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor"), ()),
 }
 """Ways to choose tokens that llama.cpp, ollama, vLLM and others have."""

@@ -6,7 +6,7 @@ import secrets
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from pydantic import AliasChoices, Field, FiniteFloat
+from pydantic import AliasChoices, BeforeValidator, Field, FiniteFloat
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request.fields import NO_LIMIT, Fields, Whole
@@ -38,6 +38,12 @@ _AS_NAMED = (
 """Fields that the API has under the same name."""
 
 
+def _pairs_as_object(value: object) -> object:
+    """Pairs of a token id and its bias, as llama.cpp has them, as an object."""
+    pairs = isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value)
+    return {str(token): bias for token, bias in value} if isinstance(value, list) and pairs else value
+
+
 class SamplingRequest(Fields):
     """How many answers are generated, how their tokens are chosen, and whether they go out as they come."""
 
@@ -67,7 +73,7 @@ class SamplingRequest(Fields):
     ] = None
     presence_penalty: FiniteFloat | None = None
     frequency_penalty: FiniteFloat | None = None
-    logit_bias: dict[str, FiniteFloat] | None = None
+    logit_bias: Annotated[dict[str, FiniteFloat] | None, BeforeValidator(_pairs_as_object)] = None
 
     @abstractmethod
     def require_supported(self) -> None:

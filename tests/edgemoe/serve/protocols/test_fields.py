@@ -230,7 +230,14 @@ HARMLESS: dict[type[Exchange[Any]], list[dict[str, Any]]] = {
     # what clients send by default: no limit, off, neutral, empty, and numbers with a decimal point
     Chats: [
         {"max_tokens": -1, "n": 1.0, "seed": 7.0, "top_k": 40.0, "stop": [""], "top_logprobs": 0},
-        {"max_completion_tokens": -1, "logprobs": False, "functions": [], "function_call": "none"},
+        {
+            "logit_bias": [],
+            "ban_eos_token": False,
+            "max_completion_tokens": -1,
+            "logprobs": False,
+            "functions": [],
+            "function_call": "none",
+        },
         {"functions": None, "function_call": "auto", "tools": [], "tool_choice": "auto"},
         {"n_predict": -1, "repeat_last_n": 64, "repeat_penalty": 1.0, "mirostat": 0, "typ_p": 1.0},
         {"add_generation_prompt": True, "continue_final_message": False, "guided_json": None, "grammar": ""},
@@ -357,10 +364,15 @@ def test_a_schema_is_obeyed_under_each_of_its_names(fields, schema):
 
 def test_fields_of_ends_are_obeyed():
     """Tokens that end an answer, ends that do not, and a least number of tokens."""
-    fields = {"stop_token_ids": [5, 6.0], "ignore_eos": True, "min_new_tokens": 3.0}
+    fields = {
+        "stop_token_ids": [5, 6.0],
+        "ignore_eos": True,
+        "min_new_tokens": 3.0,
+        "logit_bias": [[7, -1.5]],
+    }
     for kind in (Chats, Completions):
         (choices,) = request_of(kind, GOOD[kind] | fields).choices()
-        want = {"stop_token_ids": [5, 6], "ignore_ends": True, "min_new_tokens": 3}
+        want = {"stop_token_ids": [5, 6], "ignore_ends": True, "min_new_tokens": 3, "logit_bias": {7: -1.5}}
         assert {name: choices[name] for name in want} == want
 
 
