@@ -39,8 +39,8 @@ class Progress:
     @classmethod
     def of(cls, request: Request) -> Progress:
         """Takes it from a request, which another thread may run."""
-        new = len(request.trace.token_times)
-        return cls(_state(request, new), request.prompt, request.cached, request.done + request.partly, new)
+        new, done = len(request.trace.token_times), request.done + request.partly
+        return cls(_state(request, new), request.prompt, request.cached, min(done, request.prompt), new)
 
 
 def _state(request: Request, new: int) -> State:

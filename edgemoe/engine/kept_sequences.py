@@ -16,6 +16,7 @@ from edgemoe.errors import DoesNotFit
 from edgemoe.kernels.native.library import INTERFACE
 from edgemoe.kv.blocks import BLOCK, Tokens, chain
 from edgemoe.kv.prefix_cache import PrefixCache
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
 
 LEAST_TOKENS = 8
@@ -62,7 +63,7 @@ class KeptSequences:
 
     def __init__(self, engine: Engine, disk: PrefixCache | None = None) -> None:
         self._engine, self._disk = engine, disk
-        self._identity = _identity(engine)
+        self._identity, self._lengths = _identity(engine), RotaryLengths.of(engine.store.config)
         self._compensators = xxhash.xxh3_128_hexdigest(repr(engine.store.manifest.compensators).encode())
         self.index = KeptIndex()
         self._running = dict[SequenceKV, bytes]()
@@ -76,19 +77,23 @@ class KeptSequences:
         return _bytes_of(self._engine, [kept.sequence for kept in self.index.kept])
 
     def sequence_for(
-        self, tokens: Sequence[int], running: Iterable[tuple[Sequence[int], SequenceKV]] = ()
+        self,
+        tokens: Sequence[int],
+        running: Iterable[tuple[Sequence[int], SequenceKV]] = (),
+        whole: int | None = None,
     ) -> tuple[SequenceKV, int]:
         """Returns a sequence for a prompt, and how many of the prompt's first tokens it has.
 
         Args:
             tokens: the first tokens of the prompt that may come from another sequence.
             running: tokens and sequences of requests that run; copied from only.
+            whole: tokens of the prompt; None: `tokens` are all of them.
 
         Raises:
             DoesNotFit: there is too little memory even without kept sequences; none of them has changed.
         """
         self._require_context()
-        wanted, root = np.asarray(tokens, np.int64), self.root()
+        wanted, root = np.asarray(tokens, np.int64), self.root(whole or len(tokens))
         hashes = chain(root, wanted)
         best, shared = self.index.longest(wanted, hashes)
         for others, sequence in running:
@@ -189,7 +194,7 @@ class KeptSequences:
     def has_prompt(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
         """Has the blocks of a request's prompt written to disk beside the steps that answer it."""
         root = self._running.get(sequence)
-        if self._disk and self._disk.automatic and root is not None and root == self.root():
+        if self._disk and self._disk.automatic and root is not None and root == self.root(len(tokens)):
             known = np.asarray(tokens[: sequence.length], np.int64)
             self._disk.offer(sequence, chain(root, known), known)
 
@@ -198,13 +203,13 @@ class KeptSequences:
         if self._disk:
             self._disk.start()
             wanted = np.asarray(tokens, np.int64)
-            best, _ = self.index.longest(wanted, chain(self.root(), wanted))
+            best, _ = self.index.longest(wanted, chain(self.root(len(tokens)), wanted))
             if best:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
     def saved(self, tokens: Sequence[int]) -> tuple[str, int]:
         """Returns the root of hashes with the settings of now, in hex, and how many of the first tokens are on disk."""
-        hashes = chain(self.root(), np.asarray(tokens, np.int64))
+        hashes = chain(self.root(len(tokens)), np.asarray(tokens, np.int64))
         return hashes[0].hex(), self._disk.held(hashes) * BLOCK if self._disk else 0
 
     def keep(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
@@ -217,7 +222,7 @@ class KeptSequences:
             tokens: token ids; the sequence has the KV of the first ones.
         """
         root, known = self._leave(sequence), np.asarray(tokens[: sequence.length], np.int64)
-        if len(known) < LEAST_TOKENS or root != self.root():
+        if len(known) < LEAST_TOKENS or root != self.root(sequence.whole):
             self._end(sequence)
             return
         made = Kept(known, sequence, chain(root, known))
@@ -264,13 +269,24 @@ class KeptSequences:
         self.index.remove(kept)
         self._end(kept.sequence)
 
-    def root(self) -> bytes:
-        """Returns the hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form."""
+    def begin_again(self, sequence: SequenceKV, tokens: int) -> None:
+        """Lets a request's sequence change from its first token on: its keys get the factors of so many tokens."""
+        self._written(sequence)
+        self._running[sequence] = self.root(tokens)
+
+    def root(self, tokens: int) -> bytes:
+        """Returns the hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form.
+
+        Args:
+            tokens: tokens of the prompt. The root is the same for all numbers of tokens with the same rotary factors.
+        """
         engine, settings = self._engine, self._engine.settings
         damage = engine.rules.damage.digest if engine.rules.damage and settings.priced else None
         compensators = self._compensators if settings.compensation else None
+        factors = self._lengths.factors(tokens) if self._lengths else 0
+        length = (factors,) if factors else ()
         ranked = settings.levels_by, settings.remapping, settings.compensation, compensators, damage
-        return xxhash.xxh3_128_digest(repr((self._identity, *ranked)).encode())
+        return xxhash.xxh3_128_digest(repr((self._identity, *ranked, *length)).encode())
 
 
 def _bytes_of(engine: Engine, sequences: Iterable[SequenceKV]) -> int:

@@ -15,6 +15,7 @@ from edgemoe.engine.queue import RequestQueue
 from edgemoe.engine.request import CANCELLED, Request
 from edgemoe.errors import DoesNotFit, NotFinite
 from edgemoe.experts.step import StepContext, StepTotals
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
 from edgemoe.policy.importance import PromptAttention
@@ -41,7 +42,7 @@ class StepLoop:
 
     def __init__(self, engine: Engine, queue: RequestQueue, pace: Pace, closed: Callable[[], bool]) -> None:
         self._engine, self._queue, self._pace, self._closed = engine, queue, pace, closed
-        self._chunk = pace.rows(engine)
+        self._chunk, self._lengths = pace.rows(engine), RotaryLengths.of(engine.store.config)
         self._work, self._since_chunk, self._ended = 0, 0, 0
         self._prompt_s = 0.0
         """Seconds of prompts' layers since the last new token."""
@@ -101,7 +102,7 @@ class StepLoop:
             if request.on_rows:
                 self._score(request, request.on_rows, logits)
             request.done += rows
-            if request.done == request.prompt and not request.ended:
+            if request.done == request.known and not request.ended:
                 request.attention = PromptAttention()  # new tokens have no ranks: the prompt's sums go
                 self._sampled.append((request, logits[-1]))
                 self._queue.prompt_done(request)
@@ -223,6 +224,8 @@ class StepLoop:
             self.end(request, "length")
         elif sequence.length >= sequence.context:
             self.end(request, "context")
+        elif self._lengths and self._lengths.crosses(sequence.length + 1):
+            self._queue.compute_again(request)
 
     def end(self, request: Request, reason: str | None = None, error: BaseException | None = None) -> None:
         """Takes a request out and frees its KV; without effect where it has ended."""

@@ -21,10 +21,12 @@ from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.table import known_family
 from edgemoe.kernels import threads
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Step
 from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.layers.resumable import LayerByLayer
+from edgemoe.layers.rotary_length import RotaryLength
 from edgemoe.layers.row_blocks import in_row_blocks
 from edgemoe.machine.sigint import DeferredInterrupt
 
@@ -43,6 +45,7 @@ class ModelRunner:
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
         family = known_family(model.config.model_type)
         parts = model, family.fused_gqa, runtime
+        self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
         self._fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
         self._layers: LayerByLayer | None = None
         if runtime.device is None:
@@ -58,6 +61,8 @@ class ModelRunner:
         Raises:
             ContextExceeded, DoesNotFit, NotFinite, DamagedData: as Engine.step; no sequence has changed.
         """
+        if self._lengths:
+            self._lengths.tokens = max(max(s.whole, s.length + rows) for s, _, rows in context.kv.spans)
         logits = yield from self._logits(context)
         # Their sum is checked in a fraction of the time; it can overflow where no logit does.
         if not (bool(logits.sum().isfinite()) or bool(logits.isfinite().all())):

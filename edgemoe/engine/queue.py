@@ -10,6 +10,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import LEAST_TOKENS, KeptSequences
 from edgemoe.engine.request import Request
 from edgemoe.errors import DoesNotFit, NotFinite
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import needs_attention
 
@@ -29,6 +30,7 @@ class RequestQueue:
 
     def __init__(self, engine: Engine, kept: KeptSequences | None) -> None:
         self._engine, self._kept = engine, kept
+        self._lengths = RotaryLengths.of(engine.store.config)
         self.arrived = Arrivals[Request]()
         self.prompts: list[Request] = []
         self.running: list[Request] = []
@@ -57,9 +59,31 @@ class RequestQueue:
                 except Exception as error:
                     waits = self.admitted and isinstance(error, DoesNotFit)
                     return None if waits else (request, error)
+            elif self._lengths and request.done and not self._continues(request, request.sequence):
+                request.done = request.cached = request.sequence.crop(0)
+            assert request.sequence
+            request.sequence.whole = request.prompt
             request.trace.admitted = time.perf_counter()
             self.prompts.append(self.arrived.take())
         return None
+
+    def _continues(self, request: Request, sequence: SequenceKV) -> bool:
+        """Whether the keys that a caller's sequence has have the rotary factors of the prompt's length."""
+        assert self._lengths
+        had = max(sequence.whole, sequence.length)
+        return self._lengths.factors(had) == self._lengths.factors(request.prompt)
+
+    def compute_again(self, request: Request) -> None:
+        """Makes all tokens of a request that decodes its prompt: their keys and values are of no use any more."""
+        self.running.remove(request)
+        self.prompts.append(request)
+        request.known, request.done, request.on_rows = len(request.tokens), 0, None
+        sequence = request.sequence
+        assert sequence
+        if self._kept:
+            self._kept.begin_again(sequence, request.known)
+        sequence.crop(0)
+        sequence.whole = request.known
 
     def _shares_a_prompt(self, request: Request) -> bool:
         """Whether a prompt that runs has at least half of a request's tokens: the request waits, and copies them."""
@@ -75,7 +99,9 @@ class RequestQueue:
             return
         most = min(request.prompt - 1, request.prompt if request.on_rows is None else request.rows_from)
         running = [(other.tokens, other.sequence) for other in self.running if other.sequence]
-        request.sequence, request.cached = self._kept.sequence_for(request.tokens[:most], running)
+        request.sequence, request.cached = self._kept.sequence_for(
+            request.tokens[:most], running, request.prompt
+        )
         request.done = request.cached
 
     def read_blocks(self, request: Request) -> bool:
@@ -102,10 +128,10 @@ class RequestQueue:
         ranked = needs_attention(self._engine.settings.importance)
         for request in self.prompts:
             most = min(rows, plan.scored_rows) if request.on_rows else rows
-            tokens = min(most, request.prompt - request.done)
+            tokens = min(most, request.known - request.done)
             alone = request.on_rows or (chosen and chosen[0][0].on_rows)
             # The plan has the sums of attention of one context.
-            sums = sum(each.prompt for each, _ in chosen) + request.prompt
+            sums = sum(each.known for each, _ in chosen) + request.known
             if chosen and (alone or tokens > left or (ranked and sums > plan.context)):
                 break
             chosen.append((request, tokens))

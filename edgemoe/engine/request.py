@@ -72,7 +72,8 @@ class Request:
 
     Attributes:
         cached: tokens of the prompt that are not computed again.
-        done: tokens of the prompt that the sequence has.
+        known: tokens that run as a prompt: those of the prompt, or all so far where they are computed again.
+        done: number of these that the sequence has.
         partly: tokens that the layers of the step under way amount to.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: the error that ended it.
@@ -92,7 +93,8 @@ class Request:
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self.prompt, self.trace = len(self.tokens), Trace(self.start)
+        self.prompt = self.known = len(self.tokens)
+        self.trace = Trace(self.start)
         self.cancelled, self.kept = False, self.sequence is not None
         self.attention = PromptAttention()
         self.cached = self.done = self.sequence.length if self.sequence else 0

@@ -154,6 +154,7 @@ class Stepping:
         sequence.require(len(tokens))
         prompt = PromptAttention()
         rows = self.plan.prefill_rows
+        sequence.whole = sequence.length + len(tokens)
         for start in range(0, len(tokens), rows):
             part = tuple(tokens[start : start + rows])
             logits = self.step(Step((Segment(sequence, part, prompt),)))

@@ -27,6 +27,7 @@ class SequenceKV:
 
     Attributes:
         length: number of valid tokens.
+        whole: tokens of the prompt that its steps come to, whose number the rotary factors of all its keys are for.
         reserved: tokens, from the first, whose bytes are reserved; no step writes behind them.
         slots: layer -> index of its keys and values.
         keys: [layers, heads, context, W], of rows.row_of; W of bf16 is key_dim.
@@ -44,7 +45,7 @@ class SequenceKV:
         *,
         reserved: int | None = None,
     ) -> None:
-        self.shape, self.context, self.length = shape, context, 0
+        self.shape, self.context, self.length, self.whole = shape, context, 0, 0
         self.reserved = context if reserved is None else reserved
         self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
         size = len(shape.layers), shape.heads, context
@@ -87,6 +88,7 @@ class SequenceKV:
         """
         assert 0 <= length <= self.length
         self.length = 0 if self.states and length < self.length else length
+        self.whole = self.whole if self.length else 0
         return self.length
 
     def return_behind(self, tokens: int) -> None:

@@ -144,7 +144,7 @@ class StoreModel:
         """
         settings = settings or RunSettings(levels=(self.manifest.max_level,))
         require_settings(settings, self.directory, self.manifest, self.device)
-        require_parallel(self.config, parallel)
+        require_parallel(self.config, parallel, context or self.default_context())
         return make_plan(
             PlannedModel(self.shape, self.manifest.geometry, self.form, self.device),
             Limits(vram_limit, context or self.default_context(), dram_limit, parallel, prefill_rows),

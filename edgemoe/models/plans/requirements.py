@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgemoe.errors import ModelRefused, UserError
 from edgemoe.families.table import known_family
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.policy.settings import RunSettings, format_levels
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 MOST_PARALLEL = 64
 """Most sequences that run at once; the compiled kernel has as many rows (MOST_ROWS in decode_layers.c)."""
-
-_DEPENDS_ON_LENGTH = ("longrope", "dynamic")
-"""Rotary positions that transformers chooses by the largest position of a whole step."""
 
 
 def require_settings(
@@ -40,8 +38,13 @@ def require_settings(
         raise UserError("a GPU, for --in-place off", "--device cpu", "leave it out")
 
 
-def require_parallel(config: Mapping[str, Any], parallel: int) -> None:
+def require_parallel(config: Mapping[str, Any], parallel: int, context: int) -> None:
     """Refuses a number of sequences that cannot run at once.
+
+    Args:
+        config: the model's config.json.
+        parallel: sequences.
+        context: tokens of each.
 
     Raises:
         UserError: it is not 1 to MOST_PARALLEL.
@@ -49,13 +52,13 @@ def require_parallel(config: Mapping[str, Any], parallel: int) -> None:
     """
     if not 1 <= parallel <= MOST_PARALLEL:
         raise UserError(f"1 to {MOST_PARALLEL} sequences at once", f"{parallel}", "choose a number of them")
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, dict) else None
-    if parallel > 1 and kind in _DEPENDS_ON_LENGTH:
+    lengths = RotaryLengths.of(config)
+    if parallel > 1 and lengths and lengths.factors(context):
         raise ModelRefused(
             "positions that no other sequence of a step changes",
-            f"{kind} rotary positions in config.json, and {parallel} sequences at once",
-            "run one sequence at a time",
+            f"rotary factors in config.json that depend on the length, and {parallel} sequences of {context} tokens "
+            "at once",
+            f"run one sequence at a time, or give --context {lengths.least}",
         )
 
 
