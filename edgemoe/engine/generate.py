@@ -122,7 +122,9 @@ class Generation:
     ) -> None:
         self._engine, self._tokenizer, self._sampler, self._on_text = engine, tokenizer, sampler, on_text
         sampling = sampler.sampling
-        self._text = TextStream(tokenizer, sampling.stop_strings, special_tokens=sampling.special_tokens)
+        self._text = TextStream(
+            tokenizer, sampling.stop_strings, special_tokens=sampling.special_tokens, after=tokens
+        )
         self._ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         top = sampling.prompt_logprobs

@@ -10,6 +10,9 @@ from tokenizers.decoders import DecodeStream
 
 from edgemoe.storage.files.untrusted import foreign_code
 
+_BEFORE = 8
+"""Last tokens of a prompt that are decoded with an answer."""
+
 _DECODES = "a tokenizer that decodes the model's tokens"
 
 
@@ -55,17 +58,31 @@ class TextStream:
         tokenizer: a fast tokenizer of transformers.
         stops: strings that end the text, none of them empty; the text ends before the first of them.
         special_tokens: the text has the tokenizer's special tokens.
+        after: the prompt's tokens. The text is what the tokens add to the prompt's: the first may begin with a space,
+            which many tokenizers drop at the begin of a text.
 
     Attributes:
         text: all so far, without a stop string.
         stop: the stop string that has come; None: none has.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), *, special_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[str] = (),
+        *,
+        special_tokens: bool = False,
+        after: Sequence[int] = (),
+    ) -> None:
         self._tokenizer, self._skip = tokenizer, not special_tokens
-        self._stream, self._tokens = DecodeStream(skip_special_tokens=self._skip), list[int]()
+        # A prompt with an impossible id is refused when it is submitted.
+        self._before = [token for token in after[-_BEFORE:] if 0 <= token < 1 << 32]
+        self._tokens = list[int]()
         self._stops = [StopString(stop) for stop in stops]
-        self._whole = DecodeStream(skip_special_tokens=False) if stops and self._skip else None
+        with foreign_code(_DECODES):
+            self._stream = DecodeStream(ids=self._before, skip_special_tokens=self._skip)
+            whole = stops and self._skip
+            self._whole = DecodeStream(ids=self._before, skip_special_tokens=False) if whole else None
         self._lengths, self._shown_lengths = [0], [0]  # after each token: of the whole text, and of `text`
         self._shown, self.text = 0, ""
         self.stop: str | None = None
@@ -101,12 +118,19 @@ class TextStream:
         """
         if self.stop is None:
             with foreign_code(_DECODES):
-                whole = self._tokenizer.decode(self._tokens, skip_special_tokens=self._skip)
+                before = self._decoded(self._before)
+                whole = self._decoded([*self._before, *self._tokens])
+                whole = (
+                    whole.removeprefix(before) if whole.startswith(before) else self._decoded(self._tokens)
+                )
             # Not shown twice where the tokenizer decodes all tokens in another way than one by one.
             if not whole.startswith(self.text[: self._shown]):
                 self._shown = len(whole)
             self.text = whole
         return self._until(len(self.text))
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
 
     def _until(self, end: int) -> str:
         piece, self._shown = self.text[self._shown : end], max(end, self._shown)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -71,9 +71,10 @@ class Serving:
         """Begins to serve."""
         self.metrics.watch(model)
         from edgemoe.api.chat_prompt import ChatPrompts
+        from edgemoe.engine.token_texts import TokenTexts
 
         self.chats: ChatPrompts = ChatPrompts(model)
-        self.text_of = lru_cache(1 << 16)(self._text_of)
+        self.texts = TokenTexts(model.tokenizer)
         self.text_limit = TextLimit(model.tokenizer, model.engine.plan.context)
         self.model = model
 
@@ -212,10 +213,6 @@ class Serving:
             time.monotonic() - job.start,
             end,
         )
-
-    def _text_of(self, token: int) -> str:
-        with foreign_code("a tokenizer that decodes the model's tokens"):
-            return str(self.require().tokenizer.decode([token], skip_special_tokens=False))
 
     async def tokenized(self, request: Request, work: Callable[[bytes], Found]) -> Found:
         """Calls what makes tokens or text of a request's body, once it is the request's turn.

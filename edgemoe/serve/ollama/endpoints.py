@@ -37,7 +37,7 @@ class Chat(Exchange[ChatBody]):
 
     def reply(self, given: ChatBody, job: Job) -> OllamaReply:
         """The shapes of the answer."""
-        return OllamaReply(ChatShape(given.model), job.readers[0], self.serving.text_of)
+        return OllamaReply(ChatShape(given.model), job.readers[0], self.serving.texts)
 
     def delivery(self, given: ChatBody) -> Delivery:
         """By default the answer comes in lines."""
@@ -62,7 +62,7 @@ class Generate(Exchange[GenerateBody]):
 
     def reply(self, given: GenerateBody, job: Job) -> OllamaReply:
         """The shapes of the answer."""
-        return OllamaReply(GenerateShape(given.model), job.readers[0], self.serving.text_of)
+        return OllamaReply(GenerateShape(given.model), job.readers[0], self.serving.texts)
 
     def delivery(self, given: GenerateBody) -> Delivery:
         """By default the answer comes in lines."""

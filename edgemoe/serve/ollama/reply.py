@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from edgemoe.serve.protocol.logprobs import Decode, entries
+from edgemoe.serve.protocol.logprobs import entries
 from edgemoe.serve.protocol.reply import Reply, Shape, json_bytes
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader, Call, Delta
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
+    from edgemoe.engine.token_texts import TokenTexts
 
 _REASONS = {"context": "length"}
 """finish_reason of an answer -> ollama's done_reason, where they differ."""
@@ -61,13 +62,13 @@ class OllamaReply(Reply):
     Args:
         shape: the endpoint's.
         reader: finds the answer's parts; None: the answer is text.
-        text_of: each token's text.
+        texts: each token's text.
     """
 
     media_type = b"application/x-ndjson"
 
-    def __init__(self, shape: GenerateShape, reader: AnswerReader | None, text_of: Decode) -> None:
-        self._shape, self._reader, self._text_of = shape, reader, text_of
+    def __init__(self, shape: GenerateShape, reader: AnswerReader | None, texts: TokenTexts) -> None:
+        self._shape, self._reader, self._texts = shape, reader, texts
         self._calls = 0
 
     def whole(self, answers: Sequence[Answer]) -> Shape:
@@ -113,7 +114,7 @@ class OllamaReply(Reply):
         return {**self._shape.head(), **part, **self._logprobs(tokens), "done": False}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Shape:
-        return {"logprobs": entries(tokens, self._text_of)} if tokens else {}
+        return {"logprobs": entries(tokens, self._texts)} if tokens else {}
 
 
 def _called(call: Call, index: int) -> Shape:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from edgemoe.serve.openai_chat.logprobs import of_chat
 from edgemoe.serve.openai_chat.reply import OpenAIReply
-from edgemoe.serve.protocol.logprobs import Decode
 from edgemoe.serve.protocol.reply import Shape
 
 if TYPE_CHECKING:
     from edgemoe.api.answer_reader import AnswerReader, Call, Delta
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
+    from edgemoe.engine.token_texts import TokenTexts
 
 
 class ChatReply(OpenAIReply):
@@ -23,7 +23,7 @@ class ChatReply(OpenAIReply):
     Args:
         model: the model's name.
         prompts: token ids of each answer's prompt.
-        text_of: each token's text.
+        texts: each token's text.
         readers: each finds one answer's parts; None: the answer is text.
     """
 
@@ -33,10 +33,10 @@ class ChatReply(OpenAIReply):
         self,
         model: str,
         prompts: Sequence[list[int]],
-        text_of: Decode,
+        texts: TokenTexts,
         readers: Sequence[AnswerReader | None],
     ) -> None:
-        super().__init__(model, prompts, text_of)
+        super().__init__(model, prompts, texts)
         self._readers, self._called = readers, [0] * len(prompts)
 
     def first(self, index: int) -> list[Shape]:
@@ -59,14 +59,14 @@ class ChatReply(OpenAIReply):
                 message["reasoning_content"] = reader.texts["reasoning_content"]
             if reader.calls:
                 message["tool_calls"] = [_called(call) for call in reader.calls]
-        logprobs = of_chat(answer.logprobs, self._text_of) if answer.logprobs is not None else None
+        logprobs = of_chat(answer.logprobs, self._texts) if answer.logprobs is not None else None
         return {"message": message, "logprobs": logprobs}
 
     def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
         return {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(tokens)}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Shape | None:
-        return of_chat(tokens, self._text_of) if tokens else None
+        return of_chat(tokens, self._texts) if tokens else None
 
     def _reason(self, index: int, answer: Answer) -> str:
         reader, reason = self._readers[index], super()._reason(index, answer)

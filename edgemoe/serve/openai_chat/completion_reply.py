@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from edgemoe.serve.openai_chat.logprobs import of_completion
 from edgemoe.serve.openai_chat.reply import OpenAIReply
-from edgemoe.serve.protocol.logprobs import Decode
+from edgemoe.serve.protocol.logprobs import TextOffsets
 from edgemoe.serve.protocol.reply import Shape
 
 if TYPE_CHECKING:
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
+    from edgemoe.engine.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class CompletionReply(OpenAIReply):
     Args:
         model: the model's name.
         prompts: token ids of each answer's prompt.
-        text_of: each token's text.
+        texts: each token's text.
         shown: the part of the answers that is shown.
         echo: the text of each answer's prompt, which comes before the answer; None: it does not.
     """
@@ -48,14 +49,14 @@ class CompletionReply(OpenAIReply):
         self,
         model: str,
         prompts: Sequence[list[int]],
-        text_of: Decode,
+        texts: TokenTexts,
         shown: Shown,
         *,
         echo: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(model, prompts, text_of)
+        super().__init__(model, prompts, texts)
         self._echo, self._shown = echo, shown
-        self._offsets = [0] * len(prompts)
+        self._offsets = [TextOffsets(texts) for _ in prompts]
 
     def whole(self, answers: Sequence[Answer]) -> Shape:
         """The object of a request that is not streamed, with the likeliest answers to each prompt."""
@@ -71,25 +72,29 @@ class CompletionReply(OpenAIReply):
         """A chunk of the prompt's text."""
         if self._echo is None:
             return []
-        logprobs = of_completion(self.prompts[index][0], tokens, self._text_of) if tokens else None
-        self._offsets[index] = len(self._echo[index])
-        return [self._chunk(index, {"text": self._echo[index], "logprobs": logprobs})]
+        text, logprobs = self._echo[index], None
+        if tokens:
+            offsets = TextOffsets(self._texts)
+            logprobs = of_completion(self.prompts[index][0], tokens, self._texts, offsets, text)
+        self._offsets[index] = TextOffsets(self._texts, len(text))
+        return [self._chunk(index, {"text": text, "logprobs": logprobs})]
 
     def _whole(self, index: int, answer: Answer) -> Shape:
         text = "" if self._shown.tokens == 0 else answer.text
         tokens = [*(answer.prompt_logprobs or []), *(answer.logprobs or [])[: self._shown.tokens]]
         first = self.prompts[index][0] if answer.prompt_logprobs is not None else None
         echo = self._echo[index] if self._echo else ""
-        logprobs = of_completion(first, tokens, self._text_of) if self._shown.logprobs else None
-        return {"text": echo + text, "logprobs": logprobs}
+        text, logprobs = echo + text, None
+        if self._shown.logprobs:
+            logprobs = of_completion(first, tokens, self._texts, TextOffsets(self._texts), text)
+        return {"text": text, "logprobs": logprobs}
 
     def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprobs]) -> Shape:
         if self._shown.tokens == 0:
             return {"text": "", "logprobs": None}
         if not tokens:
             return {"text": text, "logprobs": None}
-        logprobs = of_completion(None, tokens, self._text_of, self._offsets[index])
-        self._offsets[index] += sum(map(len, logprobs["tokens"]))
+        logprobs = of_completion(None, tokens, self._texts, self._offsets[index])
         return {"text": text, "logprobs": logprobs}
 
 

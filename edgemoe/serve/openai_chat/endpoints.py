@@ -34,7 +34,7 @@ class Chats(Exchange[ChatFields]):
 
     def reply(self, given: ChatFields, job: Job) -> ChatReply:
         """The shapes of the answers."""
-        return ChatReply(self.serving.name, job.prompts, self.serving.text_of, job.readers)
+        return ChatReply(self.serving.name, job.prompts, self.serving.texts, job.readers)
 
     def delivery(self, given: ChatFields) -> Delivery:
         """By default the answers are one object."""
@@ -61,7 +61,7 @@ class Completions(Exchange[CompletionFields]):
             best=(given.count, given.candidates),
             logprobs=given.logprobs is not None,
         )
-        return CompletionReply(serving.name, job.prompts, serving.text_of, shown, echo=echo)
+        return CompletionReply(serving.name, job.prompts, serving.texts, shown, echo=echo)
 
     def delivery(self, given: CompletionFields) -> Delivery:
         """By default the answers are one object."""

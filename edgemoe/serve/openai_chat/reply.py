@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgemoe.serve.openai_chat.costs import counts, timings, usage
-from edgemoe.serve.protocol.logprobs import Decode
 from edgemoe.serve.protocol.reply import Reply, Shape, json_bytes
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from edgemoe.api.status import Progress
     from edgemoe.engine.generate import Answer
     from edgemoe.engine.sampling import TokenLogprobs
+    from edgemoe.engine.token_texts import TokenTexts
 
 _REASONS = {"context": "length"}
 """finish_reason of an answer -> OpenAI's, where they differ."""
@@ -28,15 +28,15 @@ class OpenAIReply(Reply):
     Args:
         model: the model's name.
         prompts: token ids of each answer's prompt.
-        text_of: each token's text.
+        texts: each token's text.
     """
 
     prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, model: str, prompts: Sequence[list[int]], text_of: Decode) -> None:
-        self.prompts, self._text_of = prompts, text_of
+    def __init__(self, model: str, prompts: Sequence[list[int]], texts: TokenTexts) -> None:
+        self.prompts, self._texts = prompts, texts
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),

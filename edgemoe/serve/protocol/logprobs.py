@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgemoe.serve.protocol.reply import Shape
 
 if TYPE_CHECKING:
     from edgemoe.engine.sampling import TokenLogprobs
-
-Decode = Callable[[int], str]
-"""A token's own text."""
+    from edgemoe.engine.token_texts import TokenTexts
 
 
-def entries(tokens: Sequence[TokenLogprobs], text_of: Decode) -> list[Shape]:
+def entries(tokens: Sequence[TokenLogprobs], texts: TokenTexts) -> list[Shape]:
     """An entry for each token, with entries of the likeliest ones in its place."""
     return [
-        _entry(each.token, each.logprob, text_of)
-        | {"top_logprobs": [_entry(token, logprob, text_of) for token, logprob in each.top]}
+        _entry(each.token, each.logprob, texts)
+        | {"top_logprobs": [_entry(token, logprob, texts) for token, logprob in each.top]}
         for each in tokens
     ]
 
 
-def _entry(token: int, logprob: float, text_of: Decode) -> Shape:
-    text = text_of(token)
-    # A token of incomplete characters has no text of its own, and so no bytes of it.
-    whole = "\N{REPLACEMENT CHARACTER}" not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+def text_of(token: int, texts: TokenTexts) -> str:
+    """A token's own text, with a replacement character for a part of a character."""
+    return texts.of(token).decode(errors="replace")
+
+
+def _entry(token: int, logprob: float, texts: TokenTexts) -> Shape:
+    return {"token": text_of(token, texts), "logprob": logprob, "bytes": list(texts.of(token))}
+
+
+class TextOffsets:
+    """Where tokens begin in the text that they make, in characters.
+
+    Args:
+        texts: the bytes of tokens.
+        start: characters before the first token.
+    """
+
+    def __init__(self, texts: TokenTexts, start: int = 0) -> None:
+        self._texts, self._at = texts, start
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def next(self, token: int, *, dropped: int = 0) -> int:
+        """Returns where the next token begins.
+
+        Args:
+            token: its id. One that begins within a character begins where that character does.
+            dropped: bytes at the token's begin that the text does not have.
+        """
+        at = self._at
+        self._at += len(self._decoder.decode(self._texts.shown(token)[dropped:]))
+        return at
