@@ -74,13 +74,14 @@ def load_model(loading: Loading) -> Model:
         from edgemoe.engine.engine import Engine
         from edgemoe.engine.pace import Pace
         from edgemoe.engine.sampling import Sampling
+        from edgemoe.models.ends import ends_of
         from edgemoe.models.runnable import generation_config
         from edgemoe.models.tokenizer import load_tokenizer
 
     pace, tokenizer = Pace(**loading.pace), load_tokenizer(opened.store.directory)
     sampling = Sampling.of_model(
         generation_config(opened.store.directory),
-        tokenizer.eos_token_id,
+        ends_of(opened.store.directory, tokenizer),
         temperature=None,
         top_p=None,
         seed=0,

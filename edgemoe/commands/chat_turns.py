@@ -44,7 +44,7 @@ def answer_turns(request: ChatRequest, opened: Opened) -> None:
     before = load_last() if turns.resume else ([], None)
     renderer().start()  # runs during loading, so that the first answer does not wait for it
     tokenizer = load_tokenizer(store.directory)
-    sampling = chosen_sampling(store.directory, tokenizer.eos_token_id, request.sampling)
+    sampling = chosen_sampling(store.directory, tokenizer, request.sampling)
     about = introduction(store.directory, str(request.opening.model))
     cache = conversation_cache(store, request.disk, kept=request.kept)
     look = Look(turns.markdown, not turns.no_wrap, turns.reasoning)

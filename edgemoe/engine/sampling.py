@@ -110,7 +110,7 @@ class Sampling:
     def of_model(
         cls,
         config: GenerationConfig,
-        eos: int | None,
+        ends: frozenset[int],
         *,
         temperature: float | None,
         top_p: float | None,
@@ -121,24 +121,29 @@ class Sampling:
 
         Args:
             config: the generation config of the model.
-            eos: the tokenizer's end-of-sequence id; None: it has none.
+            ends: ids of the tokens that end an answer (models.ends).
             temperature: None: the model's, 0 where its config does not sample.
             top_p: None: the model's.
             seed, max_new_tokens: as in Sampling.
         """
-        ends = config.eos_token_id
-        stop = {ends} if isinstance(ends, int) else set(ends or ())
+
+        def own(name: str, absent: float) -> float:
+            """The config's value, which may be 0; `absent` where it has none."""
+            value = getattr(config, name)
+            return absent if value is None else float(value)
+
         samples = bool(config.do_sample)
         if temperature is None:
-            temperature = float(config.temperature or 1.0) if samples else 0.0
+            temperature = own("temperature", 1.0) if samples else 0.0
         return cls(
             temperature=temperature,
-            top_p=top_p if top_p is not None else float((config.top_p if samples else None) or 1.0),
-            top_k=int((config.top_k if samples else None) or 0),
-            repetition_penalty=float(config.repetition_penalty or 1.0),
+            top_p=top_p if top_p is not None else own("top_p", 1.0) if samples else 1.0,
+            top_k=max(int(own("top_k", 0)), 0) if samples else 0,  # -1 keeps all tokens too
+            min_p=own("min_p", 0.0) if samples else 0.0,
+            repetition_penalty=own("repetition_penalty", 1.0),
             seed=seed,
             max_new_tokens=max_new_tokens,
-            stop=frozenset(stop | ({eos} if eos is not None else set())),
+            stop=ends,
         )
 
 
@@ -205,7 +210,9 @@ class Sampler:
         if matcher:
             self._processors.append(matcher)
         # One token is kept, also where several share the largest logit.
-        self._greedy = sampling.temperature < COLD or sampling.top_k == 1 or sampling.min_p == 1
+        self._greedy = (
+            sampling.temperature < COLD or sampling.top_k == 1 or sampling.top_p == 0 or sampling.min_p == 1
+        )
         if not self._greedy:
             if sampling.temperature != 1:
                 self._processors.append(TemperatureLogitsWarper(sampling.temperature))

@@ -16,6 +16,7 @@ from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import UserError
 from edgemoe.evaluate.reference import Reference
 from edgemoe.evaluate.tasks import KINDS, Task, held_out_tasks, is_right
+from edgemoe.models.ends import ends_of
 from edgemoe.models.runnable import generation_config
 
 ANSWER_TOKENS = 64
@@ -57,7 +58,7 @@ class ChatTasks:
                 "leave out --tasks, or use a model made for chatting",
             )
         greedy = {"temperature": 0, "top_p": 1, "seed": 0, "max_new_tokens": 1}
-        own = Sampling.of_model(generation_config(directory), tokenizer.eos_token_id, **greedy)
+        own = Sampling.of_model(generation_config(directory), ends_of(directory, tokenizer), **greedy)
         kinds = KINDS if per_kind else ()
         return cls({kind: held_out_tasks(kind, per_kind, seed) for kind in kinds}, tokenizer, own.stop)
 

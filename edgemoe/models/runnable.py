@@ -20,7 +20,8 @@ _GENERATION = "generation_config.json"
 _RANGES = {
     "temperature": (0, 1000),
     "top_p": (0, 1),
-    "top_k": (0, 10_000_000),
+    "top_k": (-1, 10_000_000),
+    "min_p": (0, 1),
     "repetition_penalty": (0.01, 100),
 }
 """Key of generation_config.json -> least and largest value that a sampler is given."""

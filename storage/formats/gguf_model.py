@@ -140,7 +140,9 @@ ARCHITECTURES = {
 """general.architecture -> its names in transformers."""
 
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+_TOKENS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Fields with a token that ends an answer: of a text, of a turn, of a message."""
 
 
 class GgufModel:
@@ -205,6 +207,9 @@ class GgufModel:
         for key, field in _TOKENS.items():
             if type(value := fields.get(f"tokenizer.ggml.{field}")) is int:
                 out[key] = value
+        ends = [fields.get(f"tokenizer.ggml.{field}") for field in _ENDS]
+        if known := list(dict.fromkeys(end for end in ends if type(end) is int)):
+            out["eos_token_id"] = known[0] if len(known) == 1 else known
         return out | {"torch_dtype": "bfloat16"}
 
     def _named(self, name: str) -> dict[str, Weight]:

@@ -69,7 +69,7 @@ def _read_generation_config(path: Path) -> None:
     from edgemoe.models.runnable import generation_config
 
     config = generation_config(path.parent)
-    Sampler(Sampling.of_model(config, 2, temperature=None, top_p=None, seed=0, max_new_tokens=1))
+    Sampler(Sampling.of_model(config, frozenset({2}), temperature=None, top_p=None, seed=0, max_new_tokens=1))
 
 
 def _read_modules(path: Path) -> None:

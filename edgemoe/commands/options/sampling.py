@@ -37,18 +37,24 @@ class SamplingOptions:
     seed: int = option("Seed of everything random.", 0)
 
 
-def chosen_sampling(directory: Path, eos: int | None, given: SamplingOptions) -> Sampling:
+def chosen_sampling(directory: Path, tokenizer: Any, given: SamplingOptions) -> Sampling:
     """The sampling of the model in a directory, changed by the options given.
+
+    Args:
+        directory: the store's.
+        tokenizer: the model's tokenizer.
+        given: the options.
 
     Raises:
         UserError: --top-p, --top-k or --min-p at temperature 0; an empty --stop.
     """
     from edgemoe.engine.sampling import UNLIMITED, Sampling
+    from edgemoe.models.ends import ends_of
     from edgemoe.models.runnable import generation_config
 
     own = Sampling.of_model(
         generation_config(directory),
-        eos,
+        ends_of(directory, tokenizer),
         temperature=given.temperature,
         top_p=given.top_p,
         seed=given.seed,
