@@ -13,8 +13,13 @@ from edgemoe.errors import ModelRefused
 from edgemoe.kv.shape import KVShape, keys_and_values
 from edgemoe.storage.convert.checkpoint import Config
 
-_ROTARY = r".*\.rotary_emb\.inv_freq"
-"""Rotary frequencies, which are computed from the config; old checkpoints have them too."""
+_NEVER_USED = (
+    r".*\.rotary_emb\.inv_freq",
+    r".*\.(?:[qkv]|kv|attn|prob|p|input|output|activation)_(?:scale|zero_point)",
+)
+"""Tensors that no model uses: rotary frequencies, which are computed from the config, and scales of quantized KV,
+attention, inputs and outputs, which edgemoe does not quantize so.
+"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ class Family:
 
     def is_unused(self, name: str, config: Config) -> bool:
         """Whether a tensor of this name is not part of the model; transformers does not load it either."""
-        if any(re.fullmatch(pattern, name) for pattern in (_ROTARY, *self.unused)):
+        if any(re.fullmatch(pattern, name) for pattern in (*_NEVER_USED, *self.unused)):
             return True
         layer = re.match(r"model\.layers\.([0-9]{1,6})\.", name)
         if layer is None or not self.predicts_ahead:

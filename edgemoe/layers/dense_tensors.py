@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ def require_tensors(model: Any, stored: Mapping[str, Spec], directory: Path) -> 
             f"{len(wrong)} missing or of another shape or type, first {wrong[0]}",
             "convert the model again from a complete checkpoint",
         )
+    for name in _biases_without_place(model, left):
+        del left[name]
     if left:
         raise ModelRefused(
             f"a module of {type(model).__name__} for every dense tensor in {directory}",
@@ -92,8 +94,19 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str]]:
 
 
 def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Puts every dense tensor into its module; `require_tensors` has passed."""
+    """Puts every dense tensor into its module; `require_tensors` has passed.
+
+    Raises:
+        ModelRefused: a bias without a place is not 0.
+    """
     _tie(model, tensors)
+    for name in _biases_without_place(model, tensors):
+        if bool(tensors[name].any()):
+            raise ModelRefused(
+                f"zeros in {name}, as {type(model).__name__} has no such bias",
+                "other values",
+                "check that config.json belongs to this checkpoint",
+            )
     for name, module in list(model.named_modules()):
         if type(module) in _MATRICES:
             weight, scale = tensors[f"{name}.weight"], tensors.get(f"{name}.weight{SCALE_SUFFIX}")
@@ -110,6 +123,18 @@ def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
                 setattr(module, parameter, nn.Parameter(value, requires_grad=False))
             else:
                 setattr(module, parameter, value)
+
+
+def _biases_without_place(model: nn.Module, names: Collection[str]) -> list[str]:
+    """Biases that lie next to the matrices of modules without one, as some quantizers write them."""
+    matrices = {
+        name for name, module in model.named_modules() if type(module) in _MATRICES and not _bias_of(module)
+    }
+    return [name for name in names if name.endswith(".bias") and name.removesuffix(".bias") in matrices]
+
+
+def _bias_of(module: Any) -> bool:
+    return getattr(module, "bias", None) is not None
 
 
 def _kept(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -13,6 +13,8 @@ from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
 from edgemoe.storage.formats.base import FourBit, Matrix
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
+_WEIGHT, _BIAS = ".weight", ".bias"
+
 
 class ExpertNames(Protocol):
     """Number and tensor names of a model family's experts. Pure functions of their arguments."""
@@ -76,6 +78,10 @@ class ExpertWeights:
             for name in checkpoint.names()
             if family.is_expert(name) and not family.is_unused(name, config)
         }
+        self._biases = {
+            name for name in checkpoint.names() if name.endswith(_BIAS) and family.is_expert(_weight_of(name))
+        }
+        self.names |= self._biases
         self._fused = {
             layer: pair for layer in self.layers for pair in family.fused(layer) if pair[0] in self.names
         }
@@ -141,10 +147,22 @@ class ExpertWeights:
             fused = (source[name].read_slice(expert) for name in self._fused[layer])
             first, second = (w.t().contiguous() if self._family.transposed else w for w in fused)
             return first, second
-        gate, up, down = (source[name] for name in self._separate(layer, expert))
+        names = self._separate(layer, expert)
+        for name in names:
+            self._require_zeros(name.removesuffix(_WEIGHT) + _BIAS)
+        gate, up, down = (source[name] for name in names)
         if self._groups:
             return gate.codes().append(up.codes()), down.codes()
         return torch.cat((gate.read(), up.read())), down.read()
+
+    def _require_zeros(self, bias: str) -> None:
+        """Raises ModelRefused for a bias next to an expert's matrix that is not 0: experts have none."""
+        if bias in self._biases and bool(self._checkpoint[bias].read().any()):
+            raise ModelRefused(
+                f"experts without biases, or with zeros as {bias} in {self._checkpoint.directory}",
+                "other values",
+                "use a checkpoint of this family without biases of experts",
+            )
 
     def _common_groups(self) -> tuple[int, int] | None:
         """Groups of gate_up and down; None unless every expert has exact 4-bit codes in the same groups."""
@@ -183,7 +201,7 @@ class ExpertWeights:
         return names
 
     def _check_names(self) -> None:
-        unclaimed = set(self.names)
+        unclaimed = self.names - self._biases
         for layer in self.layers:
             for name, shape in self._wanted(layer):
                 found = self._checkpoint[name].shape if name in self.names else None
@@ -201,6 +219,11 @@ class ExpertWeights:
                 f"{len(unclaimed)} more tensors with expert weights, first {min(unclaimed)}",
                 "check that config.json belongs to this checkpoint",
             )
+
+
+def _weight_of(bias: str) -> str:
+    """The name of the matrix that a bias lies next to."""
+    return bias.removesuffix(_BIAS) + _WEIGHT
 
 
 def all_finite(weight: torch.Tensor) -> bool:

@@ -33,6 +33,9 @@ OPENERS: dict[str, tuple[str, Opener]] = {
 }
 """quant_method in config.json's quantization_config -> (name of the format, its opener)."""
 
+_OLD_SETTINGS = ("quantize_config.json", "quant_config.json")
+"""Files in which old quantizers wrote what is now quantization_config."""
+
 FORMATS = (SAFETENSORS, *(name for name, _ in OPENERS.values()), GGUF)
 """Names of every supported format; tools/support_table.py describes them."""
 
@@ -46,6 +49,13 @@ def open_weights(config: Mapping[str, Any], tensors: StoredTensors) -> tuple[str
     """
     settings: Settings | None = config.get("quantization_config")
     if settings is None:
+        for name in _OLD_SETTINGS:
+            if (tensors.directory / name).exists():
+                raise ModelRefused(
+                    f"a quantization_config in config.json of {tensors.directory}",
+                    f"none, and {name}, as of quantizers that are no longer maintained",
+                    f"copy the contents of {name} into config.json as quantization_config, with its quant_method",
+                )
         return SAFETENSORS, open_plain(tensors)
     if not isinstance(settings, dict):
         raise ModelRefused(

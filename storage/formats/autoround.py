@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.formats.awq import open_awq
-from edgemoe.storage.formats.base import Settings, Weight, choice, group_size
+from edgemoe.storage.formats.base import Settings, Weight, choice, group_size, require_known
 from edgemoe.storage.formats.gptq import packed_weights
 from edgemoe.storage.formats.grouped import Packing
 
 _ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round:gptqmodel": 0, "auto_round": 0}
 """packing_format -> offset to add to a stored zero point."""
+
+_INPUTS = ("act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym")
+"""Settings of quantized inputs; with 16 bits inputs are not quantized."""
 
 _AWQ = "auto_round:auto_awq"
 
@@ -22,6 +25,8 @@ def open_autoround(settings: Settings, tensors: StoredTensors) -> dict[str, Weig
         MissingTensor: a part of a matrix contradicts the config, such as a matrix with other bits.
     """
     packing = choice(settings, "packing_format", (*_ZERO_OFFSETS, _AWQ))
+    require_known(settings, ("packing_format", "data_type", "bits", "group_size", "extra_config", *_INPUTS))
+    choice(settings, "act_bits", (16, 32), 16)
     choice(settings, "data_type", ("int",), "int")
     if packing == _AWQ:
         return open_awq({key: settings.get(key) for key in ("bits", "group_size")}, tensors)

@@ -12,7 +12,16 @@ from __future__ import annotations
 import torch
 
 from edgemoe.storage.files.tensors import StoredTensors
-from edgemoe.storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
+from edgemoe.storage.formats.base import (
+    Settings,
+    Weight,
+    choice,
+    expect,
+    fields,
+    group_size,
+    matrix_shape,
+    require_known,
+)
 from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
 from edgemoe.storage.formats.plain import FLOATS, with_rest
 
@@ -63,6 +72,11 @@ def open_awq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
         ModelRefused: other bits than 4, a group out of bounds, or a version with another packing.
         MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
+    require_known(
+        settings,
+        ("bits", "w_bit", "version", "group_size", "q_group_size", "zero_point", "data_type"),
+    )
+    choice(settings, "data_type", ("int",), "int")
     choice(settings, "bits", (4,), settings.get("w_bit"))
     choice(settings, "version", ("gemm", "GEMM"), "gemm")
     group = group_size(settings, "group_size", settings.get("q_group_size", -1))

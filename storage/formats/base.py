@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,73 @@ Opener = Callable[[Settings, StoredTensors], dict[str, Weight]]
 def refused(wanted: str, found: object, action: str) -> ModelRefused:
     """The error about a value in a quantization_config."""
     return ModelRefused(f"{wanted} in quantization_config", shortened(found), action)
+
+
+NOTES = frozenset(
+    (
+        *(
+            "quant_method",
+            "quantizer",
+            "version",
+            "provider",
+            "meta",
+            "backend",
+            "dataset",
+            "tokenizer",
+            "sym",
+        ),
+        *("modules_to_not_convert", "ignore", "ignored_layers", "modules_in_block_to_quantize", "lm_head"),
+        *(
+            "true_sequential",
+            "static_groups",
+            "damp_percent",
+            "damp_auto_increment",
+            "act_group_aware",
+            "mse",
+        ),
+        *("model_name_or_path", "model_file_base_name", "model_seqlen", "pad_token_id", "max_input_length"),
+        *(
+            "block_name_to_quantize",
+            "to_quant_block_names",
+            "module_name_preceding_first_block",
+            "batch_size",
+        ),
+        *("cache_block_outputs", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config"),
+        *("pack_dtype", "amp", "iters", "nsamples", "seqlen", "lr", "minmax_lr", "scale_dtype", "batch_dim"),
+        *("autoround_version", "enable_quanted_input", "enable_minmax_tuning", "enable_norm_bias_tuning"),
+        *(
+            "low_gpu_mem_usage",
+            "low_cpu_mem_usage",
+            "gradient_accumulate_steps",
+            "super_bits",
+            "super_group_size",
+        ),
+        *("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "kv_cache_scheme", "kv_cache_quant_method"),
+        *("quantization_status", "global_compression_ratio", "run_compressed", "dequantize", "is_training"),
+        *("activation_scheme", "use_optimized_inference", "producer", "is_marlin_format", "offload_to_disk"),
+    )
+)
+"""Settings that say how a checkpoint was made or is best run: they change no weight and no rotation of inputs."""
+
+
+def require_known(settings: Settings, read: Collection[str], place: str = "quantization_config") -> None:
+    """Refuses settings that edgemoe does not know, since they may change weights or inputs.
+
+    Args:
+        settings: an object of a quantization_config. A value that is null, false or empty changes nothing.
+        read: keys that the format reads or checks.
+        place: the object's place, for the message.
+
+    Raises:
+        ModelRefused: with the key and its value.
+    """
+    unknown = sorted(key for key, value in settings.items() if value and key not in NOTES and key not in read)
+    if unknown:
+        raise ModelRefused(
+            f"settings that edgemoe knows in {place} of config.json",
+            f"{shortened(unknown[0])} {shortened(settings[unknown[0]])}",
+            USE_SOURCE,
+        )
 
 
 def choice(settings: Settings, key: str, allowed: tuple[object, ...], default: object = None) -> Any:

@@ -2,10 +2,11 @@
 
 pack-quantized   weight_packed      int32 [N, K * bits / 32]    code + 2^(bits - 1), lowest bits first
                  weight_scale       float [N, G]
-                 weight_zero_point  int32 [N * bits / 32, G]    packed along N; absent: 0
+                 weight_zero_point  int32 [N * bits / 32, G]    packed along N, or int8 [N, G]; absent: 0
                  weight_shape       int64 [2]                   (N, K)
                  weight_g_idx       int32 [K]                   with activation order only
 int-quantized    weight             int8 [N, K]     weight_scale  float [N, G]; or one per block or matrix
+                 weight_zero_point  int8 as the scales; absent: 0
 float-quantized  weight             F8_E4M3 [N, K]  weight_scale  as int-quantized
 
 w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g])
@@ -21,7 +22,7 @@ import torch
 
 from edgemoe.errors import DamagedData, ModelRefused
 from edgemoe.storage.files.tensors import StoredTensors
-from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
 from edgemoe.storage.formats.base import (
     LARGEST_GROUP,
     Settings,
@@ -32,14 +33,22 @@ from edgemoe.storage.formats.base import (
     group_size,
     matrix_shape,
     refused,
+    require_known,
 )
-from edgemoe.storage.formats.fp8 import ACTIVATION_SCALES, ScaledWeight, block_sides
+from edgemoe.storage.formats.fp8 import ScaledWeight, block_sides
 from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
 from edgemoe.storage.formats.plain import FLOATS, with_rest
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor", "block")
 _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
+_GROUP = ("targets", "weights", "format", "input_activations", "output_activations")
+_WEIGHTS = (
+    *("num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "actorder"),
+    *("dynamic", "observer", "observer_kwargs", "zp_dtype"),
+)
+_FOLDED = ("weight_input", "weight_output")
+"""Places of rotations that the stored weights have already."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,11 @@ class PackedWeight(GroupedWeight):
         expect(tensors, f"{stem}.weight_packed", (rows, words), ("I32",))
         expect(tensors, f"{stem}.weight_scale", (rows, self._groups), FLOATS)
         expect(tensors, f"{stem}.weight_shape", (2,), ("I64", "I32"))
-        if not scheme.symmetric:
-            packed_rows = -(-rows * scheme.bits // 32)
-            expect(tensors, f"{stem}.weight_zero_point", (packed_rows, self._groups), ("I32",))
+        self._zero = f"{stem}.weight_zero_point"
+        self._packed_zero = self._zero not in tensors or tensors[self._zero].dtype == "I32"
+        if not scheme.symmetric or self._zero in tensors:
+            packed_rows = -(-rows * scheme.bits // 32) if self._packed_zero else rows
+            expect(tensors, self._zero, (packed_rows, self._groups), ("I32", "I8"))
         if index:
             expect(tensors, index, shape[1:], ("I32",))
         self._made_of(f"{stem}.weight_{part}" for part in _PARTS)
@@ -93,9 +104,12 @@ class PackedWeight(GroupedWeight):
             )
         codes = fields(read(f"{stem}_packed"), bits)
         scales = read(f"{stem}_scale").float()
-        if self._scheme.symmetric:
+        if self._zero not in self._tensors:
             return codes, scales, torch.full_like(scales, 1 << (bits - 1))
-        zeros = fields(read(f"{stem}_zero_point").t().contiguous(), bits)
+        stored = read(self._zero)
+        if not self._packed_zero:
+            return codes, scales, stored.float() + (1 << (bits - 1))
+        zeros = fields(stored.t().contiguous(), bits)
         return codes, scales, zeros.float().t()[: self.shape[0]]
 
 
@@ -106,8 +120,9 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
         ModelRefused: an unknown format, values out of bounds, or several schemes for weights of one type.
         MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
-    schemes = _schemes(settings)
-    names = {name for name in tensors.names() if not name.endswith(ACTIVATION_SCALES)}
+    names = tensors.names()
+    left_out = not any(name.endswith(".weight_zero_point") for name in names)
+    schemes = _schemes(settings, zero_points=not left_out)
     out: dict[str, Weight] = {}
     for name in names:
         stem, _, last = name.rpartition(".")
@@ -115,13 +130,23 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
         if last == "weight_packed":
             out[f"{stem}.weight"] = PackedWeight(tensors, stem, _only(schemes, "int", name))
         elif kind:
-            block, scale = _only(schemes, kind, name).block, f"{name}_scale"
-            out[name] = ScaledWeight(tensors, name, scale, block, (tensors[name].dtype,))
+            scheme, zero = _only(schemes, kind, name), f"{name}_zero_point"
+            known = zero if zero in tensors or not scheme.symmetric else None
+            types = (tensors[name].dtype,)
+            out[name] = ScaledWeight(tensors, name, f"{name}_scale", scheme.block, types, known)
     return with_rest(out, tensors, names)
 
 
-def _schemes(settings: Settings) -> dict[str, list[Scheme]]:
-    """Returns the config's schemes for weights of type int and of type float."""
+def _schemes(settings: Settings, *, zero_points: bool) -> dict[str, list[Scheme]]:
+    """Returns the config's schemes for weights of type int and of type float.
+
+    Args:
+        settings: the quantization_config.
+        zero_points: whether the checkpoint has any; without them all schemes are symmetric.
+    """
+    require_known(settings, ("config_groups", "format", "sparsity_config", "transform_config"))
+    _refuse_sparse(settings)
+    _refuse_rotated_inputs(settings)
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         action = "check that config.json belongs to this checkpoint"
@@ -129,15 +154,39 @@ def _schemes(settings: Settings) -> dict[str, list[Scheme]]:
     out: dict[str, list[Scheme]] = {"int": [], "float": []}
     for group in groups.values():
         choice({"format": group.get("format") or settings.get("format")}, "format", _FORMATS)
+        require_known(group, _GROUP, "a config group of quantization_config")
         weights = group.get("weights")
         if isinstance(weights, dict):
-            kind, scheme = _scheme(weights)
+            kind, scheme = _scheme(weights, zero_points=zero_points)
             if scheme not in out[kind]:
                 out[kind].append(scheme)
     return out
 
 
-def _scheme(weights: Mapping[str, Any]) -> tuple[str, Scheme]:
+def _refuse_sparse(settings: Settings) -> None:
+    """Refuses weights that are stored without their zeros."""
+    sparsity = settings.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
+        raise refused("no sparsity_config, or one of format dense,", sparsity, USE_SOURCE)
+
+
+def _refuse_rotated_inputs(settings: Settings) -> None:
+    """Refuses rotations of a module's inputs or outputs, which would have to be computed with each token."""
+    transform = settings.get("transform_config") or {}
+    groups = transform.get("config_groups") if isinstance(transform, dict) else transform
+    places = []
+    for scheme in groups.values() if isinstance(groups, dict) else [groups] if groups else []:
+        applied = scheme.get("apply") if isinstance(scheme, dict) else None
+        for each in applied if isinstance(applied, list) else [None]:
+            places.append(each.get("location") if isinstance(each, dict) else None)
+    if any(place not in _FOLDED for place in places):
+        raise refused(
+            "a transform_config whose rotations are part of the stored weights", transform, USE_SOURCE
+        )
+
+
+def _scheme(weights: Mapping[str, Any], *, zero_points: bool) -> tuple[str, Scheme]:
+    require_known(weights, _WEIGHTS, "the weights of a config group of quantization_config")
     kind = choice(weights, "type", ("int", "float"), "int")
     bits = choice(weights, "num_bits", (4, 8) if kind == "int" else (8,))
     strategy = choice(weights, "strategy", _STRATEGIES)
@@ -146,7 +195,7 @@ def _scheme(weights: Mapping[str, Any]) -> tuple[str, Scheme]:
         block = (1, group_size(weights) or LARGEST_GROUP)
     elif strategy == "block":
         block = block_sides(weights.get("block_structure"), "block_structure")
-    symmetric = choice(weights, "symmetric", (True, False), True)
+    symmetric = choice(weights, "symmetric", (True, False), True) or not zero_points
     order = choice(weights, "actorder", (None, "group", "dynamic", "weight", "static", False, True))
     return kind, Scheme(bits, block, symmetric, order in ("group", "dynamic", True))
 

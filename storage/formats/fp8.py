@@ -8,6 +8,8 @@ w[n, k] = weight[n, k] * weight_scale_inv[n / b0, k / b1]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from edgemoe.errors import MissingTensor
@@ -20,7 +22,9 @@ from edgemoe.storage.formats.base import (
     Weight,
     choice,
     described,
+    expect,
     refused,
+    require_known,
 )
 from edgemoe.storage.formats.plain import FLOATS, with_rest
 
@@ -28,8 +32,6 @@ SCALES = (*FLOATS, "F8_E8M0")
 """safetensors' names of the types of scales."""
 
 _SUFFIX = "_scale_inv"
-ACTIVATION_SCALES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
-"""Suffixes of the scales of quantized activations, which edgemoe does not use."""
 
 Block = tuple[int, int]
 
@@ -43,15 +45,23 @@ class ScaledWeight(Weight):
         scale: name of its scales, [..., ceil(N / b0), ceil(K / b1)] or a single element.
         block: (b0, b1).
         types: safetensors' names of the tensor's allowed element types.
+        zero: name of its zero points, of the scales' shape, which are subtracted before scaling; None: there are none.
 
     Raises:
         MissingTensor: the scales are missing, or a shape or type is wrong.
     """
 
     def __init__(
-        self, tensors: StoredTensors, name: str, scale: str, block: Block, types: tuple[str, ...]
+        self,
+        tensors: StoredTensors,
+        name: str,
+        scale: str,
+        block: Block,
+        types: tuple[str, ...],
+        zero: str | None = None,
     ) -> None:
         self._tensors, self._name, self._scale, self._block = tensors, name, scale, block
+        self._zero = zero
         self.shape = tensors[name].shape
         *outer, rows, columns = (1, 1, *self.shape)[-max(len(self.shape), 2) :]
         per_block = (*outer, -(-rows // block[0]), -(-columns // block[1]))
@@ -65,30 +75,43 @@ class ScaledWeight(Weight):
                 f"{described(tensors, name)} and {described(tensors, scale)}",
                 OTHER_CONFIG,
             )
-        self.parts = (name, scale)
-        self.nbytes = tensors[name].range.length + tensors[scale].range.length
+        if zero:
+            expect(tensors, zero, tensors[scale].shape, ("I8", "I32"))
+        self.parts = (name, scale, *((zero,) if zero else ()))
+        self.nbytes = sum(tensors[part].range.length for part in self.parts)
 
     def read(self) -> torch.Tensor:
         """Reads the tensor in its shape as float32."""
-        return self._scaled(self._tensors.read(self._name), self._tensors.read(self._scale))
+        read = self._tensors.read
+        zero = read(self._zero) if self._zero else None
+        return self._scaled(read(self._name), read(self._scale), zero)
 
     def read_slice(self, index: int) -> torch.Tensor:
         """Reads tensor[index]; of a tensor with three dimensions that slice alone."""
-        if len(self.shape) < 3:
+        if len(self.shape) < 3 or self._zero:
             return self.read()[index]
         weight, source = self._tensors.read_slice(self._name, index), self._tensors
         return self._scaled(
             weight, source.read(self._scale) if self._single else source.read_slice(self._scale, index)
         )
 
-    def _scaled(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        scale = scale.float()
+    def _scaled(
+        self, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        numbers, shape = weight.float(), weight.shape[-2:]
+        if zero is not None:
+            numbers = numbers - self._wide(zero, shape)
+        return numbers * self._wide(scale, shape)
+
+    def _wide(self, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Expands a value of each block, or of the whole tensor, to its elements: float32 [..., N, K]."""
+        values = values.float()
         if self._single:
-            return weight.float() * scale.reshape(())
-        rows, columns = weight.shape[-2:]
+            return values.reshape(())
+        rows, columns = shape
         # A config may name any block size; no more than the matrix is allocated.
-        wide = scale.repeat_interleave(min(self._block[0], rows), -2)[..., :rows, :]
-        return weight.float() * wide.repeat_interleave(min(self._block[1], columns), -1)[..., :columns]
+        wide = values.repeat_interleave(min(self._block[0], rows), -2)[..., :rows, :]
+        return wide.repeat_interleave(min(self._block[1], columns), -1)[..., :columns]
 
 
 def open_fp8(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
@@ -98,9 +121,11 @@ def open_fp8(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
         ModelRefused: another type than E4M3, or blocks out of bounds.
         MissingTensor: scales are missing, or a shape or type is wrong.
     """
+    require_known(settings, ("fmt", "weight_block_size", "scale_fmt"))
+    choice(settings, "scale_fmt", ("ue8m0", "float", None))
     choice(settings, "fmt", ("e4m3",), "e4m3")
     block = block_sides(settings.get("weight_block_size") or [128, 128], "weight_block_size")
-    names = {name for name in tensors.names() if not name.endswith(ACTIVATION_SCALES)}
+    names = tensors.names()
     packed = {name for name in names if tensors[name].dtype == "F8_E4M3"}
     made = {
         name: ScaledWeight(tensors, name, _scale_name(name, names), block, ("F8_E4M3",)) for name in packed

@@ -1,7 +1,8 @@
 """GPTQ, and AutoRound with GPTQ's packing: integers packed along the inputs.
 
     qweight  int32 [K * bits / 32, N]        input k in word k * bits / 32, lowest bits first
-    qzeros   int32 [G, N * bits / 32]        one less than the zero point, except in `gptq_v2`
+    qzeros   int32 [G, N * bits / 32]        one less than the zero point, except in `gptq_v2`; absent where `sym` is
+                                             true: 2^(bits - 1)
     scales   float [G, N]
     g_idx    int32 [K]                       the group of every input; absent: k / group
 
@@ -18,7 +19,16 @@ import torch
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.files.untrusted import shortened
-from edgemoe.storage.formats.base import Settings, Weight, choice, expect, fields, group_size, matrix_shape
+from edgemoe.storage.formats.base import (
+    Settings,
+    Weight,
+    choice,
+    expect,
+    fields,
+    group_size,
+    matrix_shape,
+    require_known,
+)
 from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
 from edgemoe.storage.formats.plain import FLOATS, with_rest
 
@@ -38,7 +48,8 @@ class GptqWeight(GroupedWeight):
         index = f"{stem}.g_idx" if packing.act_order or f"{stem}.g_idx" in tensors else None
         super().__init__(tensors, stem, shape, packing, index)
         expect(tensors, f"{stem}.qweight", (words, rows), ("I32",))
-        expect(tensors, f"{stem}.qzeros", (self._groups, -(-rows * packing.bits // 32)), ("I32",))
+        if not packing.symmetric:
+            expect(tensors, f"{stem}.qzeros", (self._groups, -(-rows * packing.bits // 32)), ("I32",))
         expect(tensors, f"{stem}.scales", (self._groups, rows), FLOATS)
         if index:
             expect(tensors, index, shape[1:], ("I32",))
@@ -47,9 +58,12 @@ class GptqWeight(GroupedWeight):
     def _unpack(self) -> Parts:
         bits, read, stem = self._packing.bits, self._tensors.read, self._stem
         codes = fields(read(f"{stem}.qweight").t().contiguous(), bits)
+        scales = read(f"{stem}.scales").float().t()
+        if self._packing.symmetric:
+            return codes, scales, torch.full_like(scales, 1 << (bits - 1))
         stored = fields(read(f"{stem}.qzeros"), bits).to(torch.int16)
         zeros = (stored + self._packing.zero_offset) & ((1 << bits) - 1)
-        return codes, read(f"{stem}.scales").float().t(), zeros.float().t()[: self.shape[0]]
+        return codes, scales, zeros.float().t()[: self.shape[0]]
 
 
 def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
@@ -68,10 +82,19 @@ def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
             f"dynamic {shortened(own)}",
             "use a checkpoint with one packing for all matrices",
         )
-    version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    require_known(
+        settings,
+        ("dynamic", "checkpoint_format", "format", "bits", "group_size", "desc_act", "data_type"),
+    )
+    choice(settings, "data_type", ("int",), "int")
+    named = settings.get("format") or "gptq"
+    version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), named)
     bits, group = choice(settings, "bits", (4, 8, 2)), group_size(settings, default=-1)
     act_order = choice(settings, "desc_act", (False, True), False)
-    return packed_weights(tensors, Packing(bits, group, act_order, 0 if version == "gptq_v2" else 1))
+    offset = 0 if version == "gptq_v2" else 1
+    left_out = not any(name.endswith(".qzeros") for name in tensors.names())
+    symmetric = settings.get("sym", True) is True and left_out
+    return packed_weights(tensors, Packing(bits, group, act_order, offset, symmetric))
 
 
 def packed_weights(tensors: StoredTensors, packing: Packing) -> dict[str, Weight]:

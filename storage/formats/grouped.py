@@ -26,12 +26,14 @@ class Packing:
         group: consecutive inputs that share a scale; None: all inputs.
         act_order: whether the inputs of a group may lie anywhere.
         zero_offset: offset to add to a stored zero point.
+        symmetric: whether zero points are left out, and are the middle of the codes.
     """
 
     bits: int
     group: int | None
     act_order: bool = False
     zero_offset: int = 0
+    symmetric: bool = False
 
 
 class GroupedWeight(Weight):

@@ -15,7 +15,7 @@ import torch
 from edgemoe.errors import MissingTensor
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
-from edgemoe.storage.formats.base import Settings, Weight, expect, fields
+from edgemoe.storage.formats.base import Settings, Weight, expect, fields, require_known
 from edgemoe.storage.formats.plain import with_rest
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -60,12 +60,14 @@ class Mxfp4Weight(Weight):
         return torch.ldexp(values, exponents.unsqueeze(-1)).flatten(-2).t()
 
 
-def open_mxfp4(_: Settings, tensors: StoredTensors) -> dict[str, Weight]:
+def open_mxfp4(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
     """Opens a checkpoint with quant_method mxfp4.
 
     Raises:
+        ModelRefused: a setting that is not known.
         MissingTensor: blocks or scales are missing, or their shapes contradict each other.
     """
+    require_known(settings, ())
     stems = {name.removesuffix("_blocks") for name in tensors.names() if name.endswith("_blocks")}
     made = {stem: Mxfp4Weight(tensors, stem) for stem in stems}
     return with_rest(made, tensors, tensors.names())

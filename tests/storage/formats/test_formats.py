@@ -5,24 +5,21 @@ How they were made is in tests/data/formats/make_*.py.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from format_data import DATA, EXPERT, opened, rewrite, settings_of
 from safetensors.torch import load_file, save_file
 
 from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
-from edgemoe.storage.files.tensors import StoredTensors
-from edgemoe.storage.formats import FORMATS, open_weights
+from edgemoe.storage.formats import FORMATS
 from edgemoe.storage.formats.mxfp4 import VALUES
 from edgemoe.storage.record.encode import quantize_matrix
 from edgemoe.storage.record.offsets import MatrixSpec
 from edgemoe.storage.record.planes import dequantize
 
-DATA = Path(__file__).parents[2] / "data" / "formats"
-EXPERT = "model.layers.0.mlp.experts.0."
 EXACT = {
     "gptq": 32,
     "gptq-asymmetric": 32,
@@ -49,16 +46,6 @@ INEXACT = (
     "compressed-fp8-tensor",
 )
 ROWS = {"gptq": "GPTQ", "awq": "AWQ", "autoround": "AutoRound", "compressed": "compressed-tensors"}
-
-
-def opened(directory: Path, settings: object):
-    """Returns (format's name, weights) of a directory with this quantization_config in config.json."""
-    config = {} if settings is None else {"quantization_config": settings}
-    return open_weights(config, StoredTensors.open(directory))
-
-
-def settings_of(name: str) -> dict:
-    return json.loads((DATA / name / "quantization_config.json").read_text())
 
 
 def marked(names):
@@ -134,15 +121,6 @@ def test_the_bytes_of_a_weight_are_those_of_its_parts():
 def gptq(tmp_path: Path) -> Path:
     """A copy of the GPTQ checkpoint that a test may change."""
     return Path(shutil.copytree(DATA / "gptq", tmp_path / "gptq"))
-
-
-def rewrite(directory: Path, change) -> None:
-    """Saves the tensors again with the changes of `change`."""
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors"
-    )
 
 
 @pytest.mark.covers("GPTQ")
