@@ -29,7 +29,7 @@ class RotaryLengths:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RotaryLengths | None:
         """Reads a config.json; None: the factors do not depend on the length."""
-        steps, ramps = set(), set()
+        steps, ramps = set[object](), set[object]()
         for scaling in _scalings(config):
             kind = scaling.get("rope_type") or scaling.get("type")
             own = config.get("max_position_embeddings")
@@ -45,7 +45,8 @@ class RotaryLengths:
     @property
     def least(self) -> int:
         """Most tokens of a sequence that has one set of factors from its first token to its last."""
-        return min((*self.steps, *([self.ramp] if self.ramp else ())))
+        limits = [*self.steps] if self.ramp is None else [*self.steps, self.ramp]
+        return min(limits)
 
     def factors(self, tokens: int) -> int:
         """Returns a number that is equal for lengths with the same factors; 0 for those of short sequences."""

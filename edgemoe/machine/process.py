@@ -10,13 +10,17 @@ from pathlib import Path
 
 import psutil
 
+from edgemoe.machine.cgroups import cgroups
+
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE = 8 << 20
 """Bytes from which malloc maps a block by itself: dense weights are that large, most of a prompt's activations not."""
 
-_CGROUP_V1 = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-_CGROUP_V2 = "/sys/fs/cgroup", "memory.max", "memory.current", ""
-"""Root, files of limit and usage, and prefix of the counters in memory.stat, by version of cgroups."""
+_CGROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+"""Version of cgroups -> files of limit and usage, and prefix of the counters in memory.stat."""
 
 
 def resident_bytes() -> int:
@@ -94,21 +98,10 @@ def available_memory() -> int:
 
 def _cgroup_free_bytes() -> list[int]:
     """Free bytes of each limited memory cgroup of this process and of those cgroups' ancestors."""
-    try:
-        entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
     free = []
-    for _, controllers, path in entries:
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, *names = _CGROUP_V1 if controllers else _CGROUP_V2
-        directory = Path(root, path.lstrip("/"))
-        while directory.is_relative_to(root):
-            # In a container the path may be the host's while the container's own cgroup is mounted at the root.
-            with suppress(OSError):
-                free.append(_free_bytes(directory, *names))
-            directory = directory.parent
+    for directory, version in cgroups("memory"):
+        with suppress(OSError):
+            free.append(_free_bytes(directory, *_CGROUP_FILES[version]))
     return [max(size, 0) for size in free if size is not None]
 
 

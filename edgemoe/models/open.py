@@ -46,15 +46,13 @@ def open_model(
         BadManifest, BadHeader, ModelRefused: from StoreModel.open.
     """
     place = devices.open_device(opening.device)
-    import torch
-
+    from edgemoe.kernels.native.library import choose_threads
     from edgemoe.kernels.registry import compute, select
     from edgemoe.models.cache import kernels_directory
     from edgemoe.models.resolve import resolve_store
     from edgemoe.models.store_model import StoreModel
 
-    if opening.threads is not None:
-        torch.set_num_threads(opening.threads)
+    choose_threads(opening.threads)
     select(opening.kernel, kernels_directory())
     layout = compute(place.place if place else "cpu").layout.name
 

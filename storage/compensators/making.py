@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgemoe.errors import StoreBusy
+from edgemoe.machine.cgroups import usable_cores
 from edgemoe.storage.compensators.computation import Computation
 from edgemoe.storage.compensators.files import CompensatorFiles, CompensatorRun
 from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
@@ -20,7 +21,6 @@ from edgemoe.storage.convert.system_errors import destination_errors, require_un
 from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.store.manifest import Manifest, save_compensators
 from edgemoe.storage.store.reader import RecordReader
-from edgemoe.storage.threads import cores
 
 
 def compensate(
@@ -59,7 +59,7 @@ def compensate(
     """
     manifest = Manifest.load(directory)
     run, weights = run_of(source, directory, family, manifest, base_level, rule, mean_rank)
-    return _into_store(run, weights, source, directory, manifest, progress, threads or cores())
+    return _into_store(run, weights, source, directory, manifest, progress, threads or usable_cores())
 
 
 def _into_store(
@@ -126,4 +126,4 @@ def compensators_beside(
     with destination_errors(into), RecordReader.open(directory, manifest) as reader:
         (into / FOLDER).mkdir(exist_ok=True)
         files = CompensatorFiles(run, into, manifest)
-        return Computation(run, manifest, weights, reader, files, progress).write(cores())
+        return Computation(run, manifest, weights, reader, files, progress).write(usable_cores())

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from edgemoe.machine.cgroups import usable_cores
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
@@ -26,7 +27,7 @@ from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.writer import StoreWriter
-from edgemoe.storage.threads import cores, in_order, one_core_each
+from edgemoe.storage.threads import in_order, one_core_each
 
 _MEMORY = 1_500_000_000
 """Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
@@ -91,7 +92,7 @@ def convert(
     """
     with source_errors(source):
         job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress, arrivals)
-    return job.into(destination, threads or 2 * cores())
+    return job.into(destination, threads or 2 * usable_cores())
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:

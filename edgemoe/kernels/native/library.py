@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.native.structures import check_sizes
+from edgemoe.machine.cgroups import usable_cores
 from edgemoe.storage.record.layout import LAYOUTS
 
 INTERFACE = 29
@@ -123,9 +124,30 @@ def dense_bf16_up_to() -> int:
     return sys.maxsize if library().edgemoe_bf16(-1) and not torch.cpu._is_amx_tile_supported() else 128
 
 
+def choose_threads(count: int | None = None) -> None:
+    """Sets the number of torch's threads, which all products of this process have from their first one on.
+
+    Args:
+        count: None: torch's number, at most usable_cores(): a thread that the kernel has stopped for a cgroup's limit
+            is waited for by all others. What OMP_NUM_THREADS says stays.
+    """
+    default = torch.get_num_threads()
+    if count is None and "OMP_NUM_THREADS" not in os.environ:
+        count = min(default, usable_cores())
+    if count not in (None, default):
+        torch.set_num_threads(count)
+    _chosen.add(torch.get_num_threads())
+
+
+_chosen: set[int] = set()
+"""The number of threads, once it was chosen."""
+
+
 @cache
 def thread_count() -> int:
     """Threads of all products of this process: torch's number of threads at the first call."""
+    if not _chosen:
+        choose_threads()
     return torch.get_num_threads()
 
 
