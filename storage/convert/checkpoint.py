@@ -10,6 +10,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from types import MappingProxyType
@@ -19,6 +20,7 @@ import xxhash
 
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.files.content import content_digests
+from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.files.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from edgemoe.storage.files.untrusted import (
     CHECK_ORIGIN,
@@ -75,6 +77,9 @@ OPTIONAL_BOUNDS = {
     "num_nextn_predict_layers": 1024,
 }
 """Config key -> largest value accepted; the smallest is 1. Several times the values of all known models."""
+
+MAGIC, _SUFFIX = b"GGUF", ".gguf"
+"""First bytes of a GGUF file, and the end of its name in lower case."""
 
 ZERO_ALLOWED = ("sliding_window", "num_nextn_predict_layers")
 """Keys of OPTIONAL_BOUNDS whose smallest value is 0, which some published configs have."""
@@ -243,16 +248,18 @@ class GgufCheckpoint(Checkpoint):
 def find_gguf(path: Path) -> Path | None:
     """Returns `path` if it is a GGUF file, or the one GGUF model of a directory without other weights; otherwise None.
 
-    A model is a file, or the first of all parts of a split one.
+    A file is a GGUF file by its first bytes, whatever its name is. A model is a file, or the first of all parts of a
+    split one.
 
     Raises:
         ModelRefused: the directory has several GGUF models, or some parts of one.
     """
     if path.is_file():
-        return path if path.suffix == ".gguf" else None
+        return path if path.suffix.lower() == _SUFFIX or _begins_as_gguf(path) else None
     if not path.is_dir() or (path / WEIGHTS_NAME).exists() or (path / INDEX_NAME).exists():
         return None
-    found = sorted(path.glob("*.gguf"))
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    found = [file for file in files if file.suffix.lower() == _SUFFIX] or [*filter(_begins_as_gguf, files)]
     if len(found) < 2:
         return inside(path, found[0].name) if found else None
     from edgemoe.storage.convert.gguf_parts import first_part
@@ -265,3 +272,10 @@ def find_gguf(path: Path) -> Path | None:
             "give the path of one file, or put all parts of a split model into one directory",
         )
     return inside(path, first)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Whether a file begins with the four bytes of GGUF files."""
+    with suppress(OSError), open_regular(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False

@@ -11,7 +11,7 @@ from edgemoe.errors import BadHeader, ModelRefused
 from edgemoe.storage.files.untrusted import inside, shortened
 from edgemoe.storage.formats.gguf_header import GgufEntry, GgufHeader, read_gguf_header
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII)
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.ASCII | re.IGNORECASE)
 
 _ACTION = "download every part again, into one directory"
 
@@ -47,7 +47,7 @@ def part_names(name: str) -> list[str]:
     match = _PART.fullmatch(name)
     if not match:
         return [name]
-    return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in range(1, int(match[3]) + 1)]
+    return [f"{match[1]}-{number:05d}-of-{match[3]}{match[4]}" for number in range(1, int(match[3]) + 1)]
 
 
 def read_parts(path: Path) -> GgufParts:

@@ -34,10 +34,9 @@ def inside(directory: Path, name: str) -> Path:
         MissingTensor: the file does not exist.
     """
     root = directory.resolve()
-    roots = [root]
-    if root.parent.name == "snapshots":
-        # A snapshot in the Hub's cache consists of links to the blobs of its repository.
-        roots.append(root.parent.parent / "blobs")
+    # A snapshot in the Hub's cache, with the folders in it, consists of links to the blobs of its repository.
+    within = [folder for folder in (root, *root.parents) if folder.parent.name == "snapshots"]
+    roots = [root, *(folder.parent.parent / "blobs" for folder in within)]
     try:
         target = (directory / name).resolve()
         exists = target.is_file()

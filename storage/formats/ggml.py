@@ -47,12 +47,15 @@ class GgmlWeight(Weight):
         name: the name of the tensor in the file.
         entry: the entry of the tensor in the header.
         index: slice of a tensor with three dimensions; None: the whole tensor.
+        rows: rows of that slice; None: all.
 
     Raises:
         ModelRefused: its type is not in READABLE.
     """
 
-    def __init__(self, path: Path, name: str, entry: GgufEntry, index: int | None = None) -> None:
+    def __init__(
+        self, path: Path, name: str, entry: GgufEntry, index: int | None = None, rows: range | None = None
+    ) -> None:
         if entry.type not in READABLE:
             raise ModelRefused(
                 f"{name} as {', '.join(kind.name for kind in READABLE)} in {path}",
@@ -65,6 +68,10 @@ class GgmlWeight(Weight):
         self.shape = entry.shape if index is None else entry.shape[1:]
         self.nbytes = entry.range.length // slices
         self._offset = entry.range.offset + (index or 0) * self.nbytes
+        if rows is not None:
+            self._offset += rows.start * entry.row_bytes
+            self.shape = (len(rows), *self.shape[1:])
+            self.nbytes = len(rows) * entry.row_bytes
         if entry.type in _FOUR_BIT and len(self.shape) == 2:
             self.group = 32
 

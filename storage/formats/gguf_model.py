@@ -15,6 +15,7 @@ from edgemoe.storage.convert.gguf_parts import part_names, read_parts
 from edgemoe.storage.files.untrusted import shortened
 from edgemoe.storage.formats.base import Weight
 from edgemoe.storage.formats.ggml import GgmlWeight
+from edgemoe.storage.formats.gguf_rope import own_fields, rope_scaling
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,9 @@ ARCHITECTURES = {
 }
 """general.architecture -> its names in transformers."""
 
+_GATE, _UP, _GATE_UP = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
+"""Parts of the names of tensors over all experts; the last one has the rows of both others, gate first."""
+
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TOKENS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -155,7 +159,7 @@ class GgufModel:
 
     Raises:
         BadHeader, TruncatedFile: the header contradicts the file.
-        ModelRefused: an unknown architecture, one file of several, or scaled rotary embeddings.
+        ModelRefused: an unknown architecture, one file of several, or rotary embeddings of an unknown kind.
         MissingTensor: a field or tensor of the architecture is missing.
     """
 
@@ -171,9 +175,6 @@ class GgufModel:
                 f"{shortened(name)} with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
                 "choose a supported model, or its checkpoint as safetensors",
             )
-        if (scaling := fields.get(f"{name}.rope.scaling.type", "none")) != "none":
-            action = "use the model's checkpoint as safetensors"
-            raise self._refused("rotary embeddings without scaling", shortened(scaling), action)
         self._name, self._architecture = name, architecture
         self.config = self._config()
 
@@ -191,17 +192,20 @@ class GgufModel:
                 f"token_embd.weight in {self.path}", "no such tensor", "download the file again"
             )
         out = dict(self._architecture.fixed)
+        own = own_fields(fields, self._name)
         for key, field in self._architecture.keys.items():
-            if (whole := f"{self._name}.{field}") not in fields:
+            if field not in own:
                 raise MissingTensor(
-                    f"the field {whole} in {self.path}", "no such field", "choose another file"
+                    f"the field {self._name}.{field} in {self.path}", "no such field", "choose another file"
                 )
-            out[key] = fields[whole]
+            out[key] = own[field]
         for key in out.keys() & set(REALS):  # bounded_config checks the sizes
             if type(out[key]) is not float or not 0 < out[key] < 1e12:
                 raise self._refused(f"a number above 0 for {key}", shortened(out[key]), "choose another file")
         if (length := fields.get(f"{self._name}.attention.key_length")) is not None:
             out["head_dim"] = length
+        if scaling := rope_scaling(own, self.path):
+            out["rope_scaling"] = scaling
         out["vocab_size"] = tensors["token_embd.weight"][1].shape[0]
         out["tie_word_embeddings"] = "output.weight" not in tensors
         for key, field in _TOKENS.items():
@@ -217,13 +221,27 @@ class GgufModel:
         stem, _, suffix = name.rpartition(".")
         if suffix == "weight" and stem in OUTSIDE:
             return {f"{OUTSIDE[stem]}.weight": GgmlWeight(path, name, entry)}
-        match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.weight", name, re.ASCII)
+        match = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,4})\.([\w.]+)\.weight", name, re.ASCII)
         part = match[2] if match else ""
         layer = f"model.layers.{match[1]}." if match else ""
         count = self.fields[f"{self._name}.expert_count"]
         if part in known.experts and entry.shape[:-2] == (count,):
             new = f"{layer}{known.experts[part]}.weight"
             return {new.format(expert=i): GgmlWeight(path, name, entry, i) for i in range(count)}
+        if part == _GATE_UP and entry.shape[:-2] == (count,) and entry.shape[1] % 2 == 0:
+            inner = entry.shape[1] // 2
+            return {
+                f"{layer}{known.experts[half]}.weight".format(expert=i): GgmlWeight(
+                    path, name, entry, i, rows
+                )
+                for half, rows in ((_GATE, range(inner)), (_UP, range(inner, 2 * inner)))
+                for i in range(count)
+            }
+        if (one := re.fullmatch(r"(ffn_(?:gate|up|down))\.(0|[1-9][0-9]{0,3})", part, re.ASCII)) and int(
+            one[2]
+        ) < count:
+            new = f"{layer}{known.experts[f'{one[1]}_exps']}.weight"
+            return {new.format(expert=int(one[2])): GgmlWeight(path, name, entry)}
         if part in known.tensors:
             weight: Weight = GgmlWeight(path, name, entry)
             if part in known.paired_rows:
