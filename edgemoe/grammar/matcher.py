@@ -29,7 +29,8 @@ class Vocabulary:
 
     Args:
         tokenizer: a fast tokenizer of transformers.
-        words: the words of the model's logits, which may be more than the tokenizer has; the others are never allowed.
+        words: number of the model's logits; the tokenizer may have more or fewer tokens. Logits without a token are
+            never allowed.
         ends: token ids that end an answer.
 
     Raises:
@@ -47,7 +48,8 @@ class Vocabulary:
         with foreign_code("a tokenizer whose tokens are texts of bytes"):
             from llguidance.hf import from_tokenizer
 
-            self.table = from_tokenizer(tokenizer, n_vocab=words, eos_token=sorted(ends))
+            table = max(words, *(number + 1 for number in tokenizer.get_vocab().values()))
+            self.table = from_tokenizer(tokenizer, n_vocab=table, eos_token=sorted(ends))
             added = {str(text): int(token) for text, token in tokenizer.get_added_vocab().items()}
         self.words, self._ends = words, ends
         self.specials = {text: token for text, token in added.items() if self.table.is_special_token(token)}

@@ -50,7 +50,8 @@ def check_tokenizer(directory: Path) -> None:
     Raises:
         UserError: there is no file of a tokenizer.
         ModelRefused: one that would run code from the model directory, cannot be loaded, takes too long or too much
-            memory, or has ids that the model does not have.
+            memory, or gives texts ids that the model does not have. An added token without a row of the embedding may
+            be there: a prompt with it is refused.
     """
     if not has_tokenizer(directory):
         raise UserError(_WANTED.format(directory), f"none of {', '.join(VOCABULARIES)}", _ACTION)
@@ -89,15 +90,18 @@ def try_tokenizer(directory: Path, words: int) -> str | None:
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     if not tokenizer.is_fast:
         return None
-    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
-    if highest >= words:
-        return f"token {token!r} with id {highest}, where config.json has vocab_size {words}"
+    beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= words}
+    # Many fine-tunes have a padding token after the last row of the embedding, which no text gives.
+    for token in sorted(beyond.keys() - tokenizer.get_added_vocab().keys(), key=beyond.__getitem__):
+        return f"token {token!r} with id {beyond[token]}, where config.json has vocab_size {words}"
     ids = tokenizer(_SAMPLE + " ".join(_rules(directory))[:_MOST_RULES])["input_ids"]
+    if used := [i for i in ids if i >= words]:
+        return f"id {used[0]} in each text, where config.json has vocab_size {words}"
     stream = DecodeStream(skip_special_tokens=True)
     for token in ids[:_IDS_AT_ONCE]:
         stream.step(tokenizer.backend_tokenizer, token)
     tokenizer.decode(ids, skip_special_tokens=True)
-    every = range(highest + 1)
+    every = range(max(tokenizer.get_vocab().values(), default=-1) + 1)
     for start in range(0, len(every), _IDS_AT_ONCE):
         tokenizer.decode(list(every[start : start + _IDS_AT_ONCE]), skip_special_tokens=True)
     return None

@@ -351,6 +351,15 @@ def test_answers_have_matchers_of_their_own(words, tokenizer):
     assert (one.allowed() != before).any()
 
 
+def test_tokens_without_logits_do_not_matter():
+    """A tokenizer may have more tokens than the model: masks have the model's."""
+    tokenizer = a_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<pad>"]})
+    allowed = Matcher(Grammar(Vocabulary(tokenizer, 300, ENDS), 'start: "the"')).allowed()
+    assert len(allowed) == 300
+    assert allowed.any()
+
+
 def test_a_model_without_an_end_is_refused():
     """Its answers under a grammar would have none."""
     with pytest.raises(UserError, match="ends an answer"):

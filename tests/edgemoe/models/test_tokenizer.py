@@ -60,9 +60,30 @@ def test_rules_that_explode_are_refused(edited, monkeypatch, rules):
 
 def test_a_token_beyond_the_vocabulary_is_refused(edited):
     """An id that the embedding has no row for is named, and the model's number of rows."""
-    directory = edited(lambda parsed: parsed["added_tokens"].append(added("Zork", 4096)))
+    directory = edited(lambda parsed: parsed["model"]["vocab"].update({"Zork": 4096}))
     with pytest.raises(ModelRefused, match=r"token 'Zork' with id 4096, where .* vocab_size 4096"):
         load_tokenizer(directory)
+
+
+def test_an_added_token_beyond_the_vocabulary_that_no_text_gives(edited):
+    """Fine-tunes have a padding token there; one that every text begins with is refused."""
+    directory = edited(lambda parsed: parsed["added_tokens"].append(added("Zork", 4096)))
+    assert load_tokenizer(directory).convert_tokens_to_ids("Zork") == 4096
+
+    def begins(parsed: dict[str, Any]) -> None:
+        parsed["added_tokens"].append(added("Zork", 4096))
+        parsed["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "Zork", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"Zork": {"id": "Zork", "ids": [4096], "tokens": ["Zork"]}},
+        }
+
+    with pytest.raises(ModelRefused, match="id 4096 in each text"):
+        load_tokenizer(edited(begins))
 
 
 @pytest.mark.e2e
