@@ -6,17 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import xxhash
 
-import edgemoe
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_index import Kept, KeptIndex, shared_tokens
+from edgemoe.engine.kept_roots import KeptRoots
 from edgemoe.errors import DoesNotFit
-from edgemoe.kernels.native.library import INTERFACE
 from edgemoe.kv.blocks import BLOCK, Tokens, chain
 from edgemoe.kv.prefix_cache import PrefixCache
-from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
 
 LEAST_TOKENS = 8
@@ -59,12 +55,12 @@ class KeptSequences:
 
     Attributes:
         index: the sequences of ended requests.
+        roots: the hashes of no tokens.
     """
 
     def __init__(self, engine: Engine, disk: PrefixCache | None = None) -> None:
         self._engine, self._disk = engine, disk
-        self._identity, self._lengths = _identity(engine), RotaryLengths.of(engine.store.config)
-        self._compensators = xxhash.xxh3_128_hexdigest(repr(engine.store.manifest.compensators).encode())
+        self.roots = KeptRoots(engine)
         self.index = KeptIndex()
         self._running = dict[SequenceKV, bytes]()
         """Sequence of a request -> root of its hashes."""
@@ -93,7 +89,7 @@ class KeptSequences:
             DoesNotFit: there is too little memory even without kept sequences; none of them has changed.
         """
         self._require_context()
-        wanted, root = np.asarray(tokens, np.int64), self.root(whole or len(tokens))
+        wanted, root = np.asarray(tokens, np.int64), self.roots.of(whole or len(tokens))
         hashes = chain(root, wanted)
         best, shared = self.index.longest(wanted, hashes)
         for others, sequence in running:
@@ -194,7 +190,7 @@ class KeptSequences:
     def has_prompt(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
         """Has the blocks of a request's prompt written to disk beside the steps that answer it."""
         root = self._running.get(sequence)
-        if self._disk and self._disk.automatic and root is not None and root == self.root(len(tokens)):
+        if self._disk and self._disk.automatic and root is not None and root == self.roots.of(len(tokens)):
             known = np.asarray(tokens[: sequence.length], np.int64)
             self._disk.offer(sequence, chain(root, known), known)
 
@@ -203,13 +199,13 @@ class KeptSequences:
         if self._disk:
             self._disk.start()
             wanted = np.asarray(tokens, np.int64)
-            best, _ = self.index.longest(wanted, chain(self.root(len(tokens)), wanted))
+            best, _ = self.index.longest(wanted, chain(self.roots.of(len(tokens)), wanted))
             if best:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
     def saved(self, tokens: Sequence[int]) -> tuple[str, int]:
         """Returns the root of hashes with the settings of now, in hex, and how many of the first tokens are on disk."""
-        hashes = chain(self.root(len(tokens)), np.asarray(tokens, np.int64))
+        hashes = chain(self.roots.of(len(tokens)), np.asarray(tokens, np.int64))
         return hashes[0].hex(), self._disk.held(hashes) * BLOCK if self._disk else 0
 
     def keep(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
@@ -222,7 +218,7 @@ class KeptSequences:
             tokens: token ids; the sequence has the KV of the first ones.
         """
         root, known = self._leave(sequence), np.asarray(tokens[: sequence.length], np.int64)
-        if len(known) < LEAST_TOKENS or root != self.root(sequence.whole):
+        if len(known) < LEAST_TOKENS or root != self.roots.of(sequence.whole):
             self._end(sequence)
             return
         made = Kept(known, sequence, chain(root, known))
@@ -272,33 +268,9 @@ class KeptSequences:
     def begin_again(self, sequence: SequenceKV, tokens: int) -> None:
         """Lets a request's sequence change from its first token on: its keys get the factors of so many tokens."""
         self._written(sequence)
-        self._running[sequence] = self.root(tokens)
-
-    def root(self, tokens: int) -> bytes:
-        """Returns the hash of no tokens: of all that their KV depends on, the model, its settings and the KV's form.
-
-        Args:
-            tokens: tokens of the prompt. The root is the same for all numbers of tokens with the same rotary factors.
-        """
-        engine, settings = self._engine, self._engine.settings
-        damage = engine.rules.damage.digest if engine.rules.damage and settings.priced else None
-        compensators = self._compensators if settings.compensation else None
-        factors = self._lengths.factors(tokens) if self._lengths else 0
-        length = (factors,) if factors else ()
-        ranked = settings.levels_by, settings.remapping, settings.compensation, compensators, damage
-        return xxhash.xxh3_128_digest(repr((self._identity, *ranked, *length)).encode())
+        self._running[sequence] = self.roots.of(tokens)
 
 
 def _bytes_of(engine: Engine, sequences: Iterable[SequenceKV]) -> int:
     """Bytes of the budget that some sequences have reserved."""
     return sum(map(engine.sequences.bytes_of, sequences))
-
-
-def _identity(engine: Engine) -> tuple[object, ...]:
-    """What KV depends on beside tokens and settings: store, form of the KV, program, kernels, vectors of the processor.
-
-    Equal in a later process where all of them are.
-    """
-    store, vectors = engine.store, torch.backends.cpu.get_cpu_capability()
-    program = edgemoe.__version__, torch.__version__, store.compute.name, INTERFACE, vectors
-    return store.manifest.fingerprint, engine.shape.kv, program

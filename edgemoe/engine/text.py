@@ -81,8 +81,9 @@ class TextStream:
         self._stops = [StopString(stop) for stop in stops]
         with foreign_code(_DECODES):
             self._stream = DecodeStream(ids=self._before, skip_special_tokens=self._skip)
-            whole = stops and self._skip
-            self._whole = DecodeStream(ids=self._before, skip_special_tokens=False) if whole else None
+            self._whole = (
+                DecodeStream(ids=self._before, skip_special_tokens=False) if stops and self._skip else None
+            )
         self._lengths, self._shown_lengths = [0], [0]  # after each token: of the whole text, and of `text`
         self._shown, self.text = 0, ""
         self.stop: str | None = None

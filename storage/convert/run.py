@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 
-from edgemoe.machine.cgroups import usable_cores
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
@@ -27,7 +26,7 @@ from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.writer import StoreWriter
-from edgemoe.storage.threads import in_order, one_core_each
+from edgemoe.storage.threads import in_order, one_core_each, reading_threads
 
 _MEMORY = 1_500_000_000
 """Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
@@ -92,7 +91,7 @@ def convert(
     """
     with source_errors(source):
         job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress, arrivals)
-    return job.into(destination, threads or 2 * usable_cores())
+    return job.into(destination, threads or reading_threads())
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:

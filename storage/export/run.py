@@ -13,7 +13,6 @@ from typing import Any
 import xxhash
 
 from edgemoe.errors import UserError
-from edgemoe.machine.cgroups import usable_cores
 from edgemoe.storage.convert.checkpoint import bounded_config
 from edgemoe.storage.convert.system_errors import destination_errors
 from edgemoe.storage.export.directory import ExportDirectory
@@ -25,6 +24,7 @@ from edgemoe.storage.export.plans import FORMATS
 from edgemoe.storage.export.writing import Export, require_whole
 from edgemoe.storage.files.untrusted import read_json
 from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.threads import reading_threads
 
 
 def export(
@@ -66,7 +66,7 @@ def export(
             require_whole(store, manifest, name)
         plan = FORMATS[format](experts, family, bounded_config(read_json(store, "config.json")), levels)
         content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}
-        return _write(store, manifest, plan, destination, content, progress, threads or 2 * usable_cores())
+        return _write(store, manifest, plan, destination, content, progress, threads or reading_threads())
 
 
 def _write(

@@ -234,9 +234,9 @@ def test_kept_kv_is_of_the_same_compensation(open_engine, compensated):
     """A prompt's KV depends on it, so a prompt takes none of another setting."""
     engine = open_engine(compensated, level=2, **ONE)
     kept = KeptSequences(engine)
-    first = kept.root(20)
+    first = kept.roots.of(20)
     engine.configure(engine.settings.with_(compensation=Compensation(2)))
-    assert kept.root(20) != first
+    assert kept.roots.of(20) != first
 
 
 def plan(store: Path, limit: int | None = None, **settings):
