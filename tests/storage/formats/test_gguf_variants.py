@@ -123,8 +123,8 @@ def test_scaling_that_is_not_known_is_refused(own):
         rope_scaling(own, FILE)
 
 
-def rewritten(source: Path, target: Path, change: Any) -> Path:
-    """Copies a file with other tensors."""
+def rewritten(source: Path, target: Path, change: Any, **numbers: int) -> Path:
+    """Copies a file with other tensors, and with more fields of its tokenizer."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "qwen3moe")
     for key, field in reader.fields.items():
@@ -133,6 +133,8 @@ def rewritten(source: Path, target: Path, change: Any) -> Path:
         kind = field.types[0]
         more = {"sub_type": field.types[-1]} if kind == gguf.GGUFValueType.ARRAY else {}
         writer.add_key_value(key, field.contents(), kind, **more)
+    for key, value in numbers.items():
+        writer.add_uint32(f"tokenizer.ggml.{key}", value)
     for name, data in change({each.name: np.array(each.data) for each in reader.tensors}).items():
         writer.add_tensor(name, np.ascontiguousarray(data))
     writer.write_header_to_file()
@@ -164,6 +166,13 @@ def test_experts_by_other_names_are_the_same_experts(file, tmp_path, change):
     for name in want.names():
         assert torch.equal(found[name].read(), want[name].read()), name
         assert found[name].nbytes == want[name].nbytes
+
+
+def test_ends_of_turns_and_messages_are_ends(file, tmp_path):
+    """The config names every token that the file names as an end."""
+    made = rewritten(file, tmp_path / "m.gguf", dict, eot_token_id=5, eom_token_id=7)
+    assert Checkpoint.open(file).config["eos_token_id"] == 2
+    assert Checkpoint.open(made).config["eos_token_id"] == [2, 5, 7]
 
 
 @pytest.mark.parametrize("name", ["sha256-0a1b2c", "tiny.GGUF", "model"])
