@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from io import SEEK_CUR, SEEK_END, BufferedReader, RawIOBase
+from pathlib import Path
 from typing import Any
 
 from edgemoe.errors import ModelRefused
@@ -19,7 +20,7 @@ DEFAULT = "Q4_K_M"
 _PIECE = 4 << 20
 """Bytes of a request for a header; most headers take two."""
 
-_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.gguf", re.ASCII)
+_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)*[A-Za-z0-9][\w.-]*\.gguf", re.ASCII | re.IGNORECASE)
 """Names of files that are downloaded: no name leads out of a directory."""
 
 _QUANTIZATION = re.compile(
@@ -46,7 +47,7 @@ def choose_gguf(model: HubModel, names: Collection[str]) -> list[str]:
     """
     found: dict[str, str] = {}  # the first file of each model -> its name without the number of a part
     for name in sorted(names):
-        stem = name.rpartition("/")[2].removesuffix(".gguf")
+        stem = Path(name).stem
         if _NAME.fullmatch(name) and not stem.startswith(_NO_MODEL):
             found.setdefault(_parts(name)[0], _SPLIT.sub("", stem))
     if not found and model.gguf is None:

@@ -198,13 +198,13 @@ def _pieces(source: FileIO, span: ByteRange) -> Iterable[bytes]:
 
 def _ranges(path: Path) -> dict[str, ByteRange]:
     """Reads the header of a shard: where each tensor lies in the file."""
-    header = read_gguf_header(path) if path.suffix == ".gguf" else read_header(path)
+    header = read_gguf_header(path) if path.suffix.lower() == ".gguf" else read_header(path)
     return {name: tensor.range for name, tensor in header.tensors.items()}
 
 
 def _head(repository: HubRepository, file: RemoteFile) -> bytes:
     """Reads a shard's header."""
-    if file.name.endswith(".gguf"):
+    if file.name.lower().endswith(".gguf"):
         raw, start = gguf_head(repository, file)
     else:
         raw, start = _safetensors_head(repository, file)

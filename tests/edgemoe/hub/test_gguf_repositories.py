@@ -291,6 +291,7 @@ def names(*quantizations: str) -> list[str]:
     ("name", "files", "expected"),
     [
         ("a/b", ["tiny.gguf"], ["tiny.gguf"]),
+        ("a/b", ["tiny.GGUF"], ["tiny.GGUF"]),
         ("a/b", names("Q8_0", "Q4_K_M", "Q2_K"), names("Q4_K_M")),
         ("a/b", names("Q5_K_S"), names("Q5_K_S")),
         ("a/b:q5_k_s", names("Q5_K_S", "Q4_K_M"), names("Q5_K_S")),
