@@ -175,7 +175,7 @@ class GgufModel:
                 f"{shortened(name)} with {shortened(fields.get(f'{name}.expert_count', 0))} experts",
                 "choose a supported model, or its checkpoint as safetensors",
             )
-        self._name, self._architecture = name, architecture
+        self._name, self._architecture = str(name), architecture
         self.config = self._config()
 
     def weights(self) -> dict[str, Weight]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.files.untrusted import shortened
@@ -79,7 +79,7 @@ def _factor(own: Mapping[str, Any]) -> Any:
     return 1.0 if type(value) in (int, float) and value == 0 else value
 
 
-def _is_size(value: object) -> bool:
+def _is_size(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0
 
 
