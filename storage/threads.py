@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from edgemoe.machine.cgroups import usable_cores
+from edgemoe.machine.cgroups import cores
 from edgemoe.storage.files.retry import GivingUp
 
 _T = TypeVar("_T")
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 def reading_threads() -> int:
     """Threads that read and compute: two per usable core, so that one computes while the other waits for the disk."""
-    return 2 * usable_cores()
+    return 2 * cores()
 
 
 @contextmanager

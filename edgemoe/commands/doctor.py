@@ -215,7 +215,7 @@ def _cpu(device: Device | None) -> dict[str, Any]:
     import torch
 
     from edgemoe.kernels.registry import compute
-    from edgemoe.machine.cgroups import usable_cores
+    from edgemoe.machine.cgroups import cores
 
     kernel = compute(device.place if device else "cpu")
     return {
@@ -223,7 +223,7 @@ def _cpu(device: Device | None) -> dict[str, Any]:
         "kernel": kernel.name,
         "layout": kernel.layout.name,
         "kernel_times": _kernel_times(),
-        "cores": usable_cores(),
+        "cores": cores(),
     }
 
 

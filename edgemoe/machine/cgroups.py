@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -34,26 +33,26 @@ def cgroups(controller: str) -> Iterator[tuple[Path, int]]:
             directory = directory.parent
 
 
-def usable_cores() -> int:
+def cores() -> int:
     """Cores that this process may use: those that it may run on, or the time that its cgroups allow, if that is less.
 
-    A container with `--cpus 1.5` sees every core of the machine, and its threads are stopped once they have used 1.5
-    cores' time together. Such a part of a core counts as one.
+    A container with `--cpus 2.5` sees every core of the machine, and its threads are stopped once they have used 2.5
+    cores' time together. A part of a core counts for nothing: with a thread more, all wait for the one that is stopped.
     """
     visible = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [visible]
     for directory, version in cgroups("cpu"):
         with suppress(OSError, ValueError):
             shares.append(_share(directory, version) or visible)
-    return max(min(shares), 1)
+    return min(shares)
 
 
 def _share(directory: Path, version: int) -> int | None:
-    """Cores of a cgroup, a part counted as one; None without a limit."""
+    """Whole cores of a cgroup, at least one; None without a limit."""
     if version == 1:
         used, period = ((directory / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
     else:
         used, period = (directory / "cpu.max").read_text().split()
     if used.strip() == "max" or int(used) < 0:
         return None
-    return math.ceil(int(used) / int(period))
+    return max(int(used) // int(period), 1)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgemoe.errors import StoreBusy
-from edgemoe.machine.cgroups import usable_cores
+from edgemoe.machine.cgroups import cores
 from edgemoe.storage.compensators.computation import Computation
 from edgemoe.storage.compensators.files import CompensatorFiles, CompensatorRun
 from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
@@ -59,7 +59,7 @@ def compensate(
     """
     manifest = Manifest.load(directory)
     run, weights = run_of(source, directory, family, manifest, base_level, rule, mean_rank)
-    return _into_store(run, weights, source, directory, manifest, progress, threads or usable_cores())
+    return _into_store(run, weights, source, directory, manifest, progress, threads or cores())
 
 
 def _into_store(
@@ -126,4 +126,4 @@ def compensators_beside(
     with destination_errors(into), RecordReader.open(directory, manifest) as reader:
         (into / FOLDER).mkdir(exist_ok=True)
         files = CompensatorFiles(run, into, manifest)
-        return Computation(run, manifest, weights, reader, files, progress).write(usable_cores())
+        return Computation(run, manifest, weights, reader, files, progress).write(cores())

@@ -14,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from edgemoe.errors import EdgemoeError
-from edgemoe.machine.cgroups import usable_cores
+from edgemoe.machine.cgroups import cores
 from edgemoe.machine.user_cache import user_cache
 from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.source_file import read_range
@@ -45,7 +45,7 @@ def content_digests(paths: Iterable[Path]) -> dict[Path, str]:
         OSError: a file does not exist.
     """
     files = list(paths)
-    with ThreadPoolExecutor(max(1, min(_THREADS, usable_cores(), len(files)))) as pool:
+    with ThreadPoolExecutor(max(1, min(_THREADS, cores(), len(files)))) as pool:
         return dict(zip(files, pool.map(_digest, files), strict=True))
 
 

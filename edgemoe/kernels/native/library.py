@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.native.structures import check_sizes
-from edgemoe.machine.cgroups import usable_cores
+from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
 INTERFACE = 29
@@ -128,12 +128,12 @@ def choose_threads(count: int | None = None) -> None:
     """Sets the number of torch's threads, which all products of this process have from their first one on.
 
     Args:
-        count: None: torch's number, at most usable_cores(): a thread that the kernel has stopped for a cgroup's limit
+        count: None: torch's number, at most cores(): a thread that the kernel has stopped for a cgroup's limit
             is waited for by all others. What OMP_NUM_THREADS says stays.
     """
     default = torch.get_num_threads()
     if count is None and "OMP_NUM_THREADS" not in os.environ:
-        count = min(default, usable_cores())
+        count = min(default, cores())
     if count not in (None, default):
         torch.set_num_threads(count)
     _chosen.add(torch.get_num_threads())

@@ -9,7 +9,7 @@ from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
 from edgemoe.errors import EdgemoeError
 from edgemoe.families.table import family_of
-from edgemoe.machine.cgroups import usable_cores
+from edgemoe.machine.cgroups import cores
 from edgemoe.speed.disk import measure_disk
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import store_bytes
@@ -63,10 +63,7 @@ def _estimate(size: int, store: int, directory: Path, download: bool) -> str:
         directory: lies on the store's disk, which is measured; a disk that cannot be measured is left out.
         download: see announce.
     """
-    parts = {
-        f"{usable_cores()} cores, {format_size(usable_cores() * CORE_RATE)}/s": size
-        / (usable_cores() * CORE_RATE)
-    }
+    parts = {f"{cores()} cores, {format_size(cores() * CORE_RATE)}/s": size / (cores() * CORE_RATE)}
     try:
         disk = measure_disk(directory, PROBE)
     except (OSError, EdgemoeError):

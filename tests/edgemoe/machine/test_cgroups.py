@@ -11,7 +11,7 @@ from availability import needs_native
 
 from edgemoe.kernels.native import library
 from edgemoe.machine import cgroups
-from edgemoe.machine.cgroups import usable_cores
+from edgemoe.machine.cgroups import cores
 
 
 @pytest.fixture
@@ -37,26 +37,26 @@ def v1(quota: int, place: str = "") -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("entry", "files", "cores"),
+    ("entry", "files", "count"),
     [
         ("0::/box\n", {"box/cpu.max": "100000 100000\n"}, 1),
-        ("0::/box\n", {"box/cpu.max": "250000 100000\n"}, 3),
+        ("0::/box\n", {"box/cpu.max": "250000 100000\n"}, 2),
         ("0::/box\n", {"box/cpu.max": "20000 100000\n"}, 1),
         ("0::/box\n", {"box/cpu.max": "max 100000\n"}, 8),
         ("0::/box\n", {"box/cpu.max": "1600000 100000\n"}, 8),
         ("0::/box/inner\n", {"box/inner/cpu.max": "max 100000\n", "box/cpu.max": "200000 100000\n"}, 2),
         ("0::/host/path\n", {"cpu.max": "400000 100000\n"}, 4),
-        ("1:cpu,cpuacct:/box\n0::/\n", v1(150_000, "/box"), 2),
+        ("1:cpu,cpuacct:/box\n0::/\n", v1(190_000, "/box"), 1),
         ("1:cpu:/box\n", v1(-1, "/box"), 8),
         ("1:cpu:/docker/4d3c\n", v1(300_000), 3),
         ("1:memory:/box\n", {}, 8),
         ("0::/box\n", {"box/cpu.max": "what\n"}, 8),
     ],
 )
-def test_the_smallest_share_counts(limited, entry, files, cores):
-    """A quota of CPU time, of the cgroup or one above it; a part of a core counts as one."""
+def test_the_smallest_share_counts(limited, entry, files, count):
+    """A quota of CPU time, of the cgroup or one above it; a part of a core counts for nothing."""
     limited(entry, files)
-    assert usable_cores() == cores
+    assert cores() == count
 
 
 @needs_native
@@ -64,7 +64,7 @@ def test_the_smallest_share_counts(limited, entry, files, cores):
 def test_products_have_no_more_threads_than_the_share(monkeypatch, given, environment, threads):
     """By default; --threads and OMP_NUM_THREADS, which torch has obeyed, stay."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(library, "usable_cores", lambda: 1)
+    monkeypatch.setattr(library, "cores", lambda: 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if environment:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
@@ -79,4 +79,4 @@ def test_products_have_no_more_threads_than_the_share(monkeypatch, given, enviro
 def test_without_cgroups_every_core_counts(monkeypatch):
     monkeypatch.setattr(cgroups, "cgroups", lambda controller: iter(()))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
-    assert usable_cores() == 3
+    assert cores() == 3
