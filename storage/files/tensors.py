@@ -60,7 +60,7 @@ class StoredTensors:
 
         Raises:
             ModelRefused: no safetensors weights, a file outside the directory, an invalid index.
-            MissingTensor: a tensor or file of the index is missing.
+            MissingTensor: a file of the index is missing.
             BadHeader, TruncatedFile: a header that contradicts its file.
         """
         if (directory / WEIGHTS_NAME).exists():
@@ -113,7 +113,7 @@ class StoredTensors:
 
 
 def _indexed(directory: Path) -> dict[str, TensorEntry]:
-    """The tensors that the index of a sharded checkpoint names."""
+    """The tensors that the index of a sharded checkpoint names, as far as its files have them."""
     weight_map = read_json(directory, INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelRefused(
@@ -125,10 +125,13 @@ def _indexed(directory: Path) -> dict[str, TensorEntry]:
         if not file.endswith(".safetensors"):
             raise _pickled(directory, file)
     headers = {file: read_header(inside(directory, file)) for file in sorted(set(weight_map.values()))}
+    found = {}
     for name, file in weight_map.items():
-        if name not in headers[file].tensors:
-            raise no_tensor(f"{name} in {directory / file}, as {INDEX_NAME} says")
-    return {name: headers[file].tensors[name] for name, file in weight_map.items()}
+        # A stale entry names another of the files, or a tensor that is gone; what needs that one names it then.
+        places = [file, *headers]
+        if place := next((each for each in places if name in headers[each].tensors), None):
+            found[name] = headers[place].tensors[name]
+    return found
 
 
 def _no_weights(directory: Path) -> ModelRefused:
