@@ -116,7 +116,12 @@ class SizeOptions(RowOptions):
 class ComputeOptions:
     """Options of the CPU's threads and instructions."""
 
-    threads: int | None = option("Threads that compute. Default: one a core.", short="-t", min=1, max=1024)
+    threads: int | None = option(
+        "Threads that compute. Default: one per core that this process or its container may use.",
+        short="-t",
+        min=1,
+        max=1024,
+    )
     kernel: str = option(
         "Instructions that compute on the CPU: avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx on x86-64, neon, "
         "neon-dotprod or neon-i8mm on aarch64, which give the same answers; torch: its kernel for experts, which "
