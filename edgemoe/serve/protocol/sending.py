@@ -145,7 +145,7 @@ class StreamResponse:
             sent, index, future = time.monotonic(), event.index, job.futures[event.index]
             if index not in begun:
                 begun.add(index)
-                for chunk in reply.echo(index, future.prompt_logprobs):
+                for chunk in await asyncio.to_thread(reply.echo, index, future.prompt_logprobs):
                     yield chunk
             tokens = list(future.logprobs[seen[index] :])
             seen[index] += len(tokens)

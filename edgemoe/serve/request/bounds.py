@@ -23,7 +23,9 @@ NUMBER_CHARACTERS = 64
 _STRETCH = 1 << 16
 """Bytes that are searched in one call, so that other threads run between two calls."""
 
-_IN_STRING = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_STRING = re.compile(rb'"%b"' % _IN_STRING.pattern, re.DOTALL)
+_STRINGS = re.compile(rb'(?:[^"]*+%b)*+' % _STRING.pattern, re.DOTALL)
 _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{%d}" % (NUMBER_CHARACTERS + 1))
 _BOM = b"\xef\xbb\xbf"
 
@@ -50,21 +52,32 @@ def _require_few_parts(body: bytes) -> None:
         ApiError: there are too many of them, or a number is too long.
     """
     parts = containers = at = 0
+    before = b""
     while at < len(body):
-        end = body.find(b'"', at, at + _STRETCH)
-        end = min(at + _STRETCH, len(body)) if end < 0 else end
-        lists = body.count(b"[", at, end) + body.count(b"{", at, end)
-        containers += lists
-        parts += lists + body.count(b",", at, end)
-        if _LONG_NUMBER.search(body, max(at - NUMBER_CHARACTERS, 0), end):
+        at, piece = _next_piece(body, at)
+        opened = piece.count(b"[") + piece.count(b"{")
+        containers += opened
+        parts += opened + piece.count(b",") + piece.count(b'"')
+        if _LONG_NUMBER.search(before + piece):
             raise _too_large(f"numbers of at most {NUMBER_CHARACTERS} characters", "a longer one")
-        at = end
-        if body[at : at + 1] == b'"':
-            at, parts = _end_of_string(body, at + 1), parts + 1
         if parts > MOST_PARTS:
             raise _too_large(f"at most {MOST_PARTS} values", "more")
         if containers > MOST_CONTAINERS:
             raise _too_large(f"at most {MOST_CONTAINERS} objects and lists", "more")
+        before = piece[-NUMBER_CHARACTERS:]
+
+
+def _next_piece(body: bytes, at: int) -> tuple[int, bytes]:
+    """The end of a piece that begins outside of strings, and the piece with a quote in place of each string."""
+    found = _STRINGS.match(body, at, at + _STRETCH)
+    end = found.end() if found else at
+    if end > at:
+        return end, _STRING.sub(b'"', body[at:end])
+    end = body.find(b'"', at, at + _STRETCH)
+    if end < 0:
+        end = min(at + _STRETCH, len(body))
+        return end, body[at:end]
+    return _end_of_string(body, end + 1), body[at : end + 1]
 
 
 def _end_of_string(body: bytes, at: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -13,6 +14,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.ollama.fields import ChatBody, GenerateBody
 from edgemoe.serve.openai_chat.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from edgemoe.serve.openai_responses.fields import ResponsesFields
+from edgemoe.serve.request import bounds
 from edgemoe.serve.request.bounds import MOST_CONTAINERS, MOST_NAMES, MOST_PARTS, parsed
 from edgemoe.serve.request.fields import parse
 
@@ -104,3 +106,43 @@ def test_what_keeps_the_bounds():
     assert parsed(json.dumps({"a": text}).encode()) == {"a": text}
     assert parsed(b"\xef\xbb\xbf" + json.dumps(ids).encode()) == ids
     assert parsed(json.dumps([1e308, -(2**64), "1" * 70, 2]).encode()) == [1e308, -(2**64), "1" * 70, 2]
+
+
+def random_value(random: Random, depth: int = 0) -> object:
+    """A JSON value with quotes, escapes, brackets and digits in its texts."""
+    kind = random.randrange(6 if depth < 5 else 3)
+    if kind < 2:
+        return "".join(random.choices('ab,[{"\\1e9 :\n', k=random.choice((0, 3, 50, 200))))
+    if kind == 2:
+        return random.randrange(-(10**9), 10**9)
+    inner = [random_value(random, depth + 1) for _ in range(random.randrange(5))]
+    return inner if kind < 5 else {f'"{number}': value for number, value in enumerate(inner)}
+
+
+def parts_of(value: object) -> tuple[int, int]:
+    """Strings, commas, objects and lists of a value; and objects and lists alone."""
+    if not isinstance(value, (dict, list)):
+        return int(isinstance(value, str)), 0
+    inner = [parts_of(each) for each in (value.values() if isinstance(value, dict) else value)]
+    names = len(value) if isinstance(value, dict) else 0
+    own = 1 + max(len(value) - 1, 0) + names
+    return own + sum(parts for parts, _ in inner), 1 + sum(containers for _, containers in inner)
+
+
+def test_parts_are_counted(monkeypatch):
+    """As many as a walk over the parsed value finds, however stretches of 64 bytes cut the text."""
+    random = Random(1)
+    monkeypatch.setattr(bounds, "_STRETCH", 64)
+    for number in range(200):
+        value = [random_value(random), ""]
+        raw = json.dumps(value, ensure_ascii=number % 2 == 0).encode()
+        most, containers = parts_of(value)
+        monkeypatch.setattr(bounds, "MOST_PARTS", most)
+        monkeypatch.setattr(bounds, "MOST_CONTAINERS", containers)
+        assert parsed(raw) == value
+        monkeypatch.setattr(bounds, "MOST_CONTAINERS", containers - 1)
+        with pytest.raises(ApiError, match="objects and lists"):
+            parsed(raw)
+        monkeypatch.setattr(bounds, "MOST_PARTS", most - 1)
+        with pytest.raises(ApiError, match="values"):
+            parsed(raw)
