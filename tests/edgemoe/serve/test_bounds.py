@@ -143,6 +143,7 @@ def test_parts_are_counted(monkeypatch):
         monkeypatch.setattr(bounds, "MOST_CONTAINERS", containers - 1)
         with pytest.raises(ApiError, match="objects and lists"):
             parsed(raw)
+        monkeypatch.setattr(bounds, "MOST_CONTAINERS", containers)
         monkeypatch.setattr(bounds, "MOST_PARTS", most - 1)
         with pytest.raises(ApiError, match="values"):
             parsed(raw)
