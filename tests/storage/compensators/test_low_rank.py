@@ -18,11 +18,13 @@ from edgemoe.storage.compensators.low_rank import (
     factor,
     pack,
     quantize3,
+    refit,
     spectrum,
     unpack,
 )
 from edgemoe.storage.compensators.ranks import BUCKET, error_ranks, kurtosis, kurtosis_ranks
 from edgemoe.storage.record.offsets import align
+from edgemoe.storage.threads import one_core_each
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -244,3 +246,19 @@ def test_an_error_of_a_smaller_rank_is_compensated_whole():
     geometry = CompensatorGeometry(70, 40, (8, 3, 8))
     _, left = compensator(errors, geometry)
     assert left < 0.08 * sum(float(each.square().sum()) for each in errors)
+
+
+def test_refit_leaves_the_least_error():
+    """As numpy's least squares in float64, for factors of full rank and for some that are zero."""
+    error, u = normal(40, 60), normal(5, 40, seed=1)
+    for factors in (u, u * torch.tensor([1.0, 0, 1, 0, 1]).unsqueeze(1)):
+        want, *_ = np.linalg.lstsq(factors.t().double().numpy(), error.double().numpy(), rcond=1e-6)
+        assert np.allclose(refit(factors, error).numpy(), want, atol=1e-6)
+    assert refit(u[:0], error).shape == (0, 60)
+
+
+def test_a_compensator_has_the_same_bytes_every_time():
+    """A thousand times on two threads; torch's least squares gives other bits in some calls."""
+    error, u = normal(24, 40) * 0.01, factor(normal(24, 40), 4)[0]
+    with one_core_each(2) as pool:
+        assert len(set(pool.map(lambda _: refit(u, error).numpy().tobytes(), range(1000)))) == 1
