@@ -37,7 +37,7 @@ def random_kills(model: Path, work: Path, kills: int, *options: str) -> int:
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert (result["killed"], result["wrong"]) == (kills, [])
+    assert (result["killed"], result["unsound"], result["wrong"]) == (kills, [], [])
     return int(result["states"])
 
 

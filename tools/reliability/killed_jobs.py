@@ -1,12 +1,14 @@
-"""Conversions and compensations that run in processes of their own, to be killed."""
+"""Jobs that write files, each run in a process of its own to be killed: conversions and compensations."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import xxhash
 
@@ -16,50 +18,84 @@ from edgemoe.kernels.registry import compute
 from edgemoe.storage.compensators.making import compensate
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+
+RANK = 4
+"""Of compensators."""
 
 
-def contents(store: Path) -> dict[str, int]:
+def contents(directory: Path) -> dict[str, int]:
     """Path -> hash of every file in a directory and its folders."""
-    files = sorted(path for path in store.rglob("*") if path.is_file())
-    return {str(path.relative_to(store)): xxhash.xxh3_64_intdigest(path.read_bytes()) for path in files}
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): xxhash.xxh3_64_intdigest(path.read_bytes()) for path in files}
+
+
+class Job(Protocol):
+    """A job whose process is killed."""
+
+    def prepare(self, directory: Path) -> None:
+        """Makes the empty directory into what a run begins from."""
+
+    def run(self, directory: Path, begins: Callable[[], None]) -> None:
+        """Does the job in a directory; calls `begins` once, before the first write that a kill may meet."""
+
+    def sound(self, directory: Path) -> bool:
+        """Whether what a killed run has left can be used as it is."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is killed.
+class Conversion:
+    """`edgemoe convert` of a checkpoint."""
+
+    source: Path
+
+    def prepare(self, directory: Path) -> None:
+        """Leaves the directory empty."""
+
+    def run(self, directory: Path, begins: Callable[[], None]) -> None:
+        """Converts on two threads."""
+        begins()
+        convert_quietly(self.source, directory)
+
+    def sound(self, directory: Path) -> bool:
+        """Any part of a store: store.json is written last."""
+        return True
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """`edgemoe compensate`.
 
     Args:
         source: a checkpoint.
-        rank: the rank of the compensators that are computed; None: the checkpoint is converted.
-        plain: a store without compensators, which each run begins from.
+        plain: its store, which each run begins from a copy of.
     """
 
     source: Path
-    rank: int | None
     plain: Path
 
-    def prepare(self, store: Path) -> None:
-        """Makes the directory that a run begins from."""
-        shutil.rmtree(store, ignore_errors=True)
-        if self.rank:
-            shutil.copytree(self.plain, store)
+    def prepare(self, directory: Path) -> None:
+        """Copies the store."""
+        shutil.copytree(self.plain, directory, dirs_exist_ok=True)
 
-    def run(self, store: Path) -> None:
-        """Converts, or computes compensators."""
+    def run(self, directory: Path, begins: Callable[[], None]) -> None:
+        """Computes compensators of mean rank RANK on two threads."""
+        begins()
         family = family_of(Checkpoint.open(self.source).config)
-        if self.rank:
-            compensate(
-                self.source,
-                store,
-                family,
-                base_level=2,
-                rule="error",
-                mean_rank=self.rank,
-                progress=_silent,
-                threads=2,
-            )
-        else:
-            convert_quietly(self.source, store)
+        compensate(
+            self.source,
+            directory,
+            family,
+            base_level=2,
+            rule="error",
+            mean_rank=RANK,
+            progress=_silent,
+            threads=2,
+        )
+
+    def sound(self, directory: Path) -> bool:
+        """The store is complete with or without compensators."""
+        return bool(Manifest.read(directory / MANIFEST_NAME).layers)
 
 
 def _silent(done: int, total: int) -> None:
@@ -72,16 +108,20 @@ def convert_quietly(source: Path, store: Path) -> None:
     convert(source, store, family, layout=layout, max_level=None, dense_bits=16, progress=_silent, threads=2)
 
 
-def start(job: Job, store: Path) -> int:
-    """Starts a job in a forked process, which has all imports; returns its process number."""
+def start(job: Job, directory: Path) -> int:
+    """Starts a job in a forked process, which has all imports; returns its process number once the job begins."""
+    begun, begins = os.pipe()
     child = os.fork()
     if not child:
         code = 1
         try:
-            job.run(store)
+            job.run(directory, lambda: os.close(begins))
             code = 0
         finally:
             os._exit(code)
+    os.close(begins)
+    os.read(begun, 1)  # ends when the child closes its end, or has ended
+    os.close(begun)
     return child
 
 
@@ -90,16 +130,13 @@ def end(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def whole(job: Job, store: Path) -> float:
-    """Runs a job without a kill, in seconds.
+def whole(job: Job, directory: Path) -> float:
+    """Runs a job without a kill; returns its seconds from where it begins.
 
     Raises:
-        UserError: the conversion fails.
+        UserError: the job fails.
     """
-    begin = time.perf_counter()
-    code = end(start(job, store))
-    if code:
-        raise UserError(
-            f"a model that converts in {job.source}", f"exit code {code}", "convert it by hand to see why"
-        )
+    child, begin = start(job, directory), time.perf_counter()
+    if code := end(child):
+        raise UserError(f"a job that ends in {directory}", f"exit code {code}", "run it by hand to see why")
     return time.perf_counter() - begin

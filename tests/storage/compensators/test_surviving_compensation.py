@@ -168,7 +168,7 @@ def test_a_disk_without_space_is_refused_before_any_work(small_source, plain, mo
 
 def test_kills_at_random_moments(small_source, fast):
     """A run that is killed at any moment resumes to the bytes of an uninterrupted one."""
-    states = random_kills(small_source, fast, 15, "--compensate", "4")
+    states = random_kills(small_source, fast, 15, "--job", "compensate")
     assert states >= 3, "kills fell into too few moments"
 
 
