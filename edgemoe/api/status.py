@@ -59,7 +59,8 @@ class Status:
         waiting, running: requests.
         memory: purpose -> bytes of the limit that are reserved: driver, dense, workspace, compensators, experts, kv,
             and kept, the KV of ended requests.
-        limit_bytes, kv_limit_bytes: all of it; what is planned for KV.
+        limit_bytes, kv_limit_bytes: the limit of what `peak_bytes` counts, of both tiers without a device; what is
+            planned for KV.
         peak_bytes: the most that was taken (Engine.peak_bytes).
         resident: tier (vram, dram) -> level -> experts.
         experts: number of experts of the whole model.
@@ -101,7 +102,7 @@ class Status:
                 "kv": kv,
                 "kept": kept,
             },
-            limit_bytes=plan.vram_limit_bytes,
+            limit_bytes=plan.limit_bytes(engine.device),
             kv_limit_bytes=plan.kv_bytes,
             peak_bytes=engine.peak.bytes,
             resident={name: dict(Counter(tier.resident().values())) for name, tier in tiers.items() if tier},

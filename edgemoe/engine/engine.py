@@ -79,7 +79,6 @@ class Engine(Stepping):
             self.rules = Rules(store, plan, self.memory, self._parts, first)
             if not self.device:
                 rehearse(self._parts, first, store)
-                self.peak.exclude_libraries()
             if settings != first:
                 self.configure(settings)
             self._opened = opened.pop_all()

@@ -22,22 +22,22 @@ class PeakMemory:
     def __init__(self, device: Device | None) -> None:
         reset_peak()
         self._device = device
-        self.resident_before, self._files = resident_bytes(), file_backed_bytes()
-
-    def exclude_libraries(self) -> None:
-        """Excludes pages of libraries' files that have become resident since the making: they are the program's."""
-        self.resident_before += max(file_backed_bytes() - self._files, 0)
+        self.resident_before, self._files, self._most = resident_bytes(), file_backed_bytes(), 0
 
     @property
     def bytes(self) -> int:
         """Peak of the model's memory.
 
         In RAM that is the operating system's count of the process's resident memory, less its memory before loading and
-        the pages of libraries that loading and a first step touch; on a device the driver's count of the process.
+        the pages of libraries' files that have become resident since: both are the program's. On a device it is the
+        driver's count of the process.
         """
         if self._device:
             return self._device.peak()
-        return max(peak_resident_bytes() - self.resident_before, 0)
+        files = max(file_backed_bytes() - self._files, 0)
+        # Pages that come after the peak would hide a part of it: an earlier call may have counted more.
+        self._most = max(self._most, peak_resident_bytes() - self.resident_before - files)
+        return self._most
 
     @contextmanager
     def excluded(self) -> Iterator[None]:

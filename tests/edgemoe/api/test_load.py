@@ -84,8 +84,11 @@ def test_a_limit_too_small_names_its_keyword_and_the_minimum(tiny_store):
         DoesNotFit, match=r'use vram_limit="[\d.]+ ?[KM]B" or choose a smaller context='
     ) as caught:
         edgemoe.load(tiny_store, vram_limit="1KB", context=64)
-    with edgemoe.load(tiny_store, vram_limit=caught.value.minimum, context=64) as model:
+    limits = {"vram_limit": caught.value.minimum, "dram_limit": "1MB"}
+    with edgemoe.load(tiny_store, **limits, context=64) as model:
         assert model.engine.plan.vram_limit_bytes == caught.value.minimum
+        # The peak is that of both tiers, and so is the limit next to it.
+        assert model.status().limit_bytes == caught.value.minimum + 1_000_000
 
 
 def test_examples_of_the_module_are_true():
