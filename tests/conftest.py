@@ -87,6 +87,16 @@ def a_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--configurations",
+        type=int,
+        default=6,
+        metavar="N",
+        help="ways in which each family's tokens are computed (test_families_rows)",
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def default_sigint() -> None:
     """Restores Python's handler of SIGINT, which a shell's background jobs ignore."""

@@ -17,6 +17,7 @@ import torch
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import Compensators
+from edgemoe.kernels.rows_alike import rows_alike
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
@@ -248,10 +249,11 @@ class StepContext:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Makes this the step that transformers' modules compute in the block: see `current_step`."""
+        """Makes this the step that modules compute in the block (`current_step`), with its rules of exactness."""
         token = _CURRENT.set(self)
         try:
-            yield
+            with rows_alike(self.policy.settings.exact):
+                yield
         finally:
             _CURRENT.reset(token)
 

@@ -92,3 +92,10 @@ class LayerState:
     def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> None:
         """Stores the recurrence after the step."""
         self.recurrent[1].copy_(recurrent_states)
+
+    def recurrent_after(self) -> torch.Tensor:
+        """Returns the recurrence after the step, with the one before it in place, to be computed further."""
+        before, after = self.recurrent
+        if self.fresh:
+            return after.zero_()
+        return after if after.data_ptr() == before.data_ptr() else after.copy_(before)

@@ -15,10 +15,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from edgemoe.errors import ModelRefused
 from edgemoe.kernels import threads
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.attention import StoredAttention, kernel_fits
 from edgemoe.kv.rows import rotate
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.attend import Read, attend, attend_tiles
+from edgemoe.layers.gqa import layer_kv, sums_of
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.policy.importance import attention_received, first_counted
 
@@ -60,13 +63,18 @@ def attention(
     assert kv is not None
     _refuse_unsupported(module, kwargs)
     window = None if attention_mask is None else int(attention_mask)
-    out = value.new_empty(query.shape[1], query.shape[2], value.shape[3])
-    for index, (sequence, row, rows) in enumerate(kv.spans):
+    out, compute = [], _rows_alike if _by_kernel(query) else _sequence_rows
+    for index, (_, row, rows) in enumerate(kv.spans):
         span = slice(row, row + rows)
-        with threads.for_product(query.shape[1] * query.shape[3] * rows * (sequence.length + rows)):
-            parts = query[0, :, span], key[0, :, span], value[0, :, span]
-            out[:, span] = _sequence_rows(module, kv, index, parts, (scaling, window, s_aux))
-    return out.transpose(0, 1).unsqueeze(0), None
+        parts = query[0, :, span], key[0, :, span], value[0, :, span]
+        out.append(compute(module, kv, index, parts, (scaling, window, s_aux)))
+    whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]
+    return whole.transpose(0, 1).unsqueeze(0), None
+
+
+def _by_kernel(query: torch.Tensor) -> bool:
+    """Whether rows are computed so that no bit depends on their number."""
+    return native.available() and query.device.type == "cpu"
 
 
 def _refuse_unsupported(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
@@ -82,6 +90,41 @@ def _refuse_unsupported(module: torch.nn.Module, given: Mapping[str, Any]) -> No
                 f"a value for {name}",
                 f"choose a model without {name}",
             )
+
+
+def _rows_alike(
+    module: Any,
+    kv: StepKV,
+    index: int,
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    how: tuple[float, int | None, torch.Tensor | None],
+) -> torch.Tensor:
+    """Computes `_sequence_rows` so that no row's bits depend on which rows share the step.
+
+    The compiled kernel does so, with the keys and values that the sequence has; with latents the module has `latents`
+    (mla.use_compiled_latents). Heads of sizes that it does not take are computed row by row.
+    """
+    sequence, (scaling, window, sinks) = kv.spans[index][0], how
+    shape, layer = sequence.shape, module.layer_idx
+    queries: torch.Tensor = module.latents.query(parts[0]) if shape.latent else parts[0]
+    heads, rows, dim = queries.shape
+    if kernel_fits(heads, shape.heads, dim):
+        received = sums_of(kv, index)
+        compiled = StoredAttention(heads, shape.heads, dim, scaling, sinks)
+        summed = compiled(queries, layer_kv(sequence, layer), window, received)
+        if received:
+            kv.receive(kv.places[index], kv.prompts[index], layer, received.sums, window)
+    else:
+        read, queries = partial(sequence.read, layer), rotate(queries, shape.rotation)
+        ends = range(sequence.length + 1, sequence.length + rows + 1)
+        alone = zip(queries.split(1, dim=1), ends, strict=True)
+        summed = torch.cat(
+            [attend_tiles(row, read, end, scaling, window, sinks) for row, end in alone], dim=1
+        )
+        _receive(module, kv, index, queries, read, how)
+    if shape.latent:
+        summed = module.latents.value(rotate(summed[..., : shape.latent], shape.rotation).to(torch.bfloat16))
+    return summed
 
 
 def _sequence_rows(
@@ -105,14 +148,29 @@ def _sequence_rows(
     """
     sequence, (scaling, window, sinks) = kv.spans[index][0], how
     queries, read = _visible(module, sequence, *parts)
-    summed = _summed(sequence, queries, read, scaling, window, sinks)
-    if kv.signal:
-        place, tokens = kv.places[index], sequence.length + queries.shape[1]
-        skipped = first_counted(kv.signal, place.part, place.rows)
-        keys = partial(_keys_of, read)
-        received = attention_received(queries, keys, tokens, scaling, window, skipped, sinks)
-        kv.receive(place, kv.prompts[index], module.layer_idx, received, window)
+    heads, rows, dim = queries.shape
+    with threads.for_product(heads * dim * rows * (sequence.length + rows)):
+        summed = _summed(sequence, queries, read, scaling, window, sinks)
+    _receive(module, kv, index, queries, read, how)
     return _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
+
+
+def _receive(
+    module: Any,
+    kv: StepKV,
+    index: int,
+    queries: torch.Tensor,
+    read: Read,
+    how: tuple[float, int | None, torch.Tensor | None],
+) -> None:
+    """Counts the attention that the tokens of a sequence receive, where the step counts it; arguments as above."""
+    if not kv.signal:
+        return
+    (scaling, window, sinks), place = how, kv.places[index]
+    tokens = kv.spans[index][0].length + queries.shape[1]
+    skipped = first_counted(kv.signal, place.part, place.rows)
+    received = attention_received(queries, partial(_keys_of, read), tokens, scaling, window, skipped, sinks)
+    kv.receive(place, kv.prompts[index], module.layer_idx, received, window)
 
 
 def _summed(

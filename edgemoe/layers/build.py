@@ -18,7 +18,7 @@ from edgemoe.layers.dense_tensors import dense_specs, place_tensors, require_ten
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.replace_modules import replace_modules
-from edgemoe.layers.router import next_gates, next_logits
+from edgemoe.layers.router import choose_by_row, next_gates, next_logits
 from edgemoe.layers.skeleton import without_weights
 from edgemoe.layers.trial import buffers_of_config
 from edgemoe.machine.pages import in_huge_pages
@@ -49,7 +49,9 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
     _bind_experts(model, modules, runtime, family)
     replace_modules(model, family)
     for layer, name in modules.items():
-        remap_choices(layer, _router_beside(model, name), family, model.config)
+        router = _router_beside(model, name)
+        choose_by_row(router)
+        remap_choices(layer, router, family, model.config)
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]

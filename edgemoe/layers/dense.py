@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgemoe.kernels import threads
+from edgemoe.kernels import rows_alike, threads
 from edgemoe.kernels.native import library as native
 from edgemoe.machine.cpu import fast_bf16
 
@@ -70,12 +70,14 @@ class DenseLinear(nn.Module):
         return whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiplies bf16 [..., K] with the weight to bf16 [..., N]. The number of rows alone chooses the kernel."""
+        """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
         flat = x.reshape(-1, self.in_features)
         rows = flat.shape[0]
         if x.device.type != "cpu":
             y = F.linear(flat, self.weight) if self.scale is None else self._by_slices(flat)
-        elif native.available() and (self.scale is not None or rows <= native.dense_bf16_up_to()):
+        elif native.available() and (
+            self.scale is not None or rows_alike.wanted() or rows <= native.dense_bf16_up_to()
+        ):
             y = native.dense_product(flat.contiguous(), self.weight, self.scale)
         elif self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
             y = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native.attention import LayerKV, NativeAttention, Received, kernel_fits
+from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
 from edgemoe.policy.importance import first_counted
@@ -30,7 +31,8 @@ class GroupedQueryAttention(nn.Module):
         if hasattr(module, "q_norm"):
             q, k = module.q_norm, module.k_norm
             norms = (q.weight.data, q.variance_epsilon), (k.weight.data, k.variance_epsilon)
-        self.native = NativeAttention(heads, kv_heads, dim, norms, module.scaling)
+        clip = getattr(module.config, "clip_qkv", None)
+        self.native = NativeAttention(heads, kv_heads, dim, norms, module.scaling, clip)
 
     @classmethod
     def try_from(cls, module: Any) -> GroupedQueryAttention | None:
@@ -42,7 +44,7 @@ class GroupedQueryAttention(nn.Module):
         if not known or linears[0].weight.device.type != "cpu":
             return None
         heads, kv_heads = (linear.out_features // module.head_dim for linear in linears[:2])
-        if not kernel_fits(heads, kv_heads, module.head_dim, getattr(module.config, "clip_qkv", None)):
+        if not kernel_fits(heads, kv_heads, module.head_dim):
             return None
         return cls(module)
 
@@ -64,16 +66,32 @@ class GroupedQueryAttention(nn.Module):
         cosine, sine = position_embeddings
         projected = self.qkv(hidden_states[0])
         attended = []
-        for (sequence, row, rows), prompt, place in zip(kv.spans, kv.prompts, kv.places, strict=True):
+        for index, (sequence, row, rows) in enumerate(kv.spans):
             part = slice(row, row + rows)
-            keys, values = sequence.slices[sequence.slots[self.layer]]
-            rotation = cosine[0, part], sine[0, part]
-            received = None
-            if kv.signal:
-                counted = first_counted(kv.signal, place.part, place.rows)
-                received = Received(torch.empty(sequence.length + rows), counted)
-            stored = LayerKV(keys, values, sequence.length, sequence.shape.format)
-            attended.append(self.native(projected[part], rotation, stored, window, received))
+            rotation, received = (cosine[0, part], sine[0, part]), sums_of(kv, index)
+            attended.append(
+                self.native(projected[part], rotation, layer_kv(sequence, self.layer), window, received)
+            )
             if received:
-                kv.receive(place, prompt, self.layer, received.sums, window)
+                kv.receive(kv.places[index], kv.prompts[index], self.layer, received.sums, window)
         return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None
+
+
+def layer_kv(sequence: SequenceKV, layer: int) -> LayerKV:
+    """Returns the keys and values of a sequence in one layer, as the compiled kernel reads them."""
+    keys, values = sequence.slices[sequence.slots[layer]]
+    latent = sequence.shape.latent
+    return LayerKV(keys, keys if latent else values, sequence.length, sequence.shape.format, latent)
+
+
+def sums_of(kv: StepKV, index: int) -> Received | None:
+    """Returns room for the attention that the tokens of a sequence receive; None where the step counts none.
+
+    Args:
+        kv: state of the step.
+        index: place of the sequence in the step.
+    """
+    if not kv.signal:
+        return None
+    (sequence, _, rows), place = kv.spans[index], kv.places[index]
+    return Received(torch.empty(sequence.length + rows), first_counted(kv.signal, place.part, place.rows))

@@ -1,4 +1,4 @@
-"""Linear attention over the sequences of a step: transformers' module runs once for each sequence."""
+"""Linear attention over the sequences of a step, each of which has a state of its own."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from edgemoe.kernels import threads
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.delta import MOST_KEY_DIM, DeltaRows, delta_rule
+from edgemoe.kv.linear_state import LayerState
 from edgemoe.kv.step import StepKV
+from edgemoe.layers.rows_alike import RowsAlike
 
 
 class PerSequence(nn.Module):
     """Runs a linear-attention module for each sequence of a step.
 
     Args:
-        module: transformers' module.
+        module: transformers' module, or a DeltaNet.
         layer: its number.
     """
 
@@ -38,6 +43,64 @@ class PerSequence(nn.Module):
             with threads.for_product(64 * rows * hidden_states.shape[2]):
                 out.append(self.module(hidden_states=hidden_states[:, row : row + rows], cache_params=state))
         return torch.cat(out, dim=1)
+
+
+class DeltaNet(nn.Module):
+    """A gated delta net whose rows have the same bits in a prompt, in chunks of it, and as new tokens.
+
+    transformers computes a single token by the recurrence, and several by products of chunks. Here all of them go by
+    the recurrence, in the compiled kernel.
+
+    Args:
+        module: transformers' module, in RAM.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    @classmethod
+    def try_from(cls, module: Any) -> DeltaNet | None:
+        """Wraps a module of a kind that the compiled kernel supports; None without the kernel."""
+        fits = native.available() and module.conv1d.weight.device.type == "cpu"
+        if not fits or module.activation != "silu" or module.head_k_dim > MOST_KEY_DIM:
+            return None
+        return cls(module)
+
+    def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
+        """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""
+        net, state = self.module, cache_params
+        rows, layer = hidden_states.shape[1], net.layer_idx
+        with RowsAlike():
+            mixed = net.in_proj_qkvz(hidden_states), net.in_proj_ba(hidden_states)
+            query, key, value, z, b, a = net.fix_query_key_value_ordering(*mixed)
+            joined = torch.cat([each.reshape(1, rows, -1) for each in (query, key, value)], dim=-1)
+            convolved = self._convolved(state.update_conv_state(joined.transpose(1, 2), layer), rows)
+            decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
+            query, key, value = convolved.split((net.key_dim, net.key_dim, net.value_dim), dim=-1)
+            parts = DeltaRows(
+                query.reshape(rows, -1, net.head_k_dim).contiguous(),
+                key.reshape(rows, -1, net.head_k_dim).contiguous(),
+                value.reshape(rows, -1, net.head_v_dim).contiguous(),
+                decay[0].contiguous(),
+                b.sigmoid().float()[0].contiguous(),
+            )
+            after = state.recurrent_after()
+            core = delta_rule(parts, after[0])
+            normed = net.norm(core.view(-1, net.head_v_dim), z.reshape(-1, net.head_v_dim))
+            out: torch.Tensor = net.out_proj(normed.view(1, rows, -1))
+        return out
+
+    def _convolved(self, inputs: torch.Tensor, rows: int) -> torch.Tensor:
+        """Convolves bf16 [1, channels, kernel + R], the earlier inputs first, to bf16 [R, channels]."""
+        conv, wide = self.module.conv1d, inputs[0].float()
+        weight = conv.weight[:, 0].float()
+        summed = wide[:, 1 : 1 + rows] * weight[:, :1]
+        for tap in range(1, weight.shape[1]):
+            summed += wide[:, 1 + tap : 1 + tap + rows] * weight[:, tap : tap + 1]
+        if conv.bias is not None:
+            summed += conv.bias.float()[:, None]
+        return F.silu(summed.t().to(torch.bfloat16))
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from edgemoe.kernels.native import library as native
 from edgemoe.layers.dense import SLICE_BYTES, padded_rows
 from edgemoe.machine.cpu import fast_bf16
 
@@ -52,3 +53,54 @@ class LatentHeads:
                 weight = weight * self._scale[heads, part].to(dtype)
             out.append((x[heads].to(dtype) @ (weight.mT if transposed else weight)).to(x.dtype)[:, :rows])
         return torch.cat(out)
+
+
+class CompiledLatents:
+    """LatentHeads by the compiled kernel: the bits of a row do not depend on the number of rows.
+
+    The key halves of bf16 weights are transposed in their place, where the kernel reads them. Nothing else may use
+    kv_b_proj afterwards.
+
+    Args:
+        module: as of LatentHeads, in RAM.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._key, latent = module.qk_nope_head_dim, module.kv_lora_rank
+        linear = module.kv_b_proj
+        weight = linear.weight.data.view(-1, self._key + module.v_head_dim, latent)
+        self._scale = None if linear.scale is None else linear.scale.view(*weight.shape[:2], 1)
+        self._keys, self._values = weight[:, : self._key], weight[:, self._key :]
+        if self._scale is None:
+            place = self._keys.flatten(1).view(-1, latent, self._key)
+            for head, keys in zip(place, self._keys, strict=True):
+                head.copy_(keys.mT.contiguous())
+            self._keys = place
+
+    def query(self, query: torch.Tensor) -> torch.Tensor:
+        """Maps queries as LatentHeads.query does."""
+        plain, rotary = query.split((self._key, query.shape[-1] - self._key), dim=-1)
+        return torch.cat((self._product(plain, self._keys, slice(0, self._key)), rotary), dim=-1)
+
+    def value(self, summed: torch.Tensor) -> torch.Tensor:
+        """Maps sums as LatentHeads.value does."""
+        return self._product(summed, self._values, slice(self._key, None))
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, part: slice) -> torch.Tensor:
+        """Multiplies x [heads, R, K] with each head's matrix; converts 8-bit weights of a few heads at a time."""
+        x = x.contiguous()
+        if self._scale is None:
+            return native.head_products(x, weight)
+        step, out = max(SLICE_BYTES // (4 * weight[0].numel()), 1), []
+        for start in range(0, len(weight), step):
+            heads = slice(start, start + step)
+            wide = weight[heads].to(torch.bfloat16) * self._scale[heads, part].to(torch.bfloat16)
+            out.append(native.head_products(x[heads], (wide if part.start else wide.mT).contiguous()))
+        return torch.cat(out)
+
+
+def use_compiled_latents(module: Any) -> None:
+    """Makes an attention module with kv_b_proj attend to latents alone, where the compiled kernel runs in RAM."""
+    if not native.available() or module.kv_b_proj.weight.device.type != "cpu":
+        return
+    module.latents, module.expand_kv = CompiledLatents(module), lambda latents, rotary: (latents, rotary)

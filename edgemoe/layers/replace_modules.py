@@ -7,7 +7,8 @@ from typing import Any
 from edgemoe.families.base import Family
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
-from edgemoe.layers.linear_attention import PerSequence
+from edgemoe.layers.linear_attention import DeltaNet, PerSequence
+from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.machine.process import return_free_memory
 
@@ -21,9 +22,12 @@ def replace_modules(model: Any, family: Family) -> None:
     """
     for name, module in list(model.named_modules()):
         if name.endswith(".linear_attn"):
-            model.set_submodule(name, PerSequence(module, module.layer_idx))
+            rule = DeltaNet.try_from(module)
+            model.set_submodule(name, PerSequence(rule or module, module.layer_idx))
         elif family.rms_norm and (norm := DenseNorm.try_from(module)):
             model.set_submodule(name, norm)
+        elif hasattr(module, "kv_b_proj"):
+            use_compiled_latents(module)
     if family.fused_gqa:
         _place_native_parts(model, family)
 

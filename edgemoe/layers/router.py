@@ -13,6 +13,7 @@ from edgemoe.families.base import Family, Gate
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.layers.dense import DenseLinear
+from edgemoe.layers.rows_alike import RowsAlike
 
 _LEAST_GATE = 1e-30
 
@@ -52,6 +53,18 @@ class SoftmaxRouter(nn.Module):
         """bf16 [..., H] -> logits [T, E], gate weights [T, k], experts int64 [T, k]: transformers' router interface."""
         logits, chosen, gates = self.native(hidden.reshape(-1, hidden.shape[-1]).contiguous())
         return logits, gates.to(self._dtype), chosen
+
+
+def choose_by_row(router: Any) -> None:
+    """Makes transformers' router give a row the same bits among any number of rows, where the kernel runs in RAM."""
+    theirs = not isinstance(router, SoftmaxRouter)
+    if theirs and native.available() and router.weight.device.type == "cpu":
+        router.forward = partial(_forward_by_row, router.forward)
+
+
+def _forward_by_row(forward: Callable[[torch.Tensor], Any], hidden: torch.Tensor) -> Any:
+    with RowsAlike():
+        return forward(hidden)
 
 
 def next_logits(router: Any, family: Family) -> Callable[[torch.Tensor], torch.Tensor]:

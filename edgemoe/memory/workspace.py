@@ -123,13 +123,15 @@ def _projected_bytes(shape: ModelShape, rows: int) -> int:
 def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
     kv = shape.kv
     if shape.compiled_attention:
-        return 2 * _projected_bytes(shape, rows)  # results of several sequences are joined
-    attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
-    # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
-    tile = _tile_bytes(shape, rows, context)
-    widened = 2 * kv.heads * kv.key_dim * context * (2 + 4)
-    plain = 0 if kv.format.quantized else widened + rows * context * (1 + 4)
-    attention += max(plain, tile) + (SLICE_BYTES if kv.latent else 0)
+        attention = shape.attention_copies * _projected_bytes(shape, rows)
+    else:
+        attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
+        # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
+        tile = _tile_bytes(shape, rows, context)
+        widened = 2 * kv.heads * kv.key_dim * context * (2 + 4)
+        plain = 0 if kv.format.quantized else widened + rows * context * (1 + 4)
+        attention += max(plain, tile)
+    attention += SLICE_BYTES if kv.latent else 0
     if kv.linear:
         # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
         state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)

@@ -77,7 +77,6 @@ class StoreParts:
         config, family = self.config, self.family
         vocab, matrices = config["vocab_size"], [shape for _, shape in self.dense if len(shape) == 2]
         heads, kv = config["num_attention_heads"], family.kv(config)
-        plain = device is None and family.fused_gqa is not None
         return ModelShape(
             layers=config["num_hidden_layers"],
             experts=self.experts,
@@ -90,5 +89,6 @@ class StoreParts:
             widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
             vocab=vocab,
             dense_bytes=sum(tensor_bytes(*spec) for spec in self.dense),
-            compiled_attention=plain and kernel_fits(heads, kv.heads, kv.key_dim, config.get("clip_qkv")),
+            compiled_attention=device is None and kernel_fits(heads, kv.heads, kv.key_dim),
+            attention_copies=2 if family.fused_gqa else 4,
         )

@@ -21,16 +21,14 @@ MOST_DIM = 1024
 _BF16 = KVFormat()
 
 
-def kernel_fits(heads: int, kv_heads: int, dim: int, clip: float | None) -> bool:
+def kernel_fits(heads: int, kv_heads: int, dim: int) -> bool:
     """Whether there is a compiled kernel, and it computes attention of these sizes.
 
     Args:
         heads, kv_heads: numbers of heads of queries, and of keys and values.
         dim: size of a head.
-        clip: largest magnitude of projected numbers; None: they are not clipped.
     """
-    sizes = dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
-    return native.available() and sizes and clip is None
+    return native.available() and dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
 
 
 class LayerKV(NamedTuple):
@@ -40,12 +38,14 @@ class LayerKV(NamedTuple):
         keys, values: [kv_heads, context, W] of kv.rows.row_of, contiguous.
         past: Valid tokens in them.
         form: Format of keys and values.
+        latent: leading numbers of a key that are its value, where `values` are the keys; 0: values are their own.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     past: int
     form: KVFormat = _BF16
+    latent: int = 0
 
 
 class Received(NamedTuple):
@@ -60,18 +60,115 @@ class Received(NamedTuple):
     first: int
 
 
-class NativeAttention:
-    """Causal grouped-query attention with half-rotated positions, over a preallocated KV.
+class _Attention:
+    """Causal grouped-query attention over a preallocated KV.
 
     Args:
         heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
         dim: size of a head, a multiple of 16, at most MOST_DIM.
-        norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
-            size of one head or of all heads together.
         scaling: factor on the scores.
 
     Raises:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, scaling: float) -> None:
+        if dim % 16 or dim > MOST_DIM:
+            raise ValueError(f"expected heads of a multiple of 16, at most {MOST_DIM}, got {dim}")
+        if heads > MOST_SHARING * kv_heads:
+            raise ValueError(
+                f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
+            )
+        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, scaling=scaling)
+
+    def _attend(
+        self,
+        rows: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        kv: LayerKV,
+        window: int | None,
+        received: Received | None,
+    ) -> torch.Tensor:
+        """Calls the kernel for consecutive tokens.
+
+        Args:
+            rows: bf16 [R, N], contiguous: what the kernel reads of each token.
+            rotation: as NativeAttention; None: the queries are rotated.
+            kv: Keys and values of earlier tokens; of these as well where rotation is None.
+            window: Latest tokens that a row sees, itself included; None: all.
+            received: Overwritten; None: the attention that tokens receive is not counted.
+
+        Returns:
+            bf16 [R, heads * dim].
+
+        Raises:
+            MemoryError: no memory for a block of keys and values.
+            ValueError: sizes that do not go with this attention's, with the context or with each other.
+        """
+        count, library = len(rows), native.library()
+        if received and received.sums.shape != (kv.past + count,):
+            raise ValueError(f"expected sums of {kv.past + count} tokens, got {tuple(received.sums.shape)}")
+        out = rows.new_empty(count, self.heads * self.dim)
+        stored = self.structure(kv, max(kv.past + 1 - window, 0) if window else 0)
+        common = native.threads(), self.address, ctypes.byref(stored)
+        tables = [table.data_ptr() for table in rotation] if rotation else [None, None]
+        addresses = rows.data_ptr(), *tables, out.data_ptr()
+        if count > 1 or received:
+            counts = (received.first, received.sums.data_ptr()) if received else (0, None)
+            result = library.edgemoe_attention_rows(*common, count, window or 0, *addresses, *counts)
+        else:
+            result = library.edgemoe_attention(*common, 1, *addresses)
+        if result:
+            raise native.failure(result, "attention's blocks")
+        return out
+
+    def structure(self, kv: LayerKV, first: int = 0) -> AttentionKV:
+        """Returns the structure of one layer's KV, which the tensors must outlive.
+
+        Args:
+            kv: Keys and values.
+            first: Token that a single row's attention begins with.
+
+        Raises:
+            ValueError: other heads than this attention's, or rows of another format.
+        """
+        keys, values, past, form, latent = kv
+        for tensor, kind in ((keys, form.keys), (values, form.keys if latent else form.values)):
+            dtype, width = row_of(kind, self.dim)
+            if tensor.dtype != dtype or tensor.shape != (self.kv_heads, keys.shape[1], width):
+                raise ValueError(
+                    f"expected keys and values of {self.kv_heads} heads of {self.dim} in {form}, "
+                    f"got {tensor.dtype} {list(tensor.shape)}"
+                )
+        return AttentionKV(
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            context=keys.shape[1],
+            past=past,
+            first=first,
+            key_format=KINDS.index(form.keys),
+            value_format=KINDS.index(form.keys if latent else form.values),
+            rotation=form.rotation(self.dim, latent or self.dim),
+        )
+
+    @property
+    def address(self) -> int:
+        """The address of its structure; valid as long as this object."""
+        return ctypes.addressof(self._shape)
+
+
+class NativeAttention(_Attention):
+    """Attention with half-rotated positions, of projected queries, keys and values.
+
+    Args:
+        heads, kv_heads, dim, scaling: as of _Attention.
+        norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
+            size of one head or of all heads together.
+        clip: largest magnitude of queries, keys and values behind their norms; None: any.
+
+    Raises:
+        ValueError: as _Attention.
     """
 
     def __init__(
@@ -81,17 +178,13 @@ class NativeAttention:
         dim: int,
         norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None,
         scaling: float,
+        clip: float | None = None,
     ) -> None:
-        if dim % 16 or dim > MOST_DIM:
-            raise ValueError(f"expected heads of a multiple of 16, at most {MOST_DIM}, got {dim}")
-        if heads > MOST_SHARING * kv_heads:
-            raise ValueError(
-                f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
-            )
-        self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
+        super().__init__(heads, kv_heads, dim, scaling)
         self._norms = norms  # keeps the addresses below valid
-        shape = self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, scaling=scaling)
+        self._shape.clip = clip or 0
         if norms:
+            shape = self._shape
             (q, shape.q_epsilon), (k, shape.k_epsilon) = norms
             shape.q_norm, shape.q_norm_size = q.data_ptr(), q.numel()
             shape.k_norm, shape.k_norm_size = k.data_ptr(), k.numel()
@@ -104,7 +197,7 @@ class NativeAttention:
         window: int | None,
         received: Received | None = None,
     ) -> torch.Tensor:
-        """Norms and rotates queries and keys, writes keys and values into the KV, attends.
+        """Norms, clips and rotates queries and keys, writes keys and values into the KV, attends.
 
         A row has the same bits alone as among others, where all that is stored in its block of 64 places is finite.
 
@@ -122,29 +215,11 @@ class NativeAttention:
             MemoryError: no memory for a block of keys and values.
             ValueError: sizes that do not go with this attention's, with the context or with each other.
         """
-        self._check(qkv, rotation, kv.past, received)
-        rows, library = len(qkv), native.library()
-        out = qkv.new_empty(rows, self.heads * self.dim)
-        stored = self.structure(kv, max(kv.past + 1 - window, 0) if window else 0)
-        common = native.threads(), self.address, ctypes.byref(stored)
-        addresses = [tensor.data_ptr() for tensor in (qkv, *rotation, out)]
-        if rows > 1 or received:
-            counts = (received.first, received.sums.data_ptr()) if received else (0, None)
-            result = library.edgemoe_attention_rows(*common, rows, window or 0, *addresses, *counts)
-        else:
-            result = library.edgemoe_attention(*common, 1, *addresses)
-        if result:
-            raise native.failure(result, "attention's blocks")
-        return out
+        self._check(qkv, rotation)
+        return self._attend(qkv, rotation, kv, window, received)
 
-    def _check(
-        self,
-        qkv: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        past: int,
-        received: Received | None,
-    ) -> None:
-        """Refuses what C would read past: other projections, a rotation of a part of each head, sums of other tokens.
+    def _check(self, qkv: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Refuses what C would read past: other projections, a rotation of a part of each head.
 
         Raises:
             ValueError: naming both sizes.
@@ -157,39 +232,50 @@ class NativeAttention:
         for table in rotation:
             if table.shape != (rows, self.dim) or not table.is_contiguous():
                 raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
-        if received and received.sums.shape != (past + rows,):
-            raise ValueError(f"expected sums of {past + rows} tokens, got {tuple(received.sums.shape)}")
 
-    def structure(self, kv: LayerKV, first: int = 0) -> AttentionKV:
-        """Returns the structure of one layer's KV, which the tensors must outlive.
+
+class StoredAttention(_Attention):
+    """Attention of queries to keys and values that the KV has already, those of the queries' tokens included.
+
+    Args:
+        heads, kv_heads, dim, scaling: as of _Attention.
+        sinks: [heads], one more score in each head's softmax, without a value; None: none.
+
+    Raises:
+        ValueError: as _Attention.
+    """
+
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, scaling: float, sinks: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(heads, kv_heads, dim, scaling)
+        self._shape.prepared = True
+        if sinks is not None:
+            if sinks.shape != (heads,):
+                raise ValueError(f"expected {heads} sinks, got {list(sinks.shape)}")
+            self._sinks = sinks.float().contiguous()  # keeps the address valid
+            self._shape.sinks = self._sinks.data_ptr()
+
+    def __call__(
+        self, queries: torch.Tensor, kv: LayerKV, window: int | None, received: Received | None = None
+    ) -> torch.Tensor:
+        """Attends.
+
+        A row has the same bits alone as among others, where all that is stored in its block of 64 places is finite.
 
         Args:
-            kv: Keys and values.
-            first: Token that a single row's attention begins with.
+            queries: bf16 [heads, R, dim], of the tokens from `kv.past` on, rotated by their positions.
+            kv, window, received: as NativeAttention.
+
+        Returns:
+            bf16 [heads, R, dim].
 
         Raises:
-            ValueError: other heads than this attention's, or rows of another format.
+            MemoryError: no memory for a block of keys and values.
+            ValueError: sizes that do not go with this attention's, with the context or with each other.
         """
-        keys, values, past, form = kv
-        for tensor, kind in ((keys, form.keys), (values, form.values)):
-            dtype, width = row_of(kind, self.dim)
-            if tensor.dtype != dtype or tensor.shape != (self.kv_heads, keys.shape[1], width):
-                raise ValueError(
-                    f"expected keys and values of {self.kv_heads} heads of {self.dim} in {form}, "
-                    f"got {tensor.dtype} {list(tensor.shape)}"
-                )
-        return AttentionKV(
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
-            context=keys.shape[1],
-            past=past,
-            first=first,
-            key_format=KINDS.index(form.keys),
-            value_format=KINDS.index(form.values),
-            rotation=form.rotation(self.dim),
-        )
-
-    @property
-    def address(self) -> int:
-        """The address of its structure; valid as long as this object."""
-        return ctypes.addressof(self._shape)
+        heads, rows, dim = queries.shape
+        if (heads, dim) != (self.heads, self.dim):
+            raise ValueError(f"expected {self.heads} heads of {self.dim}, got {heads} of {dim}")
+        by_token = queries.transpose(0, 1).reshape(rows, -1).contiguous()
+        return self._attend(by_token, None, kv, window, received).view(rows, heads, dim).transpose(0, 1)

@@ -21,7 +21,7 @@ from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 29
+INTERFACE = 30
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -58,6 +58,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_topk_softmax": (None, [_P] * 5),
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
     "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
+    "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 6, *[_N] * 5, _P, _P]),
+    "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _N, _N, _N, _N, _P, _N, _P]),
+    "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""
@@ -192,6 +195,60 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
     )
     if result:
         raise failure(result, "a product's activations")
+    return y
+
+
+def head_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T of each head, with the bits of dense_product.
+
+    Args:
+        x: bf16 [heads, T, K], contiguous.
+        weight: bf16 [heads, N, K]; each head's matrix is contiguous.
+
+    Returns:
+        bf16 [heads, T, N].
+
+    Raises:
+        MemoryError: no memory for a copy of x.
+        ValueError: sizes of the arguments differ.
+    """
+    heads, tokens, cols = x.shape
+    stride, *inner = weight.stride()
+    if (weight.shape[0], weight.shape[2]) != (heads, cols) or inner != [cols, 1] or not x.is_contiguous():
+        raise ValueError(f"expected matrices [{heads}, N, {cols}], got {list(weight.shape)}")
+    y = x.new_empty(heads, tokens, weight.shape[1])
+    result = library().edgemoe_dense_heads(
+        *(threads(), weight.data_ptr(), heads, stride, weight.shape[1], cols),
+        *(x.data_ptr(), tokens, y.data_ptr()),
+    )
+    if result:
+        raise failure(result, "activations of heads")
+    return y
+
+
+def wide_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T in float32; the bits of a row do not depend on the number of rows.
+
+    Args:
+        x: float32 [T, K], contiguous.
+        weight: float32 [N, K], contiguous.
+
+    Returns:
+        float32 [T, N].
+
+    Raises:
+        MemoryError: no memory for the call.
+        ValueError: K of the arguments differs.
+    """
+    rows, cols = weight.shape
+    if x.shape[1] != cols or not (x.is_contiguous() and weight.is_contiguous()):
+        raise ValueError(f"expected contiguous rows of {cols}, got {list(x.shape)}")
+    y = x.new_empty(x.shape[0], rows)
+    result = library().edgemoe_wide_product(
+        *(threads(), weight.data_ptr(), rows, cols), *(x.data_ptr(), x.shape[0], y.data_ptr())
+    )
+    if result:
+        raise failure(result, "a product in float32")
     return y
 
 

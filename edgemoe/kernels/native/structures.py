@@ -67,7 +67,9 @@ class AttentionShape(ctypes.Structure):
         *_fields(_INT, "heads kv_heads dim"),
         *_fields(_POINTER, "q_norm k_norm"),
         *_fields(_INT, "q_norm_size k_norm_size"),
-        *_fields(_FLOAT, "q_epsilon k_epsilon scaling"),
+        *_fields(_FLOAT, "q_epsilon k_epsilon scaling clip"),
+        ("sinks", _POINTER),
+        ("prepared", _INT),
     ]
 
 

@@ -11,6 +11,8 @@ from family_models import SMALL, blocks_of, random_model, router_of, save
 
 from edgemoe.families.table import FAMILIES
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
+from edgemoe.layers import attention
+from edgemoe.layers.attend import attend_tiles
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter, next_logits
@@ -240,19 +242,21 @@ ODD = [
 @pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize(("model_type", "changes"), [(name, {}) for name in SMALL] + ODD)
-def test_a_plan_knows_whose_attention_is_compiled(open_engine, tmp_path, model_type, changes):
-    """A store's shape says so exactly where the compiled kernel replaces every attention module of the open model."""
+def test_a_plan_knows_whose_attention_is_compiled(open_engine, tmp_path, monkeypatch, model_type, changes):
+    """A store's shape says so exactly where no layer attends by torch's operators."""
     source = save(random_model(model_type, **changes), tmp_path / "source", fused=False)
     convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
-    engine = open_engine(tmp_path / "store")
-    assert set(attentions(engine)) == {engine.shape.compiled_attention}
-    assert engine.shape.compiled_attention == (
-        model_type in FUSED and changes in ({"clip_qkv": None}, {}) and (model_type, changes) != ("olmoe", {})
-    )
+    engine, calls = open_engine(tmp_path / "store"), []
 
+    def noted(*args, **kwargs):
+        calls.append(args)
+        return attend_tiles(*args, **kwargs)
 
-def attentions(engine) -> list[bool]:
-    """Of every attention module, whether the compiled kernel computes it."""
+    monkeypatch.setattr(attention, "attend_tiles", noted)
+    engine.prefill(engine.sequences.new(), [3, 4, 5])
+    assert engine.shape.compiled_attention == (not calls)
+    latents = model_type.startswith("deepseek")  # keys of 40 numbers in SMALL
+    assert engine.shape.compiled_attention == (not latents and set(changes) <= {"clip_qkv"})
     modules = [m for name, m in engine.model.named_modules() if name.endswith(".self_attn.module")]
-    assert modules
-    return [isinstance(module, GroupedQueryAttention) for module in modules]
+    joined = {isinstance(module, GroupedQueryAttention) for module in modules}
+    assert joined == {engine.shape.compiled_attention and model_type in FUSED}

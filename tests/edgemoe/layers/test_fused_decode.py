@@ -29,7 +29,7 @@ pytestmark = needs_native
 
 MODELS = {
     "mixtral": {},  # a window in every layer
-    "olmoe": {"clip_qkv": None},
+    "olmoe": {},  # norms over all heads together, and clipping
     "qwen2_moe": {},  # shared experts, a dense layer, windows in some layers
     "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
     "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight

@@ -161,6 +161,22 @@ def dense_calls() -> Iterator[Call]:
             for weight, scale in weights:
                 y = np.zeros((tokens, rows), np.uint16)
                 yield Call("dense_product", (POOL, weight, scale, rows, cols, x, *x.shape, y, rows))
+            wide = _generator.normal(size=(rows + tokens, cols)).astype(np.float32)
+            out = np.zeros((tokens, rows), np.float32)
+            yield Call("wide_product", (POOL, wide[:rows], rows, cols, wide[rows:].copy(), tokens, out))
+    for tokens in (1, 70):
+        stride, x, y = 40 * 33, bf16(3, tokens, 33), np.zeros((3, tokens, 20), np.uint16)
+        yield Call("dense_heads", (POOL, bf16(3, stride), 3, stride, 20, 33, x, tokens, y))
+
+
+def delta_calls() -> Iterator[Call]:
+    """The recurrence of one token and of several, for columns that vectors divide and others."""
+    for tokens, dim in ((1, 64), (5, 40)):
+        rows = [bf16(tokens, heads, size, outliers=False) for heads, size in ((2, 24), (2, 24), (4, dim))]
+        factors = [_generator.random((tokens, 4)).astype(np.float32) * sign for sign in (-1, 1)]
+        state = _generator.normal(size=(4, 24, dim)).astype(np.float32)
+        out = np.zeros((tokens, 4, dim), np.uint16)
+        yield Call("delta_rule", (POOL, *rows, *factors, tokens, 2, 4, 24, dim, state, out))
 
 
 def row_calls() -> Iterator[Call]:
@@ -224,10 +240,10 @@ def router_calls() -> Iterator[Call]:
 
 
 def _attention(
-    kind: int, dim: int, context: int, norms: bool, past: int
+    kind: int, dim: int, context: int, norms: bool, past: int, **more: Any
 ) -> tuple[Structures, dict[str, Any]]:
     """The shape of 6 heads over 2 of keys, and fields of a KV whose first `past` rows are those of random numbers."""
-    fields: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": dim, "scaling": dim**-0.5}
+    fields: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": dim, "scaling": dim**-0.5} | more
     if norms:
         fields |= {"q_norm": bf16(dim), "q_norm_size": dim, "q_epsilon": 1e-6}
         fields |= {"k_norm": bf16(2 * dim), "k_norm_size": 2 * dim, "k_epsilon": 1e-5}
@@ -244,10 +260,13 @@ def _attention(
 
 
 def attention_calls() -> Iterator[Call]:
-    """A new token's attention and a prompt's, in every format of keys and values, with windows, scores and a NaN."""
+    """A new token's attention and a prompt's, in every format of keys and values, with windows, scores and a NaN.
+
+    Some clip what is projected; others have sinks, and queries that are prepared.
+    """
     for kind in range(3):
         for dim, past, norms, window in ((32, 40, True, 0), (48, 9, False, 5), (16, 0, True, 0)):
-            shape, fields = _attention(kind, dim, 64, norms, past)
+            shape, fields = _attention(kind, dim, 64, norms, past, clip=0.5 if dim == 48 else 0)
             if kind == 0 and past == 9:
                 fields["keys"][1, 7, 3] = BAD[0]
             first = past + 1 - window if window else 0
@@ -270,7 +289,17 @@ def attention_calls() -> Iterator[Call]:
         received = np.zeros(past + rows, np.float32) if counted else None
         arguments = (POOL, shape, kv, rows, window, qkv, *rotation, np.zeros((rows, 6 * dim), np.uint16))
         yield Call("attention_rows", (*arguments, rows // 2, received))
+    sinks = _generator.normal(size=6).astype(np.float32)
+    shape, fields = _attention(0, 32, 128, False, 90, sinks=sinks, prepared=1)
+    for past, rows in ((89, 1), (60, 30)):
+        kv = Structures(c.AttentionKV, fields | {"past": past})
+        out = np.zeros((rows, 6 * 32), np.uint16)
+        arguments = (POOL, shape, kv, rows, 0, bf16(rows, 6 * 32, scale=0.5), None, None, out)
+        yield Call("attention_rows", (*arguments, 0, np.zeros(past + rows, np.float32)))
 
 
-KERNEL_CALLS = (expert_calls, factor_calls, dense_calls, row_calls, router_calls, attention_calls)
+KERNEL_CALLS = (
+    *(expert_calls, factor_calls, dense_calls, delta_calls),
+    *(row_calls, router_calls, attention_calls),
+)
 """All of the above."""

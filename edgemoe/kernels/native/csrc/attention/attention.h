@@ -4,11 +4,16 @@
 #include "kv_rows.h"
 
 #if COMPILED
+static const float MASKED = -1e30f; /* score of a key that a query does not attend to */
+
 typedef struct {
     int64_t heads, kv_heads, dim;     /* dim % 16 == 0 */
     const uint16_t *q_norm, *k_norm;  /* weights; NULL: no norm */
     int64_t q_norm_size, k_norm_size; /* consecutive numbers that one norm covers */
     float q_epsilon, k_epsilon, scaling;
+    float clip;         /* largest magnitude of projected numbers, behind their norms; 0: any */
+    const float *sinks; /* [heads], one more score in each head's softmax, without a value; NULL: none */
+    int64_t prepared;   /* nonzero: a row of qkv has finished queries alone, and the KV has the keys and values already */
 } attention_shape;
 
 typedef struct {
@@ -27,7 +32,15 @@ static inline int attention_fits(const attention_shape *s, const attention_kv *k
 }
 
 /* Numbers of a token's row of qkv. */
-static inline int64_t attention_row_size(const attention_shape *s) { return (s->heads + 2 * s->kv_heads) * s->dim; }
+static inline int64_t attention_row_size(const attention_shape *s) {
+    return (s->heads + (s->prepared ? 0 : 2 * s->kv_heads)) * s->dim;
+}
+
+/* The largest score and the sum of weights of a head's softmax before its first key. */
+static inline void attention_start(const attention_shape *s, int64_t head, float *largest, float *total) {
+    *largest = s->sinks ? s->sinks[head] : MASKED;
+    *total = s->sinks ? 1 : 0;
+}
 
 /* A query [dim] of qkv, rotated as keys are stored and rounded. */
 INLINE void attention_query(const uint16_t *query, int64_t dim, int64_t rotation, uint16_t *to) {

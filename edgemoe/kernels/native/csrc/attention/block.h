@@ -8,7 +8,7 @@
  */
 #pragma once
 #include "../paths.h"
-#include "kv_rows.h"
+#include "attention.h"
 
 #if COMPILED
 enum {
@@ -16,8 +16,6 @@ enum {
     LANES = 32, /* queries of a panel, side by side */
     DEPTH = 32, /* products whose order is fixed together; operands are filled up to a multiple of it with zeros */
 };
-
-static const float MASKED = -1e30f; /* score of a key that a query does not attend to */
 
 /* A, as float32 or pairs of bf16: number k of a row lies k * step behind the row's first one, and that `row` behind the
  * first one of the row before. Tiles take rows whose numbers follow one another. */

@@ -34,12 +34,21 @@ AVX2 static void rotate(uint16_t *x, int64_t heads, int64_t dim, const uint16_t 
         }
 }
 
+/* Limits the magnitude of bf16 numbers; NaN stays. */
+AVX2 static void clip(uint16_t *x, int64_t count, float most) {
+    for (int64_t i = 0; i < count; i++) {
+        const float value = from_bf16(x[i]);
+        x[i] = to_bf16(value > most ? most : value < -most ? -most : value);
+    }
+}
+
 AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
                             const uint16_t *sine) {
     const int64_t dim = shape->dim, queries = shape->heads * dim, keys = shape->kv_heads * dim;
     uint16_t *key = qkv + queries, *value = key + keys;
     norm(qkv, queries, shape->q_norm, shape->q_norm_size, shape->q_epsilon);
     norm(key, keys, shape->k_norm, shape->k_norm_size, shape->k_epsilon);
+    if (shape->clip > 0) clip(qkv, queries + 2 * keys, shape->clip);
     rotate(qkv, shape->heads, dim, cosine, sine);
     rotate(key, shape->kv_heads, dim, cosine, sine);
     for (int64_t head = 0; head < shape->kv_heads; head++) {
@@ -82,7 +91,7 @@ static workspace workspace_at(float *scratch, int64_t dim) {
 typedef struct {
     const attention_shape *shape;
     const attention_kv *kv;
-    int64_t kv_head, count;
+    int64_t kv_head, first, count; /* first: of all heads of queries */
     const uint16_t *queries; /* [count, dim], as stored in qkv */
     uint16_t *out;           /* [count, dim] */
 } heads;
@@ -148,6 +157,7 @@ AVX2 static void attend(const block_path *path, const heads *h, workspace *w) {
     for (int64_t i = 0; i < h->count; i++) attention_query(h->queries + i * dim, dim, kv->rotation, queries + i * dim);
     const operand of_queries = path->rows(KV_BF16, (const uint8_t *)queries, MOST_HEADS, dim, NULL, w->queries);
     for (int64_t i = 0; i < MOST_HEADS; i++) w->largest[i] = MASKED, w->total[i] = 0;
+    for (int64_t i = 0; i < h->count; i++) attention_start(h->shape, h->first + i, w->largest + i, w->total + i);
     memset(w->sums, 0, sizeof *w->sums * (size_t)(MOST_HEADS * padded(dim)));
     memset(w->weights, 0, sizeof w->weights); /* of heads that are not there */
     for (int64_t t = kv->first / KEYS * KEYS; t < end; t += KEYS) add_block(path, h, of_queries, t, min_of(end - t, KEYS), w);
@@ -185,7 +195,7 @@ AVX2 static void heads_task(const attention_job *job, int64_t task, workspace *w
     const int64_t per_token = shape->kv_heads * tasks_of(job), token = task / per_token, sharing = shape->heads / shape->kv_heads;
     const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
     const int64_t head = kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
-    const heads h = {shape, job->kv + token, kv_head, count, job->qkv + token * attention_row_size(shape) + head * shape->dim,
+    const heads h = {shape, job->kv + token, kv_head, head, count, job->qkv + token * attention_row_size(shape) + head * shape->dim,
                      job->out + (token * shape->heads + head) * shape->dim};
     attend(job->path, &h, w);
 }
@@ -211,7 +221,7 @@ AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attentio
     while (job.task_heads > ROWS && count * shape->heads / job.task_heads < threads) job.task_heads /= 2;
     job.scratch = pool_acquire(p, (size_t)(threads * workspace_floats(shape->dim)) * sizeof(float));
     if (!job.scratch) return OUT_OF_MEMORY;
-    pool_run(p, prepare_task, &job, count);
+    if (!shape->prepared) pool_run(p, prepare_task, &job, count);
     pool_run(p, thread_task, &job, threads);
     pool_release(p);
     return 0;

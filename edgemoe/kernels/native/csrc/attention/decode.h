@@ -7,13 +7,13 @@
 /* Attention of one token of each of `count` sequences, of kv [count]; a token's result does not depend on the others.
  *
  * qkv [count, (heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. A token's key and value are
- * written to index past of its KV. cosine and sine are [count, dim]; out is [count, heads dim]. Returns 0, OUT_OF_MEMORY, or
- * WRONG_SHAPE.
+ * written to index past of its KV. cosine and sine are [count, dim]; out is [count, heads dim]. Where shape->prepared, qkv is
+ * [count, heads dim] and only read, and cosine and sine may be NULL. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE.
  */
 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
                       const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
 
-/* Norms and rotates a token's heads in place; writes its key and value to the KV cache. */
+/* Norms, clips and rotates a token's heads in place; writes its key and value to the KV cache. */
 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
                        const uint16_t *sine);
 #endif

@@ -138,8 +138,7 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
     for (int64_t i = 0; i < panels * LANES; i++) {
         const int64_t query = min_of(i, count - 1), token = row + query / sharing; /* surplus lanes repeat the last query */
         w->position[i] = (int32_t)(kv->past + token);
-        w->largest[i] = MASKED;
-        w->total[i] = 0;
+        attention_start(shape, kv_head * sharing + query % sharing, w->largest + i, w->total + i);
         uint16_t rotated[KV_MOST_DIM];
         attention_query(job->qkv + token * attention_row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, kv->rotation, rotated);
         for (int64_t d = 0; d < dim; d += 8) _mm256_storeu_ps(w->panel + i % LANES * dim + d, eight_from_bf16(rotated + d));
@@ -204,7 +203,7 @@ AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const att
     const block_path *path = block_path_of(path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1));
     rows_job job = {.shape = shape, .kv = kv, .path = path, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
                     .cosine = cosine, .sine = sine, .out = out, .scratch = scratch, .counted = counted, .received = sums};
-    pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));
+    if (!shape->prepared) pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));
     pool_run(p, thread_task, &job, threads);
     for (int64_t t = 0; sums && t < tokens; t++) {
         int64_t all = 0;

@@ -5,7 +5,7 @@
 
 #if COMPILED
 /* Attention of `rows` consecutive tokens, the first at index kv->past; kv->first is ignored. Each attends to the latest
- * `window` tokens, itself included; 0: to all. qkv, cosine, sine and out have a row per token. At most 128 heads share a
+ * `window` tokens, itself included; 0: to all. qkv, cosine, sine and out have a row per token, as in edgemoe_attention. At most 128 heads share a
  * key head. received [past + rows], unless NULL, becomes the attention that each token receives from the rows from `counted`
  * on: the sum over them of the mean over heads. */
 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,

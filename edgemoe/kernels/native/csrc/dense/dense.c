@@ -1,5 +1,7 @@
-/* Products with dense bf16 weights, and norms. */
+/* Products with dense bf16 and float32 weights, and norms. */
 #include "dense.h"
+
+#include <stdatomic.h>
 
 #include "../paths.h"
 #include "dense_bf16.h"
@@ -28,21 +30,27 @@ AVX2 static void prepare_task(void *argument, int64_t task) {
     for (int64_t i = task * PREPARE_TOKENS * job->cols; i < end; i++) job->wide[i] = from_bf16(job->x[i]);
 }
 
-/* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. */
-INLINE void bf16_tile(int tokens, const uint16_t *w, const float *x, int64_t cols, float out[4]) {
+/* Numbers [k, k + 8) of a row of bf16 or float32 numbers. */
+INLINE __m256 eight_of(int wide, const void *w, int64_t k) {
+    return wide ? _mm256_loadu_ps((const float *)w + k) : eight_from_bf16((const uint16_t *)w + k);
+}
+
+/* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. The row is float32
+ * if `wide`, a constant, else bf16. */
+INLINE void tile(int wide, int tokens, const void *w, const float *x, int64_t cols, float out[4]) {
     __m256 a[4], b[4];
     float rest = 0;
     for (int t = 0; t < tokens; t++) a[t] = b[t] = _mm256_setzero_ps();
     int64_t k = 0;
     for (; k + 16 <= cols; k += 16) {
-        prefetch((const uint8_t *)(w + k) + PREFETCH_DISTANCE);
-        const __m256 first = eight_from_bf16(w + k), last = eight_from_bf16(w + k + 8);
+        prefetch((const uint8_t *)w + (wide ? 4 : 2) * k + PREFETCH_DISTANCE);
+        const __m256 first = eight_of(wide, w, k), last = eight_of(wide, w, k + 8);
         for (int t = 0; t < tokens; t++) {
             a[t] = _mm256_fmadd_ps(first, _mm256_loadu_ps(x + t * cols + k), a[t]);
             b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
         }
     }
-    for (; k < cols; k++) rest = __builtin_fmaf(from_bf16(w[k]), x[k], rest);
+    for (; k < cols; k++) rest = __builtin_fmaf(wide ? ((const float *)w)[k] : from_bf16(((const uint16_t *)w)[k]), x[k], rest);
     for (int t = 0; t < tokens; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t])) + (tokens == 1 ? rest : 0);
 }
 
@@ -51,15 +59,13 @@ INLINE void outputs(const dense_job *job, int64_t row, int64_t t, int64_t tokens
     const uint16_t *w = job->weight + row * job->cols;
     const float *x = job->wide + t * job->cols;
     float out[4];
-    if (tokens == 4) bf16_tile(4, w, x, job->cols, out);
-    else bf16_tile(1, w, x, job->cols, out);
+    if (tokens == 4) tile(0, 4, w, x, job->cols, out);
+    else tile(0, 1, w, x, job->cols, out);
     for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row] = to_bf16(out[j]);
 }
 
-AVX2 static void dense_task(void *argument, int64_t task) {
-    const dense_job *job = argument;
-    const int64_t place = contiguous_per_thread(task, ceil_div(job->rows, job->rows_per_task), job->threads);
-    const int64_t from = place * job->rows_per_task, end = min_of(from + job->rows_per_task, job->rows);
+/* y of rows [from, end) for all tokens. */
+AVX2 static void product_rows(const dense_job *job, int64_t from, int64_t end) {
     if (COMPILED_AVX512 && use_bf16) {
         dense_bf16(job->weight + from * job->cols, end - from, job->cols, job->x, job->tokens, job->rows, job->y + from);
         return;
@@ -69,6 +75,12 @@ AVX2 static void dense_task(void *argument, int64_t task) {
         for (int64_t row = from; row < end; row++) outputs(job, row, t, 4);
     for (int64_t row = from; row < end; row++)
         for (int64_t t = by_fours; t < job->tokens; t++) outputs(job, row, t, 1);
+}
+
+AVX2 static void dense_task(void *argument, int64_t task) {
+    const dense_job *job = argument;
+    const int64_t place = contiguous_per_thread(task, ceil_div(job->rows, job->rows_per_task), job->threads);
+    product_rows(job, place * job->rows_per_task, min_of((place + 1) * job->rows_per_task, job->rows));
 }
 
 AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
@@ -85,6 +97,72 @@ AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_
         if (!use_bf16) pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
         pool_run(p, dense_task, &job, ceil_div(rows, job.rows_per_task));
     }
+    pool_release(p);
+    return 0;
+}
+
+/* Products of several heads; a task is BATCH_TOKENS tokens of one. */
+typedef struct {
+    dense_job each; /* the first head's, with all tokens */
+    int64_t heads, stride, tasks;
+    _Atomic int64_t next;
+} heads_job;
+
+AVX2 static void heads_thread(void *argument, int64_t thread) {
+    heads_job *job = argument;
+    const int64_t cols = job->each.cols, rows = job->each.rows, batches = job->tasks / job->heads;
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < job->tasks;) {
+        const int64_t head = task / batches, from = task % batches * BATCH_TOKENS, row = head * job->each.tokens + from;
+        dense_job one = job->each;
+        one.weight += head * job->stride;
+        one.tokens = min_of(BATCH_TOKENS, one.tokens - from);
+        one.x += row * cols;
+        one.y += row * rows;
+        one.wide += use_bf16 ? 0 : thread * BATCH_TOKENS * cols;
+        for (int64_t i = 0; !use_bf16 && i < one.tokens * cols; i++) one.wide[i] = from_bf16(one.x[i]);
+        product_rows(&one, 0, rows);
+    }
+}
+
+AVX2 int edgemoe_dense_heads(pool *p, const uint16_t *weight, int64_t heads, int64_t stride, int64_t rows, int64_t cols,
+                             const uint16_t *x, int64_t tokens, uint16_t *y) {
+    if (heads < 1 || tokens < 1 || stride < rows * cols) return WRONG_SHAPE;
+    const int threads = pool_threads(p);
+    float *wide = pool_acquire(p, use_bf16 ? 0 : (size_t)(threads * BATCH_TOKENS * cols) * sizeof(float));
+    if (!wide) return OUT_OF_MEMORY;
+    heads_job job = {.each = {weight, rows, cols, tokens, x, wide, y, rows, threads}, .heads = heads, .stride = stride,
+                     .tasks = heads * ceil_div(tokens, BATCH_TOKENS)};
+    pool_run(p, heads_thread, &job, threads);
+    pool_release(p);
+    return 0;
+}
+
+typedef struct {
+    const float *weight, *x;
+    int64_t rows, cols, tokens;
+    float *y;
+} wide_job;
+
+enum { WIDE_ROWS = 8 }; /* of a task */
+
+AVX2 static void wide_task(void *argument, int64_t task) {
+    const wide_job *job = argument;
+    const int64_t from = task * WIDE_ROWS, end = min_of(from + WIDE_ROWS, job->rows), by_fours = job->cols % 16 ? 0 : job->tokens / 4 * 4;
+    float out[4];
+    for (int64_t t = 0; t < job->tokens; t += t < by_fours ? 4 : 1)
+        for (int64_t row = from; row < end; row++) {
+            const float *w = job->weight + row * job->cols, *x = job->x + t * job->cols;
+            if (t < by_fours) tile(1, 4, w, x, job->cols, out);
+            else tile(1, 1, w, x, job->cols, out);
+            for (int64_t j = 0; j < (t < by_fours ? 4 : 1); j++) job->y[(t + j) * job->rows + row] = out[j];
+        }
+}
+
+AVX2 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens,
+                              float *y) {
+    if (!pool_acquire(p, 0)) return OUT_OF_MEMORY;
+    wide_job job = {weight, x, rows, cols, tokens, y};
+    pool_run(p, wide_task, &job, ceil_div(rows, WIDE_ROWS));
     pool_release(p);
     return 0;
 }

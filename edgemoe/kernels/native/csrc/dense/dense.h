@@ -8,6 +8,14 @@
 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                           const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols);
 
+/* y [heads, tokens, rows] = x [heads, tokens, cols] W^T for each head, all bf16; a head's W [rows, cols] begins `stride`
+ * numbers behind the one before. Bits are those of edgemoe_dense_product. */
+int edgemoe_dense_heads(pool *p, const uint16_t *weight, int64_t heads, int64_t stride, int64_t rows, int64_t cols,
+                        const uint16_t *x, int64_t tokens, uint16_t *y);
+
+/* y [tokens, rows] = x [tokens, cols] W^T, all float32. A token's bits do not depend on the number of tokens. */
+int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens, float *y);
+
 /* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. */
 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
 #endif
