@@ -107,7 +107,7 @@ def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """A conversation whose system message lists the tools, for a template that leaves them out."""
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = f"# Tools\n\n## functions\n\nYou may call these functions, in your own form of calls:\n\n{listed}"
     first = messages[0] if messages and messages[0]["role"] == "system" else None
     if first is None:
