@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A peer with the protocol of tools/peers/run.py that answers at once; replaces the Python of --llama-python.
 
-PEER_DOUBLE names a file to which every request is appended; PEER_FAILS is empty, "exit", "silence", "memory", or
+PEER_DOUBLE names a file to which every request is appended, but for those of a program with the argument "unlogged",
+which never fails. PEER_FAILS is empty, "exit", "silence", "memory", or
 "repacking", which crashes where the request has that.
 """
 
@@ -13,9 +14,11 @@ from pathlib import Path
 request = json.load(sys.stdin)
 lines = Path("/proc/self/cgroup").read_text().splitlines()
 inside = [line.split(":")[-1] for line in lines if "memory" in line or line.startswith("0::")]
-with Path(os.environ["PEER_DOUBLE"]).open("a") as log:
-    log.write(json.dumps(request | {"inside": inside, "omp": os.environ["OMP_NUM_THREADS"]}) + "\n")
-failure = os.environ.get("PEER_FAILS")
+logged = sys.argv[1:] != ["unlogged"]
+if logged:
+    with Path(os.environ["PEER_DOUBLE"]).open("a") as log:
+        log.write(json.dumps(request | {"inside": inside, "omp": os.environ["OMP_NUM_THREADS"]}) + "\n")
+failure = os.environ.get("PEER_FAILS") if logged else None
 if failure == "exit":
     sys.exit("no such model")
 if failure == "repacking" and request["repacking"]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import struct
 import sys
+import termios
 from pathlib import Path
+from typing import Any
 
 import pexpect
+from programs import fork_program
+from ptyprocess import PtyProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\][^\x07]*\x07")
@@ -30,6 +37,22 @@ def environment(home: Path, **changes: str) -> dict[str, str]:
     }
 
 
+class _ForkedSpawn(pexpect.spawn):
+    """A spawn of Python whose process is a fork of one that has imported edgemoe."""
+
+    def _spawnpty(
+        self, args: list[str], *, env: dict[str, str], dimensions: tuple[int, int], **_: Any
+    ) -> PtyProcess:
+        """Replaces the fork and exec of pexpect."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", *dimensions, 0, 0))
+        process = fork_program(
+            [*map(os.fsdecode, args[1:])], [theirs] * 3, env=env, session=True, terminal=True
+        )
+        os.close(theirs)
+        return PtyProcess(process, ours)
+
+
 class Terminal:
     """A command in a terminal of 200 columns.
 
@@ -37,13 +60,16 @@ class Terminal:
         home: directory of caches, state and settings.
         arguments: of edgemoe.
         ready: pattern that it shows when it waits for input.
+        forked: from a process that has imported edgemoe; False where imports are what is tested.
         changes: variables of the environment.
     """
 
-    def __init__(self, home: Path, *arguments: object, ready: str = EDITOR, **changes: str) -> None:
+    def __init__(
+        self, home: Path, *arguments: object, ready: str = EDITOR, forked: bool = True, **changes: str
+    ) -> None:
         self._ready = ready
         self.seen = ""
-        self.process = pexpect.spawn(
+        self.process = (_ForkedSpawn if forked else pexpect.spawn)(
             sys.executable,
             ["-m", "edgemoe", *map(str, arguments)],
             env=environment(home, **changes),

@@ -7,9 +7,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
+from programs import ForkedPython, run_forked
 from terminals import ROOT, Terminal, environment
 
 pytestmark = pytest.mark.e2e
@@ -116,7 +116,9 @@ def test_the_first_screen_of_the_demo(tmp_path):
 
 def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path):
     """With Markdown too: the modules that draw a terminal take 5 MB and more, and the plan of the demo leaves less."""
-    with Terminal(tmp_path, "chat", "--vram-limit", "27MB", "-c", 192, "--markdown") as terminal:
+    with Terminal(
+        tmp_path, "chat", "--vram-limit", "27MB", "-c", 192, "--markdown", forked=False
+    ) as terminal:
         terminal.ready()
         terminal.enter("What is the capital of France?")
         peak = re.search(r"peak ([0-9.]+) MB of 27 MB", terminal.enter("/mem"))
@@ -130,7 +132,7 @@ def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store,
     (tmp_path / "sitecustomize.py").write_text(WATCH_IMPORTS)
     options = ("-p", "the fox", "-n", 3, "-c", 64, *look)
     watched = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    with Terminal(tmp_path, "chat", "--model", tiny_store, *options, **watched) as terminal:
+    with Terminal(tmp_path, "chat", "--model", tiny_store, *options, forked=False, **watched) as terminal:
         code, shown = terminal.end()
     assert (code, "engine opened" in shown) == (0, True)
     assert "imported late" not in shown
@@ -150,8 +152,8 @@ def test_several_lines_and_other_programs_commands(options, tmp_path):
         assert "first after" in terminal.enter("four")
         terminal.process.send("/bye\r")
         assert terminal.end()[0] == 0
-    command = [sys.executable, "-m", "edgemoe", *map(str, options), "--continue", "--json"]
-    done = subprocess.run(command, env=environment(tmp_path), input="five\n", capture_output=True, text=True)
+    again = ("-m", "edgemoe", *options, "--continue", "--json")
+    done = run_forked(*again, env=environment(tmp_path), input="five\n")
     assert (done.returncode, json.loads(done.stdout)["new_tokens"]) == (0, 3)
     kept = json.loads((tmp_path / "state" / "edgemoe" / "last-conversation.json").read_text())
     assert [m["content"] for m in kept["messages"][::2]] == ["one\ntwo", "three\nfour", "five"]
@@ -206,26 +208,18 @@ def test_a_dumb_terminal(options, tmp_path):
 
 def test_a_pipe(options, tmp_path):
     """stdout has answers only, without introduction, prompts or escapes; /exit ends the chat, Ctrl-C exits 130."""
-    command = [sys.executable, "-m", "edgemoe", *map(str, options)]
     turns = 'the fox\n/stats\n"""the\ndog"""\n/exit\nnever read\n'
-    done = subprocess.run(
-        command, env=environment(tmp_path), input=turns, capture_output=True, text=True, timeout=120
-    )
+    done = run_forked("-m", "edgemoe", *options, env=environment(tmp_path), input=turns)
     assert (done.returncode, "\x1b" in done.stdout + done.stderr) == (0, False)
     assert done.stderr.count(", first after ") == 2
     assert "1 answers: 3 tokens" in done.stderr
     assert "first after" not in done.stdout
     assert "> " not in done.stdout
     assert "/help" not in done.stdout + done.stderr
-    with subprocess.Popen(
-        [*command, *map(str, LONG)],
-        env=environment(tmp_path),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = ("-m", "edgemoe", *options, *LONG)
+    with ForkedPython(
+        *command, env=environment(tmp_path), bufsize=0, start_new_session=True, **pipes
     ) as process:
         process.stdin.write(b"the fox\n")
         assert process.stdout.read(1), process.stderr.read().decode()

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import ForkedPython, run_forked
 from small_store import flip
 
 from edgemoe import __version__
@@ -77,15 +78,8 @@ PLAN = (
 
 def edgemoe(cache: Path, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs edgemoe in a new process, with its cached stores in `cache`."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "edgemoe", *map(str, arguments)],
-        env=environment,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    return run_forked("-m", "edgemoe", *arguments, env=environment, input=stdin)
 
 
 def test_samplers_of_an_answer(run, tiny_store):
@@ -140,7 +134,7 @@ def test_short_options_and_threads(tiny_store):
         "import torch\nfrom edgemoe.kernels.native import library\n"
         "print(torch.get_num_threads(), library.thread_count())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_forked("-c", code)
     answer, threads = done.stdout.splitlines()
     assert (json.loads(answer)["new_tokens"], threads) == (2, "3 3")
 
@@ -344,10 +338,9 @@ def test_unclosed_quotes_exit_2_in_a_pipe(run, tiny_store, monkeypatch):
 
 def test_a_closed_pipe_ends_the_program(tiny_store):
     """Writing to a closed stdout exits 1 without a traceback."""
-    command = [sys.executable, "-m", "edgemoe", "chat", "--model", str(tiny_store), "--context", "128"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "--prompt", "x"], env=environment, **pipes) as process:
+    command = ("-m", "edgemoe", "chat", "--model", tiny_store, "--context", 128, "--prompt", "x")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with ForkedPython(*command, text=True, **pipes) as process:
         process.stdout.close()
         process.stdout = None
         _, err = process.communicate(timeout=120)

@@ -65,13 +65,24 @@ def test_bytes_that_are_no_text_are_refused():
     require_text("café 你好 🙂", "a turn")
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_a_turn_of_another_encoding_exits_2(tiny_store, locale):
+def test_a_text_of_another_encoding_is_refused(locale):
     """Latin-1 on stdin is refused in every locale."""
+    code = (
+        "import sys\nfrom edgemoe.console.streams import require_text, standard_streams\n"
+        "with standard_streams():\n    require_text(sys.stdin.readline(), 'a turn')\n"
+    )
+    read = f"printf 'caf\\351\\n' | {sys.executable} -c \"$code\""
+    done = shell(read, code=code, LC_ALL=locale, PYTHONUTF8="0")
+    assert (done.returncode, "byte 0xe9 after 3 characters" in done.stderr) == (1, True)
+
+
+@pytest.mark.e2e
+def test_a_turn_of_another_encoding_exits_2(tiny_store):
+    """Latin-1 on a chat's stdin, in the narrowest locale."""
     done = shell(
         f"printf 'caf\\351\\n' | $edgemoe chat --model {tiny_store} --context 64",
-        LC_ALL=locale,
+        LC_ALL="C",
         PYTHONUTF8="0",
     )
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)

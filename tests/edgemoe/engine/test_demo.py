@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from counted_engine import CountedEngine
+from programs import programs, run_forked
 
 from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
@@ -23,8 +21,6 @@ from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings, parse_levels
 from tools.timing.count_calls import count_tokens, nearest
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_demo_model_has_its_documented_size():
@@ -42,24 +38,17 @@ def test_chat_without_a_model_answers_offline(tmp_path):
     """With an empty cache and no network the model is converted and answers right."""
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "http_proxy": "http://127.0.0.1:9",
         "https_proxy": "http://127.0.0.1:9",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "edgemoe", "chat", "--prompt", "What is the capital of France?"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_forked("-m", "edgemoe", "chat", "--prompt", "What is the capital of France?", env=environment)
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("context", "levels"), [(64, "8/4/2/0"), (256, "4")])
-def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels):
+@pytest.mark.parametrize(("context", "levels", "fresh"), [(64, "8/4/2/0", True), (256, "4", False)])
+def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels, fresh):
     """A chat in its own process, with turns of many lengths, never prints a peak above the smallest limit there is."""
     settings = RunSettings(levels=parse_levels(levels))
     with pytest.raises(DoesNotFit) as caught:
@@ -67,16 +56,12 @@ def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels):
     least = caught.value.minimum
     turns = [line for words in (1, 2, 5, 9) for line in ("word " * words, "/clear")]
     options = ("--vram-limit", str(least), "--context", str(context), "--levels", levels)
-    done = subprocess.run(
-        [sys.executable, "-m", "edgemoe", "chat", "--model", store.directory, "--json", *options],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        input="\n".join(turns),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (done.returncode, len(answers)) == (0, 4)
+    command = ("-m", "edgemoe", "chat", "--model", store.directory, "--json", *options)
+    with programs() as start:
+        process = start(*command, fresh=fresh)
+        out, _ = process.communicate("\n".join(turns), timeout=120)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert (process.returncode, len(answers)) == (0, 4)
     assert all(answer["vram_limit_bytes"] == least for answer in answers)
     assert 0 < max(answer["peak_vram_bytes"] for answer in answers) <= least
 

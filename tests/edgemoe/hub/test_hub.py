@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ import small_checkpoint
 from faults import HALTING
 from hub_double import COMMIT, HubDouble, point
 from huggingface_hub import constants
+from programs import ForkedPython, run_forked
 from safetensors.torch import save_file
 
 from edgemoe.errors import DamagedData, DoesNotFit, ModelRefused, UserError
@@ -344,14 +342,7 @@ print(count)
 
 
 def killed_at(step: int, store: Path) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(store), str(step)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_forked("-c", KILLED, store, step)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 
@@ -506,10 +497,7 @@ def test_a_second_use_goes_on_after_the_first_is_killed(served, source, tmp_path
     """It waits for the process that downloads and converts, names it, and resumes once that is killed."""
     gate = tmp_path / "gate"
     gate.touch()
-    first = subprocess.Popen(
-        [sys.executable, "-c", HALTING, str(gate), "pull", REPO],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    first = ForkedPython("-c", HALTING, gate, "pull", REPO)
     deadline = time.monotonic() + 60
     while not gate.with_suffix(".halted").exists():
         assert time.monotonic() < deadline

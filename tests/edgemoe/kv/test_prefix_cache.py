@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from faulty_disk import CALLS, FaultyDisk
+from programs import run_forked
 
 from edgemoe.errors import UserError
 from edgemoe.kv import block_writer
@@ -305,14 +305,7 @@ def test_a_kill_at_any_step_of_a_write_loses_nothing_that_was_complete(fast):
         "import sys, pathlib, test_prefix_cache as t; print(t.kill_at_every_step(pathlib.Path(sys.argv[1])))"
     )
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(fast)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_forked("-c", code, fast, env=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     kills, states = ast.literal_eval(done.stdout)
     assert kills > 20

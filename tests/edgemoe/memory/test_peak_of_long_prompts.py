@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from availability import needs_native
 from family_models import random_model, save
+from programs import programs
 
 from edgemoe.kv.formats import KVFormat
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
-
-ROOT = Path(__file__).resolve().parents[3]
 
 WIDE = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 32, "num_hidden_layers": 1}
 """Keys and values in float32 would take more than all else."""
@@ -62,15 +57,12 @@ def test_a_long_prompt_stays_within_the_smallest_limit(tmp_path, sizes, kv, cont
     model = random_model("qwen3_moe", max_position_embeddings=context, **sizes)
     source = save(model, tmp_path / "source", fused=False)
     convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, tmp_path / "store", kv, str(context), str(prefill_rows)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    peak, limit = json.loads(done.stdout)
+    arguments = ("-c", CHILD, tmp_path / "store", kv, context, prefill_rows)
+    with programs() as start:
+        process = start(*arguments, fresh=sizes is DEEP)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    peak, limit = json.loads(out)
     assert 0 < peak <= limit
     store = StoreModel.open(tmp_path / "store").with_kv(KVFormat(kv, kv))
     copied = replace(store, shape=replace(store.shape, compiled_attention=False))

@@ -88,7 +88,8 @@ def test_the_life_of_a_server(tiny_store):
     port, other = a_port(), a_port()
     common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
     with programs() as start:
-        first, small = start(*common, port), start(*common, other, "--vram-limit", "300KB")
+        first = start(*common, port, fresh=True)  # loads for long enough to answer meanwhile
+        small = start(*common, other, "--vram-limit", "300KB")
         states = ready(port)
         second = start(*common, port)
         assert ended(small)[0] == 3

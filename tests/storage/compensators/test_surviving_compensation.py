@@ -7,14 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from faults import HALTING
 from faulty_disk import FaultyDisk, each_in_turn
-from programs import random_kills
+from programs import ForkedPython, random_kills, run_forked
 from small_compensation import add, tree
 from small_conversion import run as convert_small
 from small_store import flip
@@ -27,8 +26,6 @@ from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import verify
 
 pytestmark = pytest.mark.e2e
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -118,7 +115,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, plain, straight, fa
     """A failure of the Nth call gives a typed error or success; the store is the one of before, or has all
     compensators; the next run completes it.
 
-    Every second N meets one of the faults, and the first and last call of each kind meet all of them.
+    Every third N meets one of the faults, and the first and last call of each kind meet all of them.
     """
     number, stays = FAULTS[fault]
     before = tree(plain)
@@ -131,7 +128,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, plain, straight, fa
         add(small_source, store)
     assert {"open", "write", "fsync", "replace", "preadv", "mkdir"} <= set(calls)
     failed = 0
-    for at in each_in_turn(calls, 2 * [*FAULTS].index(fault), 2 * len(FAULTS)):
+    for at in each_in_turn(calls, 3 * [*FAULTS].index(fault), 3 * len(FAULTS)):
         store = Path(shutil.copytree(plain, fast / str(at)))
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)
@@ -168,7 +165,7 @@ def test_a_disk_without_space_is_refused_before_any_work(small_source, plain, mo
 
 def test_kills_at_random_moments(small_source, fast):
     """A run that is killed at any moment resumes to the bytes of an uninterrupted one."""
-    states = random_kills(small_source, fast, 15, "--job", "compensate")
+    states = random_kills(small_source, fast, 10, "--job", "compensate")
     assert states >= 3, "kills fell into too few moments"
 
 
@@ -177,25 +174,15 @@ def test_ctrl_c_ends_a_run_at_once(small_source, plain, straight, fast):
     store = Path(shutil.copytree(plain, fast / "store"))
     gate = fast / "gate"
     gate.touch()
-    command = ["compensate", str(store), "--reference", str(small_source), "--rank", "4"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", HALTING, str(gate), *command],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = ("compensate", store, "--reference", small_source, "--rank", 4)
+    silent = subprocess.DEVNULL
+    process = ForkedPython("-c", HALTING, gate, *command, stdout=silent, stderr=silent)
     deadline = time.monotonic() + 120
     while not gate.with_suffix(".halted").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    second = subprocess.run(
-        [sys.executable, "-m", "edgemoe", *command],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    second = run_forked("-m", "edgemoe", *command)
     assert second.returncode == 2
     assert (
         f"{FOLDER} free for writing, got another process (id {process.pid}) that writes it" in second.stderr

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from programs import programs, run_forked
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_conversion import contents
@@ -328,17 +326,10 @@ convert(source, Path(sys.argv[2]), family_of(Checkpoint.open(source).config), ma
 """
 
 
-def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a script in another process on one thread, with this repository's packages."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.e2e
 def test_a_killed_conversion_resumes_to_the_same_bytes(checkpoint, store, tmp_path):
     """After SIGKILL in the second layer, the next run completes the store and leaves no other file."""
-    assert python(KILL, checkpoint, tmp_path / "store").returncode == -signal.SIGKILL
+    assert run_forked("-c", KILL, checkpoint, tmp_path / "store").returncode == -signal.SIGKILL
     assert not (tmp_path / "store/store.json").exists()
     run(checkpoint, tmp_path / "store")
     assert contents(tmp_path / "store") == contents(store)
@@ -468,7 +459,9 @@ def test_peak_memory_is_a_few_experts_not_the_checkpoint(checkpoint, tmp_path):
         tensors[f"{experts}.down_proj"] = ramp[: 32 * 512 * 512].view(32, 512, 512).clone()
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
     del tensors
-    measured = python(MEASURE, checkpoint, source, tmp_path)
-    assert measured.returncode == 0, measured.stderr
+    with programs() as start:
+        measured = start("-c", MEASURE, checkpoint, source, tmp_path, fresh=True)
+        out, err = measured.communicate(timeout=120)
+    assert measured.returncode == 0, err
     assert (source / "model.safetensors").stat().st_size > 5 * 36e6
-    assert int(measured.stdout) < 36e6
+    assert int(out) < 36e6

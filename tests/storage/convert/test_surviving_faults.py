@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from faults import OUTAGE, Pauses
 from faulty_disk import FaultyDisk, each_in_turn
+from programs import ForkedPython, run_forked
 from small_conversion import contents, run
 
 import edgemoe.storage.files.source_file
@@ -108,11 +108,8 @@ def test_ctrl_c_while_a_read_of_the_source_is_tried_again(checkpoint, tmp_path):
     """Ctrl-C during the retries of a conversion's reads exits 130 without waiting for their end."""
     until = tmp_path / "until"
     until.write_text(str(time.time() + 100))
-    process = subprocess.Popen(
-        [sys.executable, "-c", OUTAGE, str(until), "convert", str(checkpoint), str(tmp_path / "store")],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
+    command = ("convert", checkpoint, tmp_path / "store")
+    process = ForkedPython("-c", OUTAGE, until, *command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not until.with_suffix(".met").exists():
         assert time.monotonic() < deadline
@@ -194,13 +191,8 @@ def test_a_file_that_may_not_grow_is_a_full_disk(small_source, straight_files, t
     """A file size limit (ulimit -f) in the middle of a layer gives exit 3, and earlier layers are kept."""
     layer = straight_files["experts-00000.safetensors"]
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "support" / "files")))
-    limited = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(small_source), str(tmp_path / "store"), str(len(layer) // 2)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    arguments = (small_source, tmp_path / "store", len(layer) // 2)
+    limited = run_forked("-c", LIMITED, *arguments, env=os.environ | {"PYTHONPATH": path})
     assert limited.returncode == 0, limited.stderr
     assert "experts-00000" in limited.stdout
     assert set(contents(tmp_path / "store")) == {"unfinished.json"}

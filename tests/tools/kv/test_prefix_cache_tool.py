@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from programs import run_forked
 
 from tools.kv import prefix_cache
 
 pytestmark = pytest.mark.e2e
 
 
-def test_a_restarted_process_reads_what_the_first_one_computed(tmp_path, capsys):
+def test_a_restarted_process_reads_what_the_first_one_computed(tmp_path, capsys, monkeypatch):
     """The same answer; whole blocks come from disk, and the computing process has none."""
+    monkeypatch.setattr(prefix_cache.subprocess, "run", lambda command, **options: run_forked(*command[1:]))
     text = tmp_path / "text"
     text.write_text("The capital of France is Paris. " * 300)
     options = ["--text", str(text), "--tokens", "600", "--context", "1024", "--json"]

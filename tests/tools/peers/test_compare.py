@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from edgemoe.experts.step import StepContext
 from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
 from tools.checkout import child_environment
-from tools.peers import compare, comparison, edgemoe_child, popularity, run
+from tools.peers import compare, comparison, edgemoe_child, popularity, preparation, run
 from tools.peers.limited import Usage
 from tools.peers.programs import Program, edgemoe_program
 from tools.peers.report import Case, as_table, reached, run_of, summarize
@@ -70,6 +71,16 @@ def arguments(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     ]
 
 
+@pytest.fixture
+def no_edgemoe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double answers for edgemoe too, and its requests are not kept: for tests of what the peer gets."""
+
+    def double(row: str, store: Path) -> Program:
+        return replace(edgemoe_program(row, store), command=(sys.executable, "-S", str(DOUBLE), "unlogged"))
+
+    monkeypatch.setattr(preparation, "edgemoe_program", double)
+
+
 def requests(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "requests").read_text().splitlines()]
 
@@ -82,10 +93,14 @@ def test_both_programs_run_under_the_limit(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both programs get the same prompt ids, from any current directory; ratios are right; no cgroup remains."""
+    """Both programs get the same prompt ids, context and format of its KV, from any current directory.
+
+    Ratios are right, and no cgroup remains.
+    """
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert compare.main([*arguments, "--no-popularity", "--plot", str(tmp_path / "rows.png")]) == 0
+    more = ["--kv-cache", "q8_0", "--context", "300", "--no-popularity"]
+    assert compare.main([*arguments, *more, "--plot", str(tmp_path / "rows.png")]) == 0
     assert not has_cgroup(os.getpid())
     report = json.loads((tmp_path / "report.json").read_text())
     peer, ours = report["runs"]
@@ -97,6 +112,9 @@ def test_both_programs_run_under_the_limit(
     (measured,) = requests(tmp_path)
     assert (measured["capped"], measured["omp"], len(measured["prompts"][0])) == (True, "1", 8)
     assert any(path.startswith("/limited-") for path in measured["inside"])
+    assert (measured["context"], measured["kv_cache"]) == (300, "q8_0")
+    assert (ours["plan"]["context"], ours["plan"]["kv_cache"]) == (300, "q8_0")
+    assert report["environment"]["kv_cache"] == "q8_0"
     by_name = {row["name"]: row for row in report["rows"]}
     assert by_name["llama.cpp"]["ratio_tpot"] == 1
     assert by_name["exact 4"]["ratio_tpot"] == pytest.approx(2.0 / ours["tpot_s"])
@@ -132,20 +150,7 @@ def test_failed_run_gives_an_outcome_with_its_reason(
 
 @needs_cgroup
 @pytest.mark.e2e
-def test_both_programs_get_the_context_and_the_format_of_its_kv(arguments: list[str], tmp_path: Path) -> None:
-    """edgemoe sets aside that KV, and the peer is to have the same; the report says so."""
-    more = ["--kv-cache", "q8_0", "--context", "300", "--no-popularity"]
-    assert compare.main([*arguments, *more]) == 0
-    (request,) = requests(tmp_path)
-    assert (request["context"], request["kv_cache"]) == (300, "q8_0")
-    report = json.loads((tmp_path / "report.json").read_text())
-    plan = report["runs"][1]["plan"]
-    assert (plan["context"], plan["kv_cache"]) == (300, "q8_0")
-    assert report["environment"]["kv_cache"] == "q8_0"
-
-
-@needs_cgroup
-@pytest.mark.e2e
+@pytest.mark.usefixtures("no_edgemoe")
 def test_the_peer_computes_a_prompt_once_without_a_limit(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +177,7 @@ def test_states_are_those_of_one_prompt_of_llama_cpp(arguments: list[str], tmp_p
 
 @needs_cgroup
 @pytest.mark.e2e
+@pytest.mark.usefixtures("no_edgemoe")
 def test_a_peer_that_crashes_with_repacking_runs_without(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +216,7 @@ def test_edgemoe_computes_by_the_kernel_of_the_request(store: Path, monkeypatch:
 
 @needs_cgroup
 @pytest.mark.e2e
+@pytest.mark.usefixtures("no_edgemoe")
 def test_repacking_is_off_on_request(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

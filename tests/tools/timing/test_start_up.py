@@ -17,17 +17,30 @@ def test_the_least_run_counts_but_for_the_first():
 
 
 def test_every_command_has_its_times(monkeypatch, capsys):
-    """A line each; torch takes longer than a listing, and a plan and a chat, which import it, longer than torch."""
+    """A line each, with the wall and processor time of one run; the demo is converted first."""
+    times = dict(zip(start_up.COMMANDS, range(1, 10), strict=True))
+    measured = []
+
+    def measure(name, home):
+        measured.append(name)
+        return times[name], times[name] / 4
+
     monkeypatch.setattr(sys, "argv", ["start_up", "--runs", "1"])
-    monkeypatch.setattr(
-        start_up, "least", lambda once, runs: once()
-    )  # without the run that fills the page cache
+    monkeypatch.setattr(start_up, "measure", measure)
     assert start_up.main() == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert "wall s" in head
-    used = {line[:22].strip(): float(line.split()[-1]) for line in lines}
-    assert list(used) == list(start_up.COMMANDS)
-    assert used["models"] < used["import torch"] < used["plan"] < used["chat, to its prompt"]
+    found = {line[:22].strip(): [*map(float, line[22:].split())] for line in lines}
+    assert found == {name: [wall, wall / 4] for name, wall in times.items()}
+    assert measured == ["chat, to its prompt", *(name for name in times for _ in range(2))]
+
+
+def test_times_are_those_of_real_processes(tmp_path):
+    """torch takes longer than a listing, and a chat, which imports it, longer than torch."""
+    order = ("models", "import torch", "chat, to its prompt")
+    used = [start_up.measure(name, str(tmp_path))[1] for name in order]
+    assert used == sorted(used)
+    assert used[0] > 0
 
 
 def test_a_name_is_completed(monkeypatch, tmp_path):

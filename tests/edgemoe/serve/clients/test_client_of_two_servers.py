@@ -6,14 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from programs import ForkedPython
 
 from edgemoe.families.table import family_of
 from edgemoe.models.conversion.run import convert_checkpoint
@@ -59,7 +59,11 @@ def conversation(url: str) -> list[tuple[str, str | None, int, str]]:
 
 
 @contextmanager
-def served(command: Sequence[object], log: Path) -> Iterator[str]:
+def served(
+    command: Sequence[object],
+    log: Path,
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+) -> Iterator[str]:
     """Runs a server's process on a free port, whose number follows the command; yields its address once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -69,7 +73,7 @@ def served(command: Sequence[object], log: Path) -> Iterator[str]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("wb") as out:
         arguments = [*map(str, command), "--port", str(port)]
-        process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment, cwd=ROOT)
+        process = start(arguments, stdout=out, stderr=out, env=environment, cwd=ROOT)
         try:
             _wait(address, process, log)
             yield address
@@ -85,7 +89,7 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
         with suppress(httpx.TransportError):
             if httpx.get(f"{address}/health", trust_env=False).status_code == 200:
                 return
-        time.sleep(0.5)
+        time.sleep(0.1)
     pytest.fail(log.read_text(errors="replace")[-2000:])
 
 
@@ -93,8 +97,8 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 def ours(store, tmp_path_factory) -> Iterator[list[tuple[str, str | None, int, str]]]:
     """What the client sees of `edgemoe serve`."""
     log = tmp_path_factory.mktemp("edgemoe") / "log"
-    command = [sys.executable, "-m", "edgemoe", "serve", "--model", store, "--exact", "8", "--context", "256"]
-    with served(command, log) as address:
+    command = ("-m", "edgemoe", "serve", "--model", store, "--exact", "8", "--context", "256")
+    with served(command, log, lambda given, **options: ForkedPython(*given, **options)) as address:
         yield conversation(address)
 
 
