@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -23,16 +23,14 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session
 
 from edgemoe.errors import DamagedData, EdgemoeError, UserError
+from edgemoe.hub.answers import TIMEOUT, model_info, received, require_success
 from edgemoe.hub.name import HubModel
 from edgemoe.storage.files.atomic import require_free
 from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.files.untrusted import shortened
-
-TIMEOUT = 5.0
-"""Seconds until the first byte of an answer."""
 
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
 """Base of every error of the HTTP library; its name depends on huggingface_hub's version."""
@@ -86,9 +84,7 @@ class HubRepository:
             UserError: no such model, revision or commit, it is gated, or the Hub cannot be reached or understood.
         """
         with _errors(model):
-            found = HfApi().model_info(
-                model.repo, revision=commit or model.revision, timeout=TIMEOUT, files_metadata=True
-            )
+            found = model_info(model.repo, commit or model.revision)
         if not found.sha:
             raise UserError(f"a commit of {model.name} from the Hub", "none", "try again later")
         return cls(model, commit or found.sha, found.siblings or [])
@@ -127,10 +123,10 @@ class HubRepository:
             _errors(self.model),
             get_session().stream("GET", self._url(file.name), headers=headers, timeout=TIMEOUT) as response,
         ):
-            hf_raise_for_status(response)
+            require_success(response, self.model.repo)
             if response.status_code != 206:
                 raise UserError(wanted, "the whole file", "set HF_ENDPOINT to a server that serves ranges")
-            raw = bytes(response.read())
+            raw = received(response, wanted, end - start)
         if len(raw) != end - start:
             raise DamagedData(wanted, f"{len(raw)} bytes", "try again")
         return raw
@@ -158,7 +154,7 @@ class HubRepository:
                 with _errors(self.model):
                     http_get(
                         self._url(file.name),
-                        cast(BinaryIO, _Counting(out, progress)),
+                        cast(BinaryIO, _Counting(out, file.size, progress)),
                         resume_size=have,
                         headers=self._headers(),
                         expected_size=file.size,
@@ -185,12 +181,14 @@ class HubRepository:
 
 
 class _Counting:
-    """A file that reports written bytes to `progress`."""
+    """A file of at most `size` bytes that reports written bytes to `progress`."""
 
-    def __init__(self, file: BinaryIO, progress: Callable[[int], None]) -> None:
-        self._file, self._progress = file, progress
+    def __init__(self, file: BinaryIO, size: int, progress: Callable[[int], None]) -> None:
+        self._file, self._size, self._progress = file, size, progress
 
     def write(self, data: bytes) -> int:
+        if self._file.tell() + len(data) > self._size:
+            raise DamagedData(f"{self._size} bytes of a file from the Hub", "more", "check HF_ENDPOINT")
         self._progress(len(data))
         return self._file.write(data)
 

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from programs import ForkedPython, run_forked
 from safetensors.torch import save_file
 
-from edgemoe.errors import DamagedData, DoesNotFit, ModelRefused, UserError
+from edgemoe.errors import DamagedData, DoesNotFit, EdgemoeError, ModelRefused, UserError
 from edgemoe.families.table import family_of
 from edgemoe.hub import repository as hub
 from edgemoe.hub.checkpoint import open_streamed
@@ -184,7 +184,7 @@ def test_an_answer_that_no_hub_gives_is_refused(served, tmp_path, monkeypatch, e
     def model_info(*arguments: object, **named: object) -> None:
         raise error
 
-    monkeypatch.setattr("edgemoe.hub.repository.HfApi.model_info", model_info)
+    monkeypatch.setattr("edgemoe.hub.repository.model_info", model_info)
     with pytest.raises(UserError, match=f"{REPO}.*{type(error).__name__}"):
         get(tmp_path / "store")
 
@@ -267,6 +267,35 @@ def test_a_list_of_files_that_is_not_understood_is_refused(served, tmp_path, lis
     with pytest.raises(UserError, match=message) as caught:
         get(tmp_path / "store")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(200, "the list of the files"), (404, "an error of the Hub")]
+)
+def test_an_answer_without_an_end_is_refused(served, tmp_path, monkeypatch, status, message):
+    """Neither a list nor an error is read beyond a bound."""
+    monkeypatch.setattr("edgemoe.hub.answers.LISTING_BYTES", 300_000)
+    served.endless = status
+    with pytest.raises(UserError, match=f"{message}.* of at most .* bytes, got more"):
+        get(tmp_path / "store")
+
+
+def test_a_list_that_comes_too_slowly_is_refused(served, tmp_path, monkeypatch):
+    """The time for all of it is bounded, however often a piece comes."""
+    monkeypatch.setattr("edgemoe.hub.answers.LISTING_SECONDS", 0.0)
+    with pytest.raises(UserError, match="within 0 s, got a part of it"):
+        get(tmp_path / "store")
+
+
+def test_a_file_that_is_longer_than_the_hub_said_is_refused(served, tmp_path):
+    """Its bytes are not written beyond that."""
+    files = served.siblings()
+    served.listing = [
+        each | {"size": each["size"] - 1, "blobId": None} if each["rfilename"] == "config.json" else each
+        for each in files
+    ]
+    with pytest.raises(EdgemoeError, match="more"):
+        get(tmp_path / "store")
 
 
 def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):

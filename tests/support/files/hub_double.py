@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -38,6 +38,7 @@ class HubDouble:
         listing: the list of files; None: as the Hub gives it.
         down: every request is answered with 503.
         gated: every request is refused, as for a model whose terms are not accepted.
+        endless: every request is answered with this status and a body without an end; 0: none is.
     """
 
     def __init__(self, directory: Path, repo: str) -> None:
@@ -47,7 +48,7 @@ class HubDouble:
         self.corrupt: set[str] = set()
         self.other_hashes: dict[str, str | None] = {}
         self.listing: object = None
-        self.down = self.gated = False
+        self.down, self.gated, self.endless = False, False, 0
         self.endpoint = ""
 
     def downloads(self, file: str) -> list[int | None]:
@@ -99,7 +100,9 @@ class HubDouble:
             def _answer(self, *, body: bool) -> None:
                 url = urlsplit(self.path)
                 path = unquote(url.path)
-                if double.down:
+                if double.endless:
+                    self._send_forever(double.endless)
+                elif double.down:
                     self._json(503, {"error": "down"})
                 elif double.gated:
                     self._json(403, {"error": "gated"}, **{"X-Error-Code": "GatedRepo"})
@@ -114,6 +117,15 @@ class HubDouble:
                     self._file(path.removeprefix(f"/{double.repo}/resolve/{COMMIT}/"), body=body)
                 else:
                     self._json(404, {"error": "no"}, **{"X-Error-Code": "RepoNotFound"})
+
+            def _send_forever(self, code: int) -> None:
+                self.send_response(code)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                with suppress(OSError):  # until the other side closes the connection
+                    while True:
+                        self.wfile.write(b'["x",' * 20_000)
+                self.close_connection = True
 
             def _json(self, code: int, content: object, **headers: str) -> None:
                 raw = json.dumps(content).encode()
