@@ -22,12 +22,16 @@ from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 from edgemoe.kernels.samples import samples
 from edgemoe.machine.cpu import identity
+from edgemoe.storage.files.retry import open_regular
 
 VERSION = 2
 """Of the file: files of another version are measured anew."""
 
 _ROUNDS, _FEWEST, _SHARE = 5, 3, 0.02
 """Most rounds over a kind of work's paths, and fewest; between them none begins after so many seconds a path."""
+
+_MOST_BYTES = 1 << 20
+"""Bytes of the file: a hundred times what it has."""
 
 MARGIN = 0.9
 """A narrower path has to take less than this part of the widest path's time: smaller differences are often noise."""
@@ -146,21 +150,40 @@ def _file(directory: Path, key: Mapping[str, Any]) -> Path:
 def _read(path: Path, key: Mapping[str, Any]) -> list[Timing] | None:
     """The timings of a file; None where there is none for this machine and version. Warns of a damaged one."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(_text(path))
         if found["version"] != VERSION or found["machine"] != key:
             return None
         timings = [Timing(**one) for one in found["timings"]]
-        choice = preferred(timings)
-        if not all(choice[each] in paths.candidates(*each) for each in paths.chosen()):
-            raise ValueError("timings of other paths")
+        _require_known(timings)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logging.getLogger("edgemoe").warning(
             "expected times of kernels in %s, got a damaged file (%s): measured anew", path, error
         )
         return None
     return timings
+
+
+def _text(path: Path) -> str:
+    """The text of a file; raises OSError or ValueError where it is no regular one or too large."""
+    with open_regular(path) as file:
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES} bytes")
+    return raw.decode()
+
+
+def _require_known(timings: list[Timing]) -> None:
+    """Raises ValueError unless each kind of work has times, as numbers, and all are of paths that this machine has."""
+    known = paths.chosen()
+    if {(one.work, one.rows) for one in timings} != known.keys():
+        raise ValueError("timings of other work")
+    for one in timings:
+        if one.path not in paths.candidates(one.work, one.rows):
+            raise ValueError("timings of other paths")
+        if not all(isinstance(each, float) and each > 0 for each in (one.seconds, one.rate)):
+            raise ValueError("times that are no numbers above 0")
 
 
 def _write(path: Path, key: Mapping[str, Any], timings: list[Timing]) -> None:

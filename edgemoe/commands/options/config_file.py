@@ -25,6 +25,8 @@ from edgemoe.commands.options.help_sections import SECTIONS, sections_of
 from edgemoe.errors import UserError
 from edgemoe.models.options.declared import option
 from edgemoe.models.options.study import study_keys
+from edgemoe.storage.files.retry import open_regular
+from edgemoe.storage.files.untrusted import shortened
 
 PREFIX = "EDGEMOE_"
 
@@ -35,6 +37,12 @@ _FILE = "edgemoe.config-file"
 """Key of the file's name in the `meta` of a command's context."""
 
 _HELP_ALL = "help_all"
+
+_MOST_BYTES = 64 << 10
+"""Bytes of a file of options."""
+
+_MOST_DOTS = 128
+"""Dots of a line of such a file."""
 
 _NOT_SET = ("print-config", "help-all")
 
@@ -136,14 +144,7 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
     Raises:
         UserError: the file cannot be read, is no TOML, or has a key or a value that no option takes.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"a TOML file for --config {path}",
-            getattr(error, "strerror", None) or str(error),
-            "give a file such as `edgemoe chat --print-config` prints",
-        ) from error
+    document = _parsed(path)
     everywhere = {name for options in known.values() for name in options}
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -164,6 +165,31 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
     return common | own
 
 
+def _parsed(path: Path) -> dict[str, Any]:
+    """Parses a file of options. Its size and the parts of its keys are bounded, as each part copies those before it.
+
+    Raises:
+        UserError: the file cannot be read, is no TOML, or exceeds a bound.
+    """
+    wanted, action = (
+        f"a TOML file for --config {path}",
+        "give a file such as `edgemoe chat --print-config` prints",
+    )
+    try:
+        with open_regular(path) as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise UserError(wanted, f"more than {_MOST_BYTES} bytes", action)
+        if any(line.count(b".") > _MOST_DOTS for line in raw.splitlines()):
+            raise UserError(wanted, f"a line of more than {_MOST_DOTS} dots", action)
+        return tomllib.loads(raw.decode())
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)[:300]
+        raise UserError(wanted, found, action) from error
+    except RecursionError as error:
+        raise UserError(wanted, "lists or tables too deep in each other", action) from error
+
+
 def _is_study(key: str, known: Collection[str]) -> bool:
     """Whether a key is a setting of studies for a command that takes these by --study."""
     return key in study_keys() and key not in known and "study" in known
@@ -182,7 +208,7 @@ def _check_key(path: Path, key: str, known: Collection[str], what: str) -> None:
     if key not in known or key in _OURS:
         near = get_close_matches(key, [name for name in known if name not in _OURS], 1)
         action = f"did you mean {near[0]!r}?" if near else "look the name up in `edgemoe COMMAND --help`"
-        raise UserError(f"the name of {what} in {path}", repr(key), action)
+        raise UserError(f"the name of {what} in {path}", shortened(key), action)
 
 
 def _fitting(path: Path, key: str, value: Any, option: Any) -> Any:
@@ -194,7 +220,7 @@ def _fitting(path: Path, key: str, value: Any, option: Any) -> Any:
     if not option.is_flag and _is_plain(value):
         return [value] if option.multiple else value
     wanted = "true or false" if option.is_flag else "a string or a number"
-    raise UserError(f"{wanted} for {key} in {path}", repr(value), "write such a value")
+    raise UserError(f"{wanted} for {key} in {path}", shortened(value), "write such a value")
 
 
 def _is_plain(value: Any) -> bool:

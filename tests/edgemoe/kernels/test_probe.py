@@ -141,7 +141,23 @@ def damage_timing(content: str) -> str:
     return json.dumps(found | {"timings": found["timings"][:1]})
 
 
-@pytest.mark.parametrize("damage", [damage_text, damage_path, damage_timing])
+def damage_work(content: str) -> str:
+    found = json.loads(content)
+    return json.dumps(found | {"timings": [*found["timings"], found["timings"][0] | {"work": "tea"}]})
+
+
+def damage_seconds(content: str) -> str:
+    found = json.loads(content)
+    return json.dumps(found | {"timings": [one | {"seconds": "soon"} for one in found["timings"]]})
+
+
+def damage_depth(content: str) -> str:
+    return "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_text, damage_path, damage_timing, damage_work, damage_seconds, damage_depth]
+)
 def test_a_damaged_file_is_measured_anew(tmp_path, timings, caplog, damage):
     """With a warning that names the file."""
     choose_fastest(tmp_path)
