@@ -6,8 +6,9 @@ A file has one block of 256 tokens, and is named for the block's hash (kv.blocks
     all tokens from the first to the block's last, int32 · xxh3_64 of the above · zeros up to a multiple of 4 KiB
     the block's keys and values (SequenceKV.rows)
 
-A file appears complete (storage.files.atomic), and never changes. The file that was last used longest ago is removed
-first.
+Both xxh3_64 have the directory's secret number as their seed (kv.own_directory): a file that was made elsewhere does
+not fit. A file appears complete (storage.files.atomic), and never changes. The file that was last used longest ago is
+removed first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from edgemoe.storage.files.retry import RegularFile, open_regular
 
 SUFFIX = ".kv"
 
-VERSION = 1
+VERSION = 2
 
 _MAGIC = b"edgemoKV"
 _HEADER = struct.Struct("<8sII16s16sQQ")
@@ -47,11 +48,13 @@ class Block:
         root: the hash of no tokens: of all that KV depends on beside tokens.
         digest: the block's own hash.
         tokens: int64 [n], all from the sequence's first to the block's last.
+        secret: the directory's secret number.
     """
 
     root: bytes
     digest: bytes
     tokens: Tokens
+    secret: int
 
     def header(self, nbytes: int, checksum: int) -> bytes:
         """Returns the start of its file, a multiple of 4 KiB.
@@ -61,7 +64,7 @@ class Block:
         """
         fixed = _HEADER.pack(_MAGIC, VERSION, len(self.tokens), self.root, self.digest, nbytes, checksum)
         covered = fixed + self.tokens.astype("<i4").tobytes()
-        whole = covered + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(covered))
+        whole = covered + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(covered, self.secret))
         return whole.ljust(header_bytes(len(self.tokens)), b"\0")
 
 
@@ -79,9 +82,9 @@ def header_bytes(tokens: int) -> int:
     return -(-(_HEADER.size + 4 * tokens + _CHECKSUM.size) // DISK_BLOCK) * DISK_BLOCK
 
 
-def checksum(rows: Sequence[memoryview]) -> int:
-    """The xxh3_64 of buffers, one after another."""
-    digest = xxhash.xxh3_64()
+def checksum(rows: Sequence[memoryview], secret: int) -> int:
+    """The xxh3_64 of buffers, one after another, with the directory's secret number as its seed."""
+    digest = xxhash.xxh3_64(seed=secret)
     for part in rows:
         digest.update(part)
     return digest.intdigest()
@@ -111,7 +114,7 @@ def read_block(path: Path, block: Block, into: Sequence[memoryview]) -> int:
         _advise_sequential(file.fileno())
         stored = _checked_header(path, block, file.read(header_bytes(len(block.tokens))), nbytes)
         _fill(path, file, into)
-    if (found := checksum(into)) != stored:
+    if (found := checksum(into, block.secret)) != stored:
         raise ChecksumMismatch(f"checksum {stored:016x} of the rows in {path}", f"{found:016x}", ACTION)
     return size
 
@@ -127,7 +130,7 @@ def _checked_header(path: Path, block: Block, header: bytes, nbytes: int) -> int
     if (magic, version) != (_MAGIC, VERSION):
         raise BadHeader(f"a KV block of version {VERSION} in {path}", f"{magic!r}, version {version}", ACTION)
     (written,) = _CHECKSUM.unpack_from(header, end)
-    if (found := xxhash.xxh3_64_intdigest(header[:end])) != written:
+    if (found := xxhash.xxh3_64_intdigest(header[:end], block.secret)) != written:
         raise BadHeader(f"checksum {written:016x} of the header of {path}", f"{found:016x}", ACTION)
     if (root, digest, rows) != (block.root, block.digest, nbytes):
         wanted = f"a block of this model and these settings in {path}"

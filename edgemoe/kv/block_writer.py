@@ -65,8 +65,8 @@ class BlockWriter:
         stuck: whether a write has not returned; nothing is written any more.
     """
 
-    def __init__(self, directory: Path, limit: int, failed: Callable[[Exception], None]) -> None:
-        self._directory, self._limit, self._failed = directory, limit, failed
+    def __init__(self, directory: Path, limit: int, secret: int, failed: Callable[[Exception], None]) -> None:
+        self._directory, self._limit, self._secret, self._failed = directory, limit, secret, failed
         self.used = self.evicted = self.written = self.written_bytes = 0
         self.stuck = False
         self._offered = dict[SequenceKV, list[tuple[Chain, Future[None]]]]()
@@ -173,7 +173,7 @@ class BlockWriter:
         room, evicted = Room(self._directory, self._limit, now - len(chain.hashes)), self.evicted
         for index in missing:
             end = (index + 1) * blocks.BLOCK
-            block = Block(chain.hashes[0], chain.hashes[index + 1], chain.tokens[:end])
+            block = Block(chain.hashes[0], chain.hashes[index + 1], chain.tokens[:end], self._secret)
             path = block_files.path_of(self._directory, block.digest)
             if chain.cancelled or path.exists():
                 continue
@@ -212,7 +212,7 @@ def _private(path: str, flags: int) -> int:
 @aiofiles.os.wrap  # type: ignore[untyped-decorator]  # aiofiles ships no types
 def _write_rows(fd: int, block: Block, rows: Sequence[memoryview]) -> None:
     """Writes and syncs a whole file, on a thread of the loop's pool."""
-    write_all(fd, block.header(sum(map(len, rows)), block_files.checksum(rows)))
+    write_all(fd, block.header(sum(map(len, rows)), block_files.checksum(rows, block.secret)))
     for part in rows:
         write_all(fd, part)
     os.fsync(fd)

@@ -18,6 +18,7 @@ from edgemoe.kv import block_files, blocks
 from edgemoe.kv.block_files import Block
 from edgemoe.kv.block_writer import BlockWriter, Chain
 from edgemoe.kv.blocks import Tokens
+from edgemoe.kv.own_directory import own_directory
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
 from edgemoe.storage.sizes import format_least, format_size
@@ -65,21 +66,15 @@ class PrefixCache:
         automatic: blocks are read and written; False: from `start` on.
 
     Raises:
-        UserError: the directory cannot be made.
+        UserError: the directory cannot be made, or is not the user's own.
     """
 
     def __init__(self, directory: Path, limit: int, *, automatic: bool = True) -> None:
         self.directory, self.limit, self.automatic = directory, limit, False
-        try:
-            directory.mkdir(
-                mode=0o700, parents=True, exist_ok=True
-            )  # blocks have the tokens of conversations
-        except OSError as error:
-            action = "name a directory of your own"
-            raise UserError(f"a directory at {directory}", str(error.strerror), action) from error
+        self._secret = own_directory(directory)
         self._read = self._bytes_read = self._dropped = self._failures = 0
         self._warned = set[str]()
-        self._writer = BlockWriter(directory, limit, self._write_failed)
+        self._writer = BlockWriter(directory, limit, self._secret, self._write_failed)
         if automatic:
             self.start()
 
@@ -164,7 +159,7 @@ class PrefixCache:
         end = (index + 1) * blocks.BLOCK
         for later in hashes[index + 2 : index + 2 + READ_AHEAD]:
             block_files.read_ahead(self._path(later))
-        block = Block(hashes[0], hashes[index + 1], tokens[:end])
+        block = Block(hashes[0], hashes[index + 1], tokens[:end], self._secret)
         path = self._path(block.digest)
         try:
             size = block_files.read_block(path, block, sequence.rows(end - blocks.BLOCK, end))

@@ -6,6 +6,7 @@ import ast
 import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -124,9 +125,43 @@ def test_a_damaged_file_is_dropped_by_name(tmp_path, caplog, damage):
     assert blocks_read(tmp_path) == 3
 
 
+def test_a_file_that_was_made_in_another_directory_is_dropped(tmp_path, caplog):
+    """It has the right name, tokens and rows, and checksums that another secret number made."""
+    foreign, own = tmp_path / "foreign", tmp_path / "own"
+    written(foreign)
+    for path in files(foreign):
+        own.mkdir(mode=0o700, exist_ok=True)
+        shutil.copy(path, own)
+    assert blocks_read(own) == 0
+    assert "is dropped from the prefix cache" in caplog.text
+    assert (own / "secret").stat().st_mode & 0o077 == 0
+    shutil.copy(foreign / "secret", own)
+    for path in files(foreign):
+        shutil.copy(path, own)
+    assert blocks_read(own) == 3
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
+    """So is one that any user may write to, and one whose secret number is no longer whole."""
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(UserError, match="another user"):
+        PrefixCache(tmp_path, 1 << 30)
+    monkeypatch.undo()
+    tmp_path.chmod(0o777)
+    with pytest.raises(UserError, match="any user may"):
+        PrefixCache(tmp_path, 1 << 30)
+    tmp_path.chmod(0o700)
+    (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(UserError, match="5 bytes"):
+        PrefixCache(tmp_path, 1 << 30)
+
+
 def test_a_file_of_another_prompt_or_model_is_dropped_by_name(tmp_path, caplog):
     """A sound file under a wrong name: its root, its hash and its tokens each tell."""
     hashes = written(tmp_path)
+    (tmp_path / "other").mkdir(mode=0o700)
+    shutil.copy(tmp_path / "secret", tmp_path / "other")
     other = PrefixCache(tmp_path / "other", 1 << 30)
     of_model, tokens = chain(b"moor" * 4, TOKENS), TOKENS + 1
     other.offer(sequence_of(TOKENS), of_model, TOKENS)
