@@ -34,6 +34,9 @@ USER = {"role": "user", "content": "fox"}
 MILLION = 1_000_000
 HEAD = "POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 
+_PATTERNS = [{"type": "string", "pattern": f".*a.{{{10 * i}}}b.*"} for i in range(1, 40)]
+ENDLESS = {"name": "x", "schema": {"allOf": _PATTERNS}}
+
 REQUESTS: dict[str, tuple[str, Callable[[], object]]] = {
     "completion: a million wrong prompts": ("/v1/completions", lambda: {"prompt": ["a", *[1] * MILLION]}),
     "chat: a million wrong messages": (CHAT, lambda: {"messages": [1] * MILLION}),
@@ -65,6 +68,10 @@ REQUESTS: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "chat: a model name of 1 MB": (CHAT, lambda: {"messages": [USER], "model": "x" * MILLION}),
     "chat: a seed of 4,000 digits": (CHAT, lambda: {"messages": [USER], "seed": 10**4000}),
+    "chat: a schema that compiles for minutes": (
+        CHAT,
+        lambda: {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": ENDLESS}},
+    ),
 }
 """Name -> path, and what makes the body."""
 

@@ -1,4 +1,4 @@
-"""Malformed HTTP requests: wrong JSON for every field, and bytes that are no HTTP."""
+"""Malformed HTTP requests: wrong JSON for every field, with big parts too, and bytes that are no HTTP."""
 
 from __future__ import annotations
 
@@ -65,6 +65,33 @@ GOOD: dict[str, dict[str, Any]] = {
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
         ],
     },
+    "/v1/responses": {
+        "model": "x",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "fox"}]}],
+        "instructions": "x",
+        "max_output_tokens": 1,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stream": False,
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"},
+        "metadata": {"a": "x"},
+    },
+    "/api/chat": {
+        "model": "x",
+        "messages": [{"role": "user", "content": "fox"}],
+        "stream": False,
+        "think": False,
+        "keep_alive": "5m",
+        "options": {"num_predict": 1, "temperature": 0.5, "top_k": 3, "stop": ["x"], "seed": 1},
+    },
+    "/api/generate": {
+        "model": "x",
+        "prompt": "fox",
+        "system": "x",
+        "stream": False,
+        "options": {"num_predict": 1, "min_p": 0.1},
+    },
     "/tokenize": {"prompt": "fox", "add_special_tokens": True},
     "/detokenize": {"tokens": [5, 6]},
 }
@@ -76,6 +103,10 @@ _SCALARS: tuple[Any, ...] = (
 )
 
 
+_SCHEMAS = 0.05
+"""Share of the chats with big parts whose big part is a schema."""
+
+
 def a_value(random: Random, depth: int = 0) -> Any:
     """A random JSON value."""
     kind = random.randrange(10)
@@ -84,6 +115,49 @@ def a_value(random: Random, depth: int = 0) -> Any:
     if kind < 9:
         return [a_value(random, depth + 1) for _ in range(random.choice((0, 1, 2, 5, 70)))]
     return {str(random.choice(_SCALARS)): a_value(random, depth + 1) for _ in range(random.randrange(4))}
+
+
+def a_big_value(random: Random) -> str:
+    """The JSON text of a value that is deep, wide, long, or a number of many digits."""
+    many = int(10 ** random.uniform(1, 5.3))
+    part = random.choice(('"a"', "1", "null", "[]", "{}", '{"a":1}', '{"role":"user","content":"x"}', "1.5"))
+    shapes = (
+        lambda: "[" * many + "]" * many,
+        lambda: '{"a":' * many + part + "}" * many,
+        lambda: "[" + f"{part}," * many + part + "]",
+        lambda: '["a"' + f",{part}" * many + "]",
+        lambda: "{" + ",".join(f'"{i}":{part}' for i in range(many)) + "}",
+        lambda: json.dumps(
+            random.choice(("x", "fox ", "\n", "\x00", "é", "\U0001f642", " ", "1")) * many * 8
+        ),
+        lambda: "-" * random.randrange(2) + "9" * many,
+        lambda: f"1e{'9' * min(many, 5000)}",
+        lambda: "0." + "0" * many + "1",
+    )
+    return random.choice(shapes)()
+
+
+def a_schema(random: Random) -> dict[str, Any]:
+    """A JSON schema that may take long to compile, or to follow."""
+    many, more = random.randint(2, 40), int(10 ** random.uniform(1, 5))
+    text = {"type": "string"}
+    schemas: tuple[dict[str, Any], ...] = (
+        {"allOf": [text | {"pattern": f".*a.{{{i * 10}}}b.*"} for i in range(1, many)]},
+        {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}": {"const": j}}} for j in range(8)]} for i in range(many)
+            ]
+        },
+        text | {"pattern": f"^((a|b){{1,{more}}}c){{1,{more}}}$"},
+        text | {"minLength": more, "maxLength": more * 100},
+        {"enum": [f"{i}x" for i in range(more)]},
+        {"properties": {f"p{i}": {"type": "null"} for i in range(more // 10)}},
+        {"type": "array", "minItems": more, "items": {"type": "array", "minItems": more}},
+        {"patternProperties": {f".*a.{{{i}}}b.*": text for i in range(many)}},
+        {"type": "number", "multipleOf": 1 / more, "maximum": 10**15},
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * many}}, "$ref": "#/$defs/a"},
+    )
+    return random.choice(schemas)
 
 
 def a_body(random: Random) -> tuple[str, bytes]:
@@ -109,6 +183,19 @@ def a_body(random: Random) -> tuple[str, bytes]:
             (b"[" * 20000, b'{"a":' * 5000, b'{"prompt": NaN}', b"\xef\xbb\xbf" + raw, b"1e999")
         )
     return path, raw
+
+
+def a_big_body(random: Random) -> tuple[str, bytes]:
+    """A path, and a body with a big part in a field, in a list of one, or in its place."""
+    path = random.choice([*GOOD])
+    body: dict[str, Any] = dict(GOOD[path])
+    if path == "/v1/chat/completions" and random.random() < _SCHEMAS:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": a_schema(random)}}
+        return path, json.dumps(body | {"response_format": form}).encode()
+    name, place = random.choice([*body, "extra"]), "the big part"
+    body[name] = random.choice((place, place, [place], [{"role": "user", "content": place}], {"a": place}))
+    text = json.dumps(body).replace(json.dumps(place), a_big_value(random))
+    return path, text.encode()
 
 
 def a_request(random: Random) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tools.reliability.malformed import GOOD, a_body, a_request, exchange
+from edgemoe.machine.process import resident_bytes
+from tools.reliability.malformed import GOOD, a_big_body, a_body, a_request, exchange
 
 CHAT = "/v1/chat/completions"
 
@@ -29,9 +30,28 @@ def test_two_hundred_malformed_bodies(server):
         path, raw = a_body(random)
         response = server.client.post(path, content=raw)
         statuses.add(response.status_code)
-        assert response.status_code == 200 or response.json()["error"]["message"], (path, raw[:300])
+        assert response.status_code == 200 or message_of(response), (path, raw[:300])
     assert statuses <= {200, 400}, statuses
     assert len(statuses) == 2
+    server.idle()
+
+
+def message_of(response) -> str:
+    error = response.json()["error"]
+    return error if isinstance(error, str) else error["message"]
+
+
+@pytest.mark.e2e
+def test_bodies_with_big_parts(server):
+    """Deep, wide and long values, many digits, schemas: an answer or an error object, and no memory stays."""
+    random, before = Random(3), 0
+    for number in range(60):
+        path, raw = a_big_body(random)
+        response = server.client.post(path, content=raw)
+        assert response.status_code < 500, (path, raw[:300])
+        assert response.status_code == 200 or message_of(response), (path, raw[:300])
+        before = before or (resident_bytes() if number == 20 else 0)
+    assert resident_bytes() - before < 64 << 20
     server.idle()
 
 

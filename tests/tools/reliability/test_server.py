@@ -44,7 +44,7 @@ def test_a_500_and_an_unanswered_request_are_failures(server, capsys, monkeypatc
     monkeypatch.setattr(type(server.serving.model), "submit", broken)
     assert tool.main(["malformed", "--requests", "100", "--url", server.url]) == 1
     out = capsys.readouterr().out
-    assert ": 500 for" in out
+    assert ": 500 after" in out
     assert "the good request after 99 was not answered" in out
 
 
