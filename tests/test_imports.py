@@ -46,7 +46,7 @@ SERVE = (
     ("protocol",),
     ("serving",),
     ("metrics",),
-    ("job", "bodies", "text_limit", "workers"),
+    ("job", "bodies", "compiling", "text_limit", "workers"),
     ("request",),
     ("limits", "errors"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.answer_reader import AnswerReader
@@ -22,7 +22,8 @@ from edgemoe.api.tool_use import (
     writes_tools,
 )
 from edgemoe.errors import ModelRefused
-from edgemoe.grammar.lark import Reasoning, json_answer
+from edgemoe.grammar.confined import Cancellation
+from edgemoe.grammar.lark import Reasoning
 from edgemoe.grammar.matcher import Grammar
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -34,7 +35,7 @@ class ChatPrompt:
     Args:
         tokens: ids of the prompt.
         reader: makes the reader of an answer; None: answers are plain text.
-        grammar: compiles the grammar of the answer, which takes a while; None: it has none.
+        grammar: compiles the grammar of the answer, which takes a while and can be cancelled; None: it has none.
 
     Raises:
         UserError: by `grammar`: a schema cannot be enforced.
@@ -42,7 +43,7 @@ class ChatPrompt:
 
     tokens: list[int]
     reader: Callable[[], AnswerReader] | None = None
-    grammar: Callable[[], Grammar] | None = None
+    grammar: Callable[[Cancellation], Grammar] | None = None
 
 
 class ChatPrompts:
@@ -102,7 +103,7 @@ class ChatPrompts:
                 messages = with_tools(messages, listed)
             variables = {**variables, "tools": listed}
         if form is None:
-            compiled = None if schema is None else lambda: self._model.grammar(schema)
+            compiled = None if schema is None else partial(self._json, schema, None)
             return ChatPrompt(encode_chat(tokenizer, messages, variables), None, compiled)
         text, tokens = self.replays.encode(tokenizer, messages, variables, form, ends)
         offered = list(tools.tools) if tools else None
@@ -120,19 +121,27 @@ class ChatPrompts:
         variables: Mapping[str, object],
         tools: ToolUse | None,
         schema: Mapping[str, object] | None,
-    ) -> Callable[[], Grammar] | None:
+    ) -> Callable[[Cancellation], Grammar] | None:
         reasoning, model = reasoning_of(form, prompt), self._model
         if schema is not None:
-            return lambda: self._json(schema, reasoning)
+            return partial(self._json, schema, reasoning)
         if tools is None or not tools.enforced:
             return None
         written = call_form(model.tokenizer, form, variables, self._ends)
-        return lambda: Grammar(model.vocabulary(), tools.grammar(model.vocabulary(), written, reasoning))
 
-    def _json(self, schema: Mapping[str, object], reasoning: Reasoning | None) -> Grammar:
+        def compiled(cancellation: Cancellation) -> Grammar:
+            grammars = model.grammars()
+            return grammars.compile(tools.grammar(grammars.vocabulary, written, reasoning), cancellation)
+
+        return compiled
+
+    def _json(
+        self, schema: Mapping[str, object], reasoning: Reasoning | None, cancellation: Cancellation
+    ) -> Grammar:
         """The grammar of a schema, which is compiled without reasoning first: its errors come before any text."""
-        grammar, words = self._model.grammar(schema), self._model.vocabulary()
-        return Grammar(words, json_answer(words, schema, reasoning)) if reasoning else grammar
+        grammars = self._model.grammars()
+        grammar = grammars.json(schema, None, cancellation)
+        return grammars.json(schema, reasoning, cancellation) if reasoning else grammar
 
     @cached_property
     def _ends(self) -> list[str]:

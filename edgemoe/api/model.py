@@ -19,7 +19,7 @@ from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.pace import Pace
 from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import Scheduler
-from edgemoe.grammar.lark import json_answer
+from edgemoe.grammar.grammars import Grammars
 from edgemoe.grammar.matcher import Grammar, Vocabulary
 from edgemoe.kv.prefix_cache import PrefixCache
 
@@ -51,7 +51,7 @@ class Model:
     ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self._scheduler = Scheduler(engine, pace, keep=keep, disk=disk)
-        self._vocabulary: Vocabulary | None = None
+        self._grammars: Grammars | None = None
         self._reading = threading.Lock()
 
     def generate(self, prompt: Prompt, **choices: Unpack[Choices]) -> Answer:
@@ -204,22 +204,22 @@ class Model:
             UserError: a part of it cannot be enforced, or llguidance is missing.
             ModelRefused: the model's tokenizer cannot be used for it.
         """
-        vocabulary = self.vocabulary()
-        return Grammar(vocabulary, json_answer(vocabulary, schema))
+        return self.grammars().json(schema)
 
-    def vocabulary(self) -> Vocabulary:
-        """Returns the model's tokens as grammars read them, made at the first call; it is no part of the limit.
+    def grammars(self) -> Grammars:
+        """Returns what compiles grammars for the model's tokens, made at the first call; it is no part of the limit.
 
-        No step runs while it is made. Not to be called by a callback of an answer.
+        No step runs while the tokens are read. Not to be called by a callback of an answer.
 
         Raises:
             UserError, ModelRefused: as Vocabulary.
         """
         with self._reading:
-            if self._vocabulary is None:
+            if self._grammars is None:
                 with self._scheduler.paused(), self.engine.peak.excluded():
-                    self._vocabulary = Vocabulary(self.tokenizer, self.engine.shape.vocab, self.sampling.stop)
-            return self._vocabulary
+                    vocabulary = Vocabulary(self.tokenizer, self.engine.shape.vocab, self.sampling.stop)
+                self._grammars = Grammars(vocabulary)
+            return self._grammars
 
     def keep_warm(self) -> None:
         """From now on reads experts into free blocks while no request is under way, on the thread of futures."""
@@ -248,6 +248,8 @@ class Model:
         """Ends every request with an error, and frees all memory. Idempotent; not to be called by a callback."""
         self._scheduler.close()
         self.engine.close()
+        if self._grammars:
+            self._grammars.vocabulary.process.close()
 
     def __enter__(self) -> Model:
         return self

@@ -1,31 +1,29 @@
-"""Grammars compiled for a model's vocabulary, and followed token by token."""
+"""Grammars compiled for a model's vocabulary, and followed token by token, in processes of their own."""
 
 from __future__ import annotations
 
+from copy import copy
+from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from edgemoe.errors import UserError
-from edgemoe.grammar.schema import refused
+from edgemoe.grammar.confined import Cancellation, Connection, VocabularyProcess
+from edgemoe.grammar.process import COMPILE_SECONDS, GRAMMAR_BYTES, TOKEN_SECONDS
 from edgemoe.storage.files.untrusted import foreign_code
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 PACKAGE = "llguidance"
 
-MOST_ITEMS = 10_000
-"""Of the parser in a row: an object of 2,000 optional properties."""
+_COMPILING = f"{COMPILE_SECONDS} s of computing and {GRAMMAR_BYTES >> 20} MiB to compile"
 
-MOST_LEXER_STATES = 20_000
-"""Of a grammar, 1 to 2 kB each."""
+_FOLLOWING = f"{TOKEN_SECONDS} s of computing for a token and {GRAMMAR_BYTES >> 20} MiB for an answer"
 
 
 class Vocabulary:
-    """A model's tokens as grammars read them. Made once a model: a table of 152,000 words takes some seconds and 84 MB.
+    """A model's tokens as grammars read them. A table of 152,000 words takes some seconds, and 84 MB of a process.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
@@ -33,9 +31,12 @@ class Vocabulary:
             never allowed.
         ends: token ids that end an answer.
 
+    Attributes:
+        process: starts the processes of grammars.
+
     Raises:
         UserError: llguidance is missing, or no token ends an answer.
-        ModelRefused: llguidance cannot read the tokenizer.
+        ModelRefused: the tokenizer has no form that llguidance reads.
     """
 
     def __init__(self, tokenizer: Any, words: int, ends: frozenset[int]) -> None:
@@ -45,57 +46,85 @@ class Vocabulary:
             )
         if not ends:
             raise UserError("a model with a token that ends an answer", "none", "leave the schema out")
+        self.words, self._ends, self._tokenizer = words, ends, tokenizer
         with foreign_code("a tokenizer whose tokens are texts of bytes"):
-            from llguidance.hf import from_tokenizer
-
             table = max(words, *(number + 1 for number in tokenizer.get_vocab().values()))
-            self.table = from_tokenizer(tokenizer, n_vocab=table, eos_token=sorted(ends))
             added = {str(text): int(token) for text, token in tokenizer.get_added_vocab().items()}
-        self.words, self._ends = words, ends
-        self.specials = {text: token for text, token in added.items() if self.table.is_special_token(token)}
+        self.process = VocabularyProcess(self._written, table, sorted(ends), list(added.values()))
+        self._added = added
+        self.process.begin()
+
+    @cached_property
+    def specials(self) -> dict[str, int]:
+        """Text -> id of the tokens that plain text does not match.
+
+        Raises:
+            UserError: llguidance cannot read the tokenizer.
+        """
+        special = set(self.process.special())
+        return {text: token for text, token in self._added.items() if token in special}
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends an answer."""
         return token in self._ends
 
+    def _written(self) -> str:
+        with foreign_code("a tokenizer whose tokens are texts of bytes"):
+            fast = copy(self._tokenizer.backend_tokenizer)
+            fast.no_padding()
+            fast.no_truncation()
+            return str(fast.to_str())
+
 
 class Grammar:
-    """A compiled grammar, for any number of answers. Thread-safe.
+    """A compiled grammar, for any number of answers. Its process ends with it. Thread-safe.
 
     Args:
         vocabulary: the vocabulary of the model.
         text: the text of the grammar (edgemoe.grammar.lark).
+        cancellation: ends the compilation from another thread.
+
+    Attributes:
+        bytes: memory that the compiled grammar takes in its process.
 
     Raises:
-        UserError: it cannot be enforced, or is too large.
+        UserError: it cannot be enforced, or compiling it takes more time or memory than there is for one.
+        Cancelled: it was cancelled.
     """
 
-    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
-        from llguidance import LLMatcher, LLParserLimits
+    def __init__(self, vocabulary: Vocabulary, text: str, cancellation: Cancellation | None = None) -> None:
+        self.vocabulary, wanted = vocabulary, cancellation or Cancellation()
+        self._process = vocabulary.process.start()
+        wanted.watch(self._process)
+        try:
+            self._process.send(text.encode())
+            self.bytes = int(self._process.receive(_COMPILING))
+        finally:
+            wanted.watch(None)
 
-        limits = LLParserLimits(
-            max_items_in_row=MOST_ITEMS, max_lexer_states=MOST_LEXER_STATES, verbose_errors=False
-        )
-        self.vocabulary = vocabulary
-        self._first = LLMatcher(
-            vocabulary.table, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits
-        )
-        Matcher(self).allowed()
+    @property
+    def ended(self) -> bool:
+        """Whether the system has ended the grammar's process."""
+        return self._process.ended
 
-    def start(self) -> LLMatcher:
-        """A state before the first token."""
-        return self._first.deep_copy()
+    def start(self) -> Connection:
+        """Returns a connection to a process that follows one answer."""
+        return self._process.start()
 
 
 class Matcher:
     """The state of one answer under a grammar: a logits processor of transformers.
+
+    Its process starts with the first mask, and computes the next one as soon as it has a token.
 
     Args:
         grammar: the grammar of the answer.
     """
 
     def __init__(self, grammar: Grammar) -> None:
-        self._vocabulary, self._state = grammar.vocabulary, grammar.start()
+        self._grammar = grammar
+        self._process: Connection | None = None
+        self._mask: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Returns float32 scores [1, vocab] with -inf for each token that cannot come next.
@@ -107,15 +136,26 @@ class Matcher:
         return scores.masked_fill(~allowed[: scores.shape[-1]], -torch.inf)
 
     def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Bool [vocab]: the tokens that can come next; one that ends the answer only where the grammar may end."""
-        bits = np.frombuffer(self._state.compute_bitmask(), np.uint8)
-        if self._state.is_error():
-            found = " ".join(self._state.get_error().split())
-            if found.startswith("NoExtension"):
-                found = "one that no answer can have"
-            raise refused("a JSON schema that can be enforced", found[:300])
-        return np.unpackbits(bits, bitorder="little", count=self._vocabulary.words).view(np.bool_)
+        """Bool [vocab]: the tokens that can come next; one that ends the answer only where the grammar may end.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
+        """
+        if self._process is None:
+            self._process = self._grammar.start()
+        if self._mask is None:
+            bits = np.frombuffer(self._process.receive(_FOLLOWING), np.uint8)
+            count = self._grammar.vocabulary.words
+            self._mask = np.unpackbits(bits, bitorder="little", count=count).view(np.bool_)
+        return self._mask
 
     def take(self, token: int) -> None:
-        """Goes on behind a token that was chosen."""
-        self._state.consume_token(token)
+        """Goes on after a token that was chosen.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
+        """
+        self.allowed()
+        self._mask = None
+        assert self._process is not None
+        self._process.send(token.to_bytes(4, "little"))

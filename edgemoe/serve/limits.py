@@ -14,8 +14,8 @@ class Limits:
         bodies_bytes: most bytes of the bodies of all requests together that come, or whose prompts are made.
         body_bytes: most bytes of its body: a million tokens of text or more.
         body_seconds: time in which all of its body must have come.
-        compile_seconds: time in which an answer's grammar must be compiled; the first one of a model waits for its
-            vocabulary.
+        compile_seconds: time in which an answer's grammar must be compiled, the wait for its turn included; the first
+            one of a model waits for its vocabulary.
         ping_seconds: time without a chunk after which a stream sends a sign of life, so that no proxy or client gives
             it up.
         progress_seconds: time between two chunks of a prompt's progress.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from edgemoe.errors import EdgemoeError, UserError
+from edgemoe.errors import EdgemoeError
 from edgemoe.machine.process import resident_bytes, return_free_memory
 from edgemoe.serve.bodies import Bodies
+from edgemoe.serve.compiling import Compiling
 from edgemoe.serve.errors import UNAVAILABLE, ApiError
 from edgemoe.serve.job import Job, Queue, Wanted
 from edgemoe.serve.limits import Limits
@@ -62,6 +62,7 @@ class Serving:
         self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
         self.tokenizing, self.bodies = Queue(most), Bodies()
         self.parsing, self.preparing = Workers(2, "bodies"), Workers(2, "prompts")
+        self.compiling = Compiling()
         self.model: Model | None = None
         self.answered: Callable[[], None] = lambda: None
         self.prompt_tokens = self.new_tokens = 0
@@ -139,7 +140,7 @@ class Serving:
         self.queue.enter(client)
         try:
             forms = [
-                (prompt, await self._form(model, prompt, wanted.form_field))
+                (prompt, await self._form(request, prompt, wanted.form_field))
                 for prompt in await self.preparing.run(self._made, prompts)
             ]
             answers = await self.preparing.run(self._answers, forms, choices)
@@ -172,24 +173,21 @@ class Serving:
         if reader and answer.finish_reason == "stop" and answer.stop_string is None:
             self.chats.replays.add(answer.tokens, reader)
 
-    async def _form(self, model: Model, prompt: ChatPrompt, field: str) -> Choices:
+    async def _form(self, request: Request, prompt: ChatPrompt, field: str) -> Choices:
         """The choices that a prompt brings: its answers' form, and what is left of the context.
 
         Raises:
             ApiError: the form, which is in `field`, cannot be enforced.
+            ClientDisconnect: the client has left meanwhile.
         """
+        model = self.require()
         given: Choices = {"max_new_tokens": max(model.engine.plan.context - len(prompt.tokens), 1)}
         if prompt.reader:
             given["special_tokens"] = True
         if prompt.grammar:
-            seconds = self.limits.compile_seconds
-            try:
-                given["schema"] = await asyncio.wait_for(asyncio.to_thread(prompt.grammar), seconds)
-            except TimeoutError:
-                message = f"expected a schema that compiles within {seconds:g} s, got another"
-                raise ApiError(400, f"{message}: send a smaller one", param=field) from None
-            except UserError as error:
-                raise ApiError(400, str(error), param=field) from error
+            given["schema"] = await self.compiling.run(
+                request, prompt.grammar, self.limits.compile_seconds, field
+            )
         return given
 
     def _ended(self, job: Job) -> None:

@@ -17,6 +17,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
 from edgemoe.grammar.matcher import Grammar  # noqa: E402
+from edgemoe.machine.process import resident_bytes  # noqa: E402
 from edgemoe.serve import connections  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "Oslo?"}]
@@ -152,39 +153,62 @@ def slow(monkeypatch):
 
 
 def test_a_schema_that_compiles_too_long_is_refused(formed, slow):
-    """The request ends at its time; others go on meanwhile."""
+    """The request ends at its time, and so does one whose turn has not come; others go on meanwhile."""
     with formed.limited(compile_seconds=0.2):
-        response = post(formed, schema(CITY))
+        response = post(formed, schema({"const": 0}))
+        later = post(formed, schema({"const": 1}))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
     assert "within 0.2 s" in response.json()["error"]["message"]
+    assert (later.status_code, later.headers["retry-after"]) == (503, "5")
     assert not slow[1].is_set()
     assert post(formed, {"type": "text"}, max_tokens=2).status_code == 200
-    formed.wait(lambda: formed.serving.queue.taken == 0)  # just behind the answer
+    formed.wait(lambda: formed.serving.queue.taken == 0)  # just after the answer
 
 
 def test_a_client_that_leaves_while_its_schema_compiles(formed, slow, monkeypatch):
-    """Nothing is computed for it, and its place in the queue is free."""
+    """Nothing is computed for it, and its place in the queue is free at once."""
     begun, go_on = slow
     monkeypatch.setattr(connections, "PROBE_SECONDS", 0.05)
-    body = json.dumps({"messages": QUESTION, "response_format": schema(CITY)}).encode()
+    body = json.dumps({"messages": QUESTION, "response_format": schema({"const": "left"})}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    status = formed.serving.model.status()
     with socket.create_connection(("127.0.0.1", formed.port)) as one:
         one.sendall(head.encode() + body)
         assert begun.wait(30)
-    time.sleep(0.3)  # until the server has noticed
-    status = formed.serving.model.status()
-    assert formed.serving.queue.taken == 1
-    go_on.set()
     formed.wait(lambda: formed.serving.queue.taken == 0)
+    assert not go_on.is_set()
     after = formed.serving.model.status()
     assert after.use == status.use
     assert after.running == after.waiting == 0
 
 
 @pytest.mark.e2e
+def test_chats_go_on_while_hostile_schemas_compile(formed):
+    """Each schema ends at its time; none takes a thread of chats, or memory of the server."""
+    endless = [
+        schema({"allOf": [{"type": "string", "pattern": f".*a.{{{i * 10 + j}}}b.*"} for i in range(1, 40)]})
+        for j in range(6)
+    ]
+    post(formed, schema(CITY))
+    before = resident_bytes()
+    with formed.limited(compile_seconds=1.0), ThreadPoolExecutor(6) as pool:
+        hostile = [pool.submit(post, formed, form) for form in endless]
+        start = time.monotonic()
+        assert post(formed, {"type": "text"}, max_tokens=2).status_code == 200
+        assert time.monotonic() - start < 2
+        assert not all(one.done() for one in hostile)
+        assert sorted({one.result().status_code for one in hostile}) == [400, 503]
+    assert resident_bytes() - before < 64 << 20
+    formed.idle()
+
+
+@pytest.mark.e2e
 def test_a_schema_that_becomes_too_complex_ends_its_request_alone(formed):
     """A stream that has begun ends in an error; another one goes on."""
-    many = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
+    parts = [
+        {"properties": {f"p{i}": {"type": "null"} for i in range(n, n + 1000)}} for n in range(0, 4000, 1000)
+    ]
+    many = {"allOf": parts, "type": "object"}
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(post, formed, schema(CITY))
         lines = post(formed, schema(many), stream=True).text.strip().split("\n\n")
