@@ -50,7 +50,8 @@ def chat_command(
 
     request = ChatRequest(opening, disk, with_studies(chosen, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)
-    choose(8, fits=True)  # rejects a wrong option before the model is opened
+    with starting("loading torch"):
+        choose(8, fits=True)  # rejects a wrong option before the model is opened
     opened = open_store(opening, choose, shrink=True, check_files=check_template)
     if not turns.as_json:
         say("\n".join([*describe_levels(chosen, opened.settings), *opened.plan.lines()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,22 @@ from edgemoe.machine.process import resident_bytes
 
 @contextmanager
 def starting(message: str) -> Iterator[None]:
+    """Shows a spinner while the block imports packages, without Python's garbage collection.
+
+    What an import makes stays, and collections, which look at all of it again and again, take a tenth of the time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with spinner(message):
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def spinner(message: str) -> Iterator[None]:
     """Shows a spinner on stderr while the block runs; nothing where stderr is no terminal."""
     if not obeys_escapes(sys.stderr):
         yield

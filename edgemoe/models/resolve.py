@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edgemoe.console.loading import starting
+from edgemoe.console.loading import spinner
 from edgemoe.errors import UserError
 from edgemoe.families.table import require_known
 from edgemoe.hub.name import HubModel
@@ -143,7 +143,7 @@ def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
     if (model / "config.json").exists() or find_gguf(model):
         require_known(model)
         checkpoint, name = Checkpoint.open(model), model.resolve().name
-        with starting(f"comparing {name} with what was converted before"):
+        with spinner(f"comparing {name} with what was converted before"):
             store = _cached(f"{file_name(name)}-{checkpoint.fingerprint()[:16]}", layout)
         return _Place(store, name, None, checkpoint)
     if (model / "adapter_config.json").exists():

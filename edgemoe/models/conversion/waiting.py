@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgemoe.console.input import obeys_escapes
-from edgemoe.console.loading import starting
+from edgemoe.console.loading import spinner
 from edgemoe.console.width import say
 from edgemoe.errors import StoreBusy, UserError
 from edgemoe.storage.files.lock import StoreLock, writer_of
@@ -62,7 +62,7 @@ def _wait(name: str, locked: Sequence[Path], needed: Callable[[], bool]) -> None
     pid = next(filter(None, map(writer_of, locked)), None)
     process, shown = f"process {pid}" if pid else "another process", start
     say(f"{name} is being converted by {process} into {store}: waiting for it (Ctrl-C ends only this wait)")
-    with starting(f"waiting for {process}"):
+    with spinner(f"waiting for {process}"):
         while not over():
             time.sleep(POLL_EVERY)
             now = time.monotonic()

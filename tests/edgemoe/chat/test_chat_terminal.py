@@ -31,6 +31,8 @@ class Watch:
     def find_spec(self, name, path=None, target=None):
         if name in ("prompt_toolkit", "rich.live", "rich.markdown", "markdown_it") and Watch.opened:
             print("imported late:", name, flush=True)
+        if name == "edgemoe.models.store_model":
+            print("torch is imported", flush=True)
         module = sys.modules.get("edgemoe.engine.engine")
         if module and not hasattr(module, "watched") and hasattr(module, "Engine"):
             module.watched, begin = True, module.Engine.__init__
@@ -41,7 +43,10 @@ class Watch:
             module.Engine.__init__ = note
 sys.meta_path.insert(0, Watch())
 """
-"""Of a sitecustomize.py: names modules for terminals that are imported once an engine is being opened."""
+"""Of a sitecustomize.py: names modules for terminals that are imported once an engine is being opened.
+
+And says when torch has been imported: before edgemoe.models.store_model.
+"""
 
 
 @pytest.fixture
@@ -128,7 +133,10 @@ def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path):
 
 @pytest.mark.parametrize("look", [(), ("--markdown",)])
 def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store, look):
-    """With one prompt at a terminal neither prompt_toolkit nor Markdown is imported once an engine is being opened."""
+    """With one prompt at a terminal neither prompt_toolkit nor Markdown is imported once an engine is being opened.
+
+    The line that says that torch is loaded is shown while it is.
+    """
     (tmp_path / "sitecustomize.py").write_text(WATCH_IMPORTS)
     options = ("-p", "the fox", "-n", 3, "-c", 64, *look)
     watched = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
@@ -136,6 +144,7 @@ def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store,
         code, shown = terminal.end()
     assert (code, "engine opened" in shown) == (0, True)
     assert "imported late" not in shown
+    assert shown.index("loading torch") < shown.index("torch is imported")
 
 
 def test_several_lines_and_other_programs_commands(options, tmp_path):
