@@ -119,12 +119,12 @@ def _data(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def _packed(method: str) -> tuple[dict[str, Any], Tensors]:
     """The quantization_config and the tensors of experts with one matrix a tensor."""
-    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": _GROUP}
+    coded = {"bits": 4, "group_size": _GROUP}
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _GROUP, "symmetric": True}
     own: dict[str, dict[str, Any]] = {
-        "gptq": {"desc_act": False, "checkpoint_format": "gptq", "dynamic": {"-:lm_head": {}}},
-        "auto-round": {"packing_format": "auto_round:auto_gptq", "data_type": "int", "sym": True},
-        "awq": {"version": "gemm", "zero_point": True},
+        "gptq": coded | {"desc_act": False, "checkpoint_format": "gptq", "dynamic": {"-:lm_head": {}}},
+        "auto-round": coded | {"packing_format": "auto_round:auto_gptq", "data_type": "int", "sym": True},
+        "awq": coded | {"version": "gemm", "zero_point": True},
         "fp8": {"fmt": "e4m3", "weight_block_size": [128, 128]},
         "compressed-tensors": {
             "format": "pack-quantized",
@@ -132,7 +132,7 @@ def _packed(method: str) -> tuple[dict[str, Any], Tensors]:
         },
     }
     parts = {name: _parts(method, *sides) for name, sides in _MATRICES.items()}
-    return settings | own[method], {
+    return {"quant_method": method} | own[method], {
         f"{name}.{part}": spec for name, made in parts.items() for part, spec in made.items()
     }
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
+from conftest import a_tokenizer
 from engine_rig import PROMPT, engines_on
 from integrity import check_integrity
 from terminals import Terminal
@@ -153,6 +154,6 @@ def test_a_chat_prefetches_at_a_terminal(tiny_store, tmp_path) -> None:
 def test_a_pipe_is_read_without_prefetch(engine, monkeypatch) -> None:
     """The lines of a script are there already, and nothing is read for an empty one."""
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    conversation = Conversation(Model(engine, None, Sampling(0, 1, 0, 1, 0, 2, frozenset())))
+    conversation = Conversation(Model(engine, a_tokenizer(), Sampling(0, 1, 0, 1, 0, 2, frozenset())))
     run_chat(Chat(engine, conversation, Printing(as_json=True)), open_turns({}), Introduction("tiny"))
     assert engine.vram.resident() == {}

@@ -175,7 +175,7 @@ def test_a_dense_tensor_of_another_shape_is_missing(open_engine, damageable):
 
 def test_a_dense_tensor_without_a_place_is_refused(open_engine, damageable):
     """A tensor without a module shows that config and weights do not belong together."""
-    name = "model.layers.1.self_attn.q_proj.bias"
+    name = "model.layers.1.self_attn.q_proj.more"
     rewrite(damageable, lambda tensors: tensors.update({name: torch.zeros(64).bfloat16()}))
     with pytest.raises(ModelRefused, match=name):
         open_engine(damageable)

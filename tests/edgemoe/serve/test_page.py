@@ -122,7 +122,7 @@ def test_an_answer_is_text_and_an_error_an_alert(opened, keyed, monkeypatch):
     assert opened.title() == "edgemoe · tiny"
     prompt.fill("fox " * 400)
     opened.get_by_role("button", name="Send").click()
-    opened.get_by_role("alert").get_by_text("expected a context of").wait_for()
+    opened.get_by_role("alert").get_by_text("expected a prompt of at most").wait_for()
     assert prompt.input_value().startswith("fox fox")
     keyed.idle()
 

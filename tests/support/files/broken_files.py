@@ -127,7 +127,6 @@ CHECKPOINTS: dict[str, tuple[Break, int]] = {
     ),
     "the index names a pickle": (edit(INDEX, put("weight_map", NORM, "pytorch_model.bin")), 2),
     "the index names a shard that is missing": (lambda d: (d / SECOND).unlink(), 4),
-    "the index names a tensor that is missing": (edit(INDEX, put("weight_map", "model.more", SECOND)), 4),
     "the index names a file with a NUL": (edit(INDEX, put("weight_map", NORM, "a\0.safetensors")), 2),
     "a shard links to a file outside": (link(SECOND, "/etc/hostname"), 2),
     "a shard is empty": (content(SECOND, b""), 4),
