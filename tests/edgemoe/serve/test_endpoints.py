@@ -278,7 +278,7 @@ def test_a_restarted_server_reads_the_kv_of_its_prompts(tiny_store, tmp_path):
         figures = {name: float(value) for name, value in lines}
         found.append((usage["prompt_tokens_details"]["cached_tokens"], figures))
     (cold, _), (warm, after) = found
-    (size,) = (path.stat().st_size for path in tmp_path.iterdir())
+    (size,) = (path.stat().st_size for path in tmp_path.glob("*.kv"))
     assert (cold, warm) == (0, 256)
     assert after['edgemoe:prefix_cache_blocks_total{kind="read",model_name="tiny"}'] == 1
     assert after['edgemoe:prefix_cache_moved_bytes_total{kind="read",model_name="tiny"}'] == size
