@@ -104,9 +104,10 @@ def run_batches(
     arrivals = Arrivals(first, None, wanted.pace, request.seed)
     run_batch(store, plans[first], settings, arrivals, replace(request, runs=1), tokens)
     gc.collect()
-    probes = [bandwidth.measure(store, set(settings.levels))]
-    runs = {}
+    probes, runs = [], {}
     for batch, plan in plans.items():
+        notify(f"batch {batch}: bandwidths")
+        probes.append(bandwidth.measure(store, set(settings.levels)))
         notify(f"batch {batch}")
         arrivals = Arrivals(batch, wanted.rate, wanted.pace, request.seed)
         runs[batch] = run_batch(store, plan, settings, arrivals, request, tokens)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from edgemoe.bench import bandwidth
@@ -48,6 +50,29 @@ def test_a_disk_is_probed_with_as_many_readers_as_a_prompt_has(tiny_store):
     manifest = StoreModel.open(tiny_store).manifest
     known = SCAN_WORKERS * manifest.geometry.prefix_bytes(8) / 0.02
     assert 0.75 * known < disk_speed(Disk(0.02), manifest, 8) <= (1 + NOISE) * known
+
+
+def private(address: int) -> bool:
+    """Whether an address of this process lies in private memory, which alone gets huge pages."""
+    for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
+        span, permissions, *_ = line.split()
+        first, end = (int(place, 16) for place in span.split("-"))
+        if first <= address < end:
+            return permissions.endswith("p")
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+def test_a_disk_is_probed_into_memory_as_blocks_have_it(tiny_store):
+    """The engine reads into private memory; reads into shared memory take longer, and would make no bound."""
+    found = []
+
+    class Watched(Disk):
+        def read(self, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]) -> int:
+            found.extend(private(np.frombuffer(plane, np.uint8).ctypes.data) for plane in into)
+            return super().read(key, first, last, into)
+
+    disk_speed(Watched(0.02), StoreModel.open(tiny_store).manifest, 8)
+    assert set(found) == {True}
 
 
 def test_a_slow_moment_does_not_make_a_slow_disk(tiny_store):
