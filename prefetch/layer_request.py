@@ -26,7 +26,8 @@ class LayerRequest(Request):
         lookahead: the predictions of all steps.
         speculation: the prediction of the step, which this request confirms or refutes.
         counts: the counters of the step.
-        wanted, scan: as in StepExperts.request.
+        wanted: expert -> level in bits that it is needed at.
+        scan: whether a prompt wants most of the layer's experts, which then leave the cache first.
         compensators: leases of the compensators of the wanted experts; None: there is no tier of these.
     """
 

@@ -99,7 +99,8 @@ class _Move(Load):
         source: a lease on planes of the expert that the blocks are made from, in either tier; None: all are read.
         in_dram: a lease on the planes that DRAM has of the expert; None: it has none.
         spills: victims to be copied to DRAM.
-        dram_alone, dram_bytes: as in Load.
+        dram_alone: whether DRAM has every plane that the reserved blocks need.
+        dram_bytes: bytes of the blocks that are copied from DRAM.
         spilled: whether the victims have been copied.
     """
 

@@ -35,7 +35,10 @@ class AnswerForm:
         reads_calls: whether it has a field of calls.
         mark: the text that opens a call, where it is one text.
         reasoning: (open, close) tags of reasoning, where each is one text.
-        after_reasoning, lead, calls, knows_tools: as in BuiltInForm.
+        after_reasoning: text between reasoning and the rest of the answer; "" without a built-in form.
+        lead: text that opens the answer itself; "" where nothing opens it.
+        calls: how tool calls are written in the prompt; None: the chat template writes them.
+        knows_tools: whether tools are put into the system message when the chat template leaves them out.
     """
 
     def __init__(

@@ -19,13 +19,14 @@ class BuiltInForm:
 
     Args:
         marks: texts that the chat template has, or the tokenizer as added tokens.
-        template: see transformers' ResponseParser.
+        template: response template, in the form that transformers' ResponseParser reads: fields by name, each with its
+            delimiters and the kind of its content.
         mark: the text that opens a call; "": it has no such text.
         reasoning: (open, close) texts of reasoning; None: the model has none.
         after_reasoning: text between reasoning and the rest of the answer.
         lead: text that opens the answer itself; "": nothing does.
         calls: how calls are written; None: as the chat template writes them.
-        knows_tools: the chat template may leave tools out; they are put into the system message then.
+        knows_tools: whether tools are put into the system message when the chat template leaves them out.
     """
 
     marks: tuple[str, ...]

@@ -127,8 +127,9 @@ def render_first(
     """Renders a conversation in the first form that the template takes.
 
     Args:
-        template, most: as in render.
-        variables: the template's, but for `messages`.
+        template: jinja2 source.
+        most: maximum characters of output.
+        variables: variables of the template except `messages`.
         forms: the conversation's forms, one or more.
 
     Returns:

@@ -62,7 +62,8 @@ class CompiledLatents:
     kv_b_proj afterwards.
 
     Args:
-        module: as of LatentHeads, in RAM.
+        module: an attention module with kv_b_proj, qk_nope_head_dim, v_head_dim and kv_lora_rank. Its weights lie in
+            RAM.
     """
 
     def __init__(self, module: Any) -> None:

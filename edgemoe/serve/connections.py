@@ -51,7 +51,7 @@ class Connection(H11Protocol):
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         """Begins a connection."""
         super().connection_made(transport)
         self.waiting_since = self._moved = self.loop.time()

@@ -19,7 +19,7 @@ def own_fields(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
     Args:
         fields: all of a file.
-        name: of the architecture.
+        name: the architecture's name, which is the prefix of its fields.
     """
     own = {key.removeprefix(f"{name}."): value for key, value in fields.items() if key.startswith(f"{name}.")}
     heads, hidden = own.get("attention.head_count"), own.get("embedding_length")

@@ -90,7 +90,7 @@ class RecordFile:
         buffered: called with the path when the file system refuses to go past the page cache.
 
     Attributes:
-        path: as given.
+        path: the path of the file.
         direct: whether reads go past the page cache; any thread may set it to False, and never back to True.
         bytes_read: bytes that all threads have read.
         retries: attempts after failures, of all reads that succeeded in the end.

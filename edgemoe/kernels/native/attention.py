@@ -94,8 +94,8 @@ class _Attention:
 
         Args:
             rows: bf16 [R, N], contiguous: what the kernel reads of each token.
-            rotation: as NativeAttention; None: the queries are rotated.
-            kv: Keys and values of earlier tokens; of these as well where rotation is None.
+            rotation: Cosine and sine of each row's position, bf16 [R, dim] each; None: the queries are rotated already.
+            kv: Keys and values of earlier tokens. Where rotation is None it also has those of these tokens.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
 
@@ -162,13 +162,15 @@ class NativeAttention(_Attention):
     """Attention with half-rotated positions, of projected queries, keys and values.
 
     Args:
-        heads, kv_heads, dim, scaling: as of _Attention.
+        heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
+        dim: size of a head, a multiple of 16, at most MOST_DIM.
+        scaling: factor on the scores.
         norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
             size of one head or of all heads together.
-        clip: largest magnitude of queries, keys and values behind their norms; None: any.
+        clip: largest magnitude of queries, keys and values after their norms; None: any.
 
     Raises:
-        ValueError: as _Attention.
+        ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
     """
 
     def __init__(
@@ -238,11 +240,13 @@ class StoredAttention(_Attention):
     """Attention of queries to keys and values that the KV has already, those of the queries' tokens included.
 
     Args:
-        heads, kv_heads, dim, scaling: as of _Attention.
+        heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
+        dim: size of a head, a multiple of 16, at most MOST_DIM.
+        scaling: factor on the scores.
         sinks: [heads], one more score in each head's softmax, without a value; None: none.
 
     Raises:
-        ValueError: as _Attention.
+        ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
     """
 
     def __init__(
@@ -265,7 +269,9 @@ class StoredAttention(_Attention):
 
         Args:
             queries: bf16 [heads, R, dim], of the tokens from `kv.past` on, rotated by their positions.
-            kv, window, received: as NativeAttention.
+            kv: Keys and values of earlier tokens and of these.
+            window: Latest tokens that a row sees, itself included; None: all.
+            received: Overwritten; None: the attention that tokens receive is not counted.
 
         Returns:
             bf16 [heads, R, dim].

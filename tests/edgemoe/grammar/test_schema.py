@@ -13,12 +13,12 @@ from scripted import END, chatml_tokenizer
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import json_answer
+from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
 from edgemoe.grammar.schema import KEYWORDS, MOST_BYTES, MOST_DEPTH, enforceable
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary  # noqa: E402
 
 WORDS = 320
 """More than the tokenizer has."""

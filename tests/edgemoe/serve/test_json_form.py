@@ -13,12 +13,13 @@ import pytest
 from scripted import chatml_model, script
 from servers import server_of
 
+from edgemoe.grammar.matcher import Grammar
+from edgemoe.machine.process import resident_bytes
+from edgemoe.serve import connections
+
 openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 
-from edgemoe.grammar.matcher import Grammar  # noqa: E402
-from edgemoe.machine.process import resident_bytes  # noqa: E402
-from edgemoe.serve import connections  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "Oslo?"}]
 CITY = {

@@ -29,7 +29,8 @@ class Case:
     """One family.
 
     Args:
-        checkpoints: by form, "separate" (a tensor an expert's matrix, where the family has that) and "fused".
+        checkpoints: form -> checkpoint. "separate" has one tensor per expert's matrix, where the family has that form;
+            "fused" has one tensor per layer for all experts.
     """
 
     checkpoints: dict[str, Path]
