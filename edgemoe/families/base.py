@@ -78,7 +78,6 @@ class Family:
         unused: regular expressions of tensors that are not part of the model.
         predicts_ahead: whether layers for multi-token prediction follow the model's layers.
         kv: config -> shape of a sequence's KV.
-        activation_key: config key that names the function between an expert's products; None: the module's own code.
         product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
             and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
@@ -102,7 +101,6 @@ class Family:
     unused: tuple[str, ...] = ()
     predicts_ahead: bool = False
     kv: Callable[[Config], KVShape] = keys_and_values
-    activation_key: str | None = "hidden_act"
     product_router: bool = True
     rms_norm: bool = True
     gate: Gate | None = Gate()

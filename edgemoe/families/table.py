@@ -191,7 +191,6 @@ FAMILIES = {
         ),
         _mixtral(
             model_type="gpt_oss",
-            activation_key=None,
             product_router=False,
             rms_norm=False,
             expert_names=None,

@@ -19,7 +19,8 @@ GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 """Name -> f: the activation of halves h and u is f(h) u."""
 
-_OF_CONFIG = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+_OF_CLASS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh"}
+"""Class of an activation in transformers, or in torch -> its name in GATED."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,15 @@ class Activation:
         return cls(name, apply)
 
 
-def fused_name(hidden_act: str | None) -> str:
-    """The name under which kernels fuse a config's `hidden_act`; CUSTOM where none does.
+def fused_name(function: object) -> str:
+    """The name under which kernels fuse the activation of an experts module; CUSTOM where none does.
 
-    >>> fused_name("swish"), fused_name("relu2")
+    >>> fused_name(torch.nn.SiLU()), fused_name(torch.nn.ReLU())
     ('silu', 'custom')
     """
-    return _OF_CONFIG.get(hidden_act or "", CUSTOM)
+    if function is F.silu:
+        return "silu"
+    # transformers has a class for several formulas of gelu: `act` is the one that it computes.
+    if getattr(function, "act", F.gelu) is not F.gelu and type(function).__name__ == "GELUActivation":
+        return CUSTOM
+    return _OF_CLASS.get(type(function).__name__, CUSTOM)

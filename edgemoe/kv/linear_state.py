@@ -74,8 +74,11 @@ class LayerState:
         return after.copy_(before)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        """Returns the recurrence before the step."""
-        return None if self.fresh else self.recurrent[0]
+        """Returns the recurrence before the step, in the copy after it: a kernel may compute in place."""
+        if self.fresh:
+            return None
+        before, after = self.recurrent
+        return after if after.data_ptr() == before.data_ptr() else after.copy_(before)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Returns False: the other copy undoes a step."""
@@ -95,7 +98,5 @@ class LayerState:
 
     def recurrent_after(self) -> torch.Tensor:
         """Returns the recurrence after the step, with the one before it in place, to be computed further."""
-        before, after = self.recurrent
-        if self.fresh:
-            return after.zero_()
-        return after if after.data_ptr() == before.data_ptr() else after.copy_(before)
+        kept = self.get_recurrent_state(0)
+        return self.recurrent[1].zero_() if kept is None else kept

@@ -1,7 +1,8 @@
 """Attention over the preallocated KV, registered with transformers under the name `edgemoe`.
 
 Each sequence of a step attends to its own keys. Positions give the causal structure, so a layer gets its window instead
-of a mask; the model's own code chooses the window. A feature that is not implemented is refused.
+of a mask; the model's own code chooses the window. An argument that is not known here may change the result, so it is
+refused by its name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from edgemoe.policy.importance import attention_received, first_counted
 
 NAME = "edgemoe"
 
-_UNSUPPORTED = ("softcap", "position_bias")
+_WITHOUT_EFFECT = frozenset(
+    {"dropout", "sliding_window", "position_ids", "use_cache"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+)
+"""Arguments that change nothing here: dropout is for training, positions give the causal structure, and some models
+pass their window to layers whose mask has none.
+"""
 
 
 def attention(
@@ -51,17 +58,16 @@ def attention(
         scaling: factor of the scores.
         kv: the step's state, with the keys and values of this step; its `ranks` are set where it has a `signal`.
         s_aux: [heads], scores of attend_with_sinks.
-        kwargs: `softcap` and `position_bias` are refused; others are ignored, `sliding_window` too: some models pass it
-            to layers whose mask has no window.
+        kwargs: arguments without effect are ignored, and so is any argument that is None; `is_causal` must be true.
 
     Returns:
         [1, rows, heads, V], and no attention weights.
 
     Raises:
-        ModelRefused: the model uses a feature of attention that is not implemented.
+        ModelRefused: the model passes an argument that is not known here.
     """
     assert kv is not None
-    _refuse_unsupported(module, kwargs)
+    _refuse_unknown(module, kwargs)
     window = None if attention_mask is None else int(attention_mask)
     out, compute = [], _rows_alike if _by_kernel(query) else _sequence_rows
     for index, (_, row, rows) in enumerate(kv.spans):
@@ -77,18 +83,18 @@ def _by_kernel(query: torch.Tensor) -> bool:
     return native.available() and query.device.type == "cpu"
 
 
-def _refuse_unsupported(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
-    """Refuses a value for a feature that is not implemented.
+def _refuse_unknown(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Refuses every argument that this attention does not compute with, unless it is None or has no effect.
 
     Raises:
-        ModelRefused: naming the feature and the module.
+        ModelRefused: naming the argument and the module.
     """
-    for name in _UNSUPPORTED:
-        if given.get(name) is not None:
+    for name, value in given.items():
+        if value is not None and name not in _WITHOUT_EFFECT and not (name == "is_causal" and value):
             raise ModelRefused(
-                f"attention without {name} in {type(module).__name__}",
-                f"a value for {name}",
-                f"choose a model without {name}",
+                f"attention of queries, keys, values, a window and sinks alone in {type(module).__name__}",
+                f"the argument {name}, which edgemoe does not compute with",
+                "choose a model of another family",
             )
 
 

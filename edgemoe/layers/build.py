@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.integrations.moe import _default_apply_gate
 
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertLayer
@@ -18,7 +19,7 @@ from edgemoe.layers.dense_tensors import dense_specs, place_tensors, require_ten
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.replace_modules import replace_modules
-from edgemoe.layers.router import choose_by_row, next_gates, next_logits
+from edgemoe.layers.router import choose_by_row, next_gates, next_logits, router_of
 from edgemoe.layers.skeleton import without_weights
 from edgemoe.layers.trial import buffers_of_config
 from edgemoe.machine.pages import in_huge_pages
@@ -49,7 +50,7 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
     _bind_experts(model, modules, runtime, family)
     replace_modules(model, family)
     for layer, name in modules.items():
-        router = _router_beside(model, name)
+        router = router_of(_block_of(model, name))
         choose_by_row(router)
         remap_choices(layer, router, family, model.config)
     if device is None:
@@ -61,20 +62,29 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
     """Attaches an ExpertLayer to every experts module, with the next one's router."""
     following: list[int | None] = [*list(modules)[1:], None]
     kind = DeviceExpertLayer if runtime.device else ExpertLayer
-    named = family.activation_key and getattr(model.config, family.activation_key)
-    activation, gates = fused_name(named) if named else CUSTOM, next_gates(family, model.config)
+    gates = next_gates(family, model.config)
     for (layer, name), after in zip(modules.items(), following, strict=True):
         next_router = None
         if after is not None:
-            next_router = after, next_logits(_router_beside(model, modules[after]), family)
+            next_router = after, next_logits(_block_of(model, modules[after]), family)
         module: Any = model.get_submodule(name)
-        module.edgemoe = kind(layer, runtime, module, activation, next_router, gates)
+        module.edgemoe = kind(layer, runtime, module, fused_activation(module), next_router, gates)
 
 
-def _router_beside(model: nn.Module, experts: str) -> Any:
-    """The router of the block that has the experts module of a name."""
-    block: Any = model.get_submodule(experts.rpartition(".")[0])
-    return block.gate if hasattr(block, "gate") else block.router
+def fused_activation(module: Any) -> str:
+    """The name under which kernels fuse what lies between an expert's products; CUSTOM for a gating of its own.
+
+    Args:
+        module: transformers' experts module.
+    """
+    if type(module)._apply_gate is not _default_apply_gate:
+        return CUSTOM
+    return fused_name(module.act_fn)
+
+
+def _block_of(model: nn.Module, experts: str) -> nn.Module:
+    """The block that has the experts module of a name."""
+    return model.get_submodule(experts.rpartition(".")[0])
 
 
 def _place_buffers(model: nn.Module, place: torch.device | None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
+from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family, Gate
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
@@ -55,38 +57,61 @@ class SoftmaxRouter(nn.Module):
         return logits, gates.to(self._dtype), chosen
 
 
+def router_of(block: Any) -> Any:
+    """The router of a MoE block, transformers' module or this program's."""
+    return block.gate if hasattr(block, "gate") else block.router
+
+
 def choose_by_row(router: Any) -> None:
     """Makes transformers' router give a row the same bits among any number of rows, where the kernel runs in RAM."""
     theirs = not isinstance(router, SoftmaxRouter)
-    if theirs and native.available() and router.weight.device.type == "cpu":
+    if theirs and native.available() and next(router.parameters()).device.type == "cpu":
         router.forward = partial(_forward_by_row, router.forward)
 
 
-def _forward_by_row(forward: Callable[[torch.Tensor], Any], hidden: torch.Tensor) -> Any:
+def _forward_by_row(forward: Callable[..., Any], *arguments: torch.Tensor) -> Any:
     with RowsAlike():
-        return forward(hidden)
+        return forward(*arguments)
 
 
-def next_logits(router: Any, family: Family) -> Callable[[torch.Tensor], torch.Tensor]:
+def next_logits(block: Any, family: Family) -> Callable[[torch.Tensor], torch.Tensor]:
     """Returns a function from hidden states [T, H] to logits [T, E], of which the top k are the router's own choice.
 
     The product of weight and state where the family's routers choose by it. Elsewhere the router runs, with its biases,
     corrections and groups, and the logits are those of its gate weights: -inf for experts that it does not choose.
 
     Args:
-        router: the router of a later layer, transformers' module.
+        block: the MoE block of a later layer, transformers' module with its router.
         family: the family of the model.
+
+    Raises:
+        ModelRefused: the router needs an argument that the block does not have under its name.
     """
+    router = router_of(block)
     if family.product_router:
         return DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
-    return partial(_chosen_logits, router)
+    return partial(_chosen_logits, block, router, _further_arguments(block, router))
 
 
-def _chosen_logits(router: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _further_arguments(block: Any, router: Any) -> list[str]:
+    """Names of what a router takes after the hidden states: attributes of its block, such as a bias for the choice."""
+    names = list(signature(type(router).forward).parameters.values())[2:]
+    further = [each.name for each in names if each.default is each.empty]
+    for name in further:
+        if not hasattr(block, name):
+            raise ModelRefused(
+                f"{name} in {type(block).__name__}, for its router {type(router).__name__}",
+                "no such attribute",
+                "choose a model of another family",
+            )
+    return further
+
+
+def _chosen_logits(block: Any, router: Any, further: Sequence[str], hidden: torch.Tensor) -> torch.Tensor:
     gates: torch.Tensor
     # Without the router's hooks: a prediction is no choice, and remapped_router.py would count it as one.
-    _, gates, chosen = router.forward(hidden)
-    logits = gates.new_full((len(gates), len(router.weight)), -torch.inf, dtype=torch.float32)
+    own, gates, chosen = router.forward(hidden, *(getattr(block, name) for name in further))
+    logits = gates.new_full((len(gates), own.shape[-1]), -torch.inf, dtype=torch.float32)
     # A gate weight that has rounded to 0 is still one of a chosen expert.
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())
 

@@ -10,9 +10,10 @@ from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of, save
 
 from edgemoe.families.table import FAMILIES
-from edgemoe.kernels.activation import CUSTOM, GATED, Activation, fused_name
+from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.layers import attention
 from edgemoe.layers.attend import attend_tiles
+from edgemoe.layers.build import fused_activation
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter, next_logits
@@ -89,7 +90,7 @@ def test_look_ahead_predicts_the_routers_own_choice(model_type):
         router.weight.data.mul_(5)
         with torch.no_grad():
             _, gates, experts = router(x)
-            logits = next_logits(router, family)(x)
+            logits = next_logits(block, family)(x)
             product = x.float() @ router.weight.float().T
         k = experts.shape[1]
         got = torch.tensor(predict(logits, k, decode=True))
@@ -112,12 +113,12 @@ def test_a_chosen_expert_of_no_weight_is_still_predicted():
     """Where a gate weight rounds to 0, the expert is predicted after the others, before any that is not chosen."""
 
     class Router(torch.nn.Module):
-        weight = torch.zeros(4, 2)
-
         def forward(self, x):
-            return None, torch.tensor([[0.0, 1.0]]).bfloat16(), torch.tensor([[3, 1]])
+            return x.new_zeros(1, 4), torch.tensor([[0.0, 1.0]]).bfloat16(), torch.tensor([[3, 1]])
 
-    logits = next_logits(Router(), FAMILIES["gpt_oss"])(torch.zeros(1, 2))
+    block = torch.nn.Module()
+    block.router = Router()
+    logits = next_logits(block, FAMILIES["gpt_oss"])(torch.zeros(1, 2))
     assert predict(logits, 2, decode=True) == [[1, 3]]
 
 
@@ -208,26 +209,27 @@ def test_rms_norm_is_transformers_norm(model_type):
 
 
 @pytest.mark.parametrize("model_type", SMALL)
-def test_activation_key_names_transformers_activation(model_type):
-    """The config's value at activation_key names the function that transformers' experts compute, bit for bit."""
-    family, model = FAMILIES[model_type], random_model(model_type)
+def test_a_fused_activation_is_transformers_own(model_type):
+    """The name under which an experts module is fused names the function that it computes, bit for bit."""
+    assert_fused(random_model(model_type), CUSTOM if model_type == "gpt_oss" else "silu")
+
+
+@pytest.mark.parametrize("name", ["silu", "swish", "gelu", "gelu_python", "gelu_pytorch_tanh", "relu"])
+def test_another_activation_follows_the_config(name):
+    """Every activation that a config can name is fused as what it computes, or by torch's operators."""
+    fused = {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu": CUSTOM, "gelu_python": CUSTOM}
+    assert_fused(random_model("mixtral", hidden_act=name), fused.get(name, name))
+
+
+def assert_fused(model: Any, name: str) -> None:
+    """Asserts the name of the activation of a model's experts, and that no other one computes their bits."""
     both = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).mul(4).bfloat16()
-    name = fused_name(getattr(model.config, family.activation_key)) if family.activation_key else CUSTOM
     for block in blocks_of(model):
+        assert fused_activation(block.experts) == name
         with torch.no_grad():
             want = block.experts._apply_gate(both)
         alike = [gated for gated in GATED if torch.equal(Activation.gated(gated).apply(both), want)]
         assert alike == ([] if name == CUSTOM else [name])
-
-
-@pytest.mark.parametrize("model_type", [name for name in SMALL if FAMILIES[name].activation_key])
-def test_another_activation_follows_the_config(model_type):
-    """With gelu at activation_key, transformers' experts compute gelu."""
-    key = FAMILIES[model_type].activation_key
-    both = torch.randn(40, 64, generator=torch.Generator().manual_seed(2)).mul(4).bfloat16()
-    (block, *_) = blocks_of(random_model(model_type, **{key: "gelu"}))
-    with torch.no_grad():
-        assert torch.equal(block.experts._apply_gate(both), Activation.gated("gelu").apply(both))
 
 
 ODD = [

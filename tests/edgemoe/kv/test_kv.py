@@ -180,8 +180,10 @@ def test_linear_states_are_those_of_the_last_commit():
         state = states.of(2, fresh=False)
         kept = state.get_conv_state(2)
         assert torch.equal(kept, torch.nn.functional.pad(inputs, (1, 0)))
-        assert torch.equal(state.get_recurrent_state(2), torch.ones(1, 2, 4, 6))
+        before = state.get_recurrent_state(2)
+        assert torch.equal(before, torch.ones(1, 2, 4, 6))
         kept.fill_(value)
+        before.fill_(5.0)  # as a kernel that computes in place, in a step that fails the first time
         state.update_recurrent_state(torch.full((1, 2, 4, 6), value), 2)
     states.commit()
     assert float(states.of(2, fresh=False).get_recurrent_state(2).unique()) == 8.0
