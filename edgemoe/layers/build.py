@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.integrations.moe import _default_apply_gate
 
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.base import Family
 from edgemoe.families.table import known_family
-from edgemoe.kernels.activation import CUSTOM, fused_name
 from edgemoe.layers.dense_tensors import dense_specs, place_tensors, require_tensors
+from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.replace_modules import replace_modules
@@ -69,17 +68,6 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
             next_router = after, next_logits(_block_of(model, modules[after]), family)
         module: Any = model.get_submodule(name)
         module.edgemoe = kind(layer, runtime, module, fused_activation(module), next_router, gates)
-
-
-def fused_activation(module: Any) -> str:
-    """The name under which kernels fuse what lies between an expert's products; CUSTOM for a gating of its own.
-
-    Args:
-        module: transformers' experts module.
-    """
-    if type(module)._apply_gate is not _default_apply_gate:
-        return CUSTOM
-    return fused_name(module.act_fn)
 
 
 def _block_of(model: nn.Module, experts: str) -> nn.Module:

@@ -13,8 +13,8 @@ from edgemoe.families.table import FAMILIES
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.layers import attention
 from edgemoe.layers.attend import attend_tiles
-from edgemoe.layers.build import fused_activation
 from edgemoe.layers.dense import DenseNorm
+from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.models.conversion.run import convert_checkpoint

@@ -16,7 +16,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from edgemoe.errors import ModelRefused
 from edgemoe.families.table import FAMILIES
 from edgemoe.layers.attention import attention
-from edgemoe.layers.build import fused_activation
+from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.router import choose_by_row, next_logits, router_of
 from edgemoe.policy.lookahead import predict
 
