@@ -57,12 +57,14 @@ class Assignments:
     Args:
         by_expert: expert -> its assignments, of one level each; of a single token in the router's order.
         gates: float32 [T, k], gate weights, 0 where the level is 0.
+        order: int64 [T, k], the slots of each token in the order of their experts.
         rows: (token, slot) pairs that are computed.
         skipped: number of (token, slot) pairs of each skipped expert.
     """
 
     by_expert: dict[int, list[Assignment]]
     gates: torch.Tensor
+    order: torch.Tensor
     rows: int
     skipped: list[int]
 
@@ -102,7 +104,7 @@ class Assignments:
             else:
                 skipped.append(size)
                 rows -= size
-        return cls(by_expert, gates.float().contiguous(), rows, skipped)
+        return cls(by_expert, gates.float().contiguous(), chosen.argsort(dim=1), rows, skipped)
 
     @classmethod
     def of_token(
@@ -127,7 +129,8 @@ class Assignments:
             if level:
                 by_expert[expert] = [Assignment(level, 1, place, int(flag))]
         skipped = [1] * levels.count(0)
-        return cls(by_expert, gates, len(by_expert), skipped)
+        order = torch.tensor([sorted(range(count), key=chosen.__getitem__)])
+        return cls(by_expert, gates, order, len(by_expert), skipped)
 
     def wanted(self, layer: int) -> dict[ExpertKey, int]:
         """Key -> the highest level of each expert."""
@@ -156,7 +159,9 @@ class Assignments:
 
 
 class RowSum:
-    """Keeps every row until all have come; then sums a token's rows in float32 and in the router's order.
+    """Keeps every row until all have come; then sums a token's rows in float32.
+
+    In RAM it adds them in the order of their experts, as PromptSum does; a device adds them in the router's order.
 
     >>> made = Assignments.of(torch.tensor([[1, 0]]), torch.tensor([[4, 4]]), torch.tensor([[0.75, 0.25]]))
     >>> rows = RowSum(torch.zeros(1, 8, dtype=torch.bfloat16), made)
@@ -171,7 +176,7 @@ class RowSum:
     """
 
     def __init__(self, hidden: torch.Tensor, assignments: Assignments) -> None:
-        self.gates = assignments.gates
+        self.gates, self._order = assignments.gates, assignments.order
         # The last row is the zero row of skipped pairs.
         self._rows = hidden.new_empty(assignments.rows + 1, hidden.shape[1])
         self._places: list[torch.Tensor] = []
@@ -192,8 +197,10 @@ class RowSum:
         row_of = torch.full((gates.numel(),), -1)
         if self._places:
             row_of[torch.cat(self._places)] = torch.arange(len(rows) - 1)
-        if rows.device.type == "cpu" and native.available():
-            return weighted_sum(rows, gates.contiguous(), row_of.view_as(gates), add_to)
+        if rows.device.type == "cpu":
+            gates, row_of = gates.gather(1, self._order), row_of.view_as(gates).gather(1, self._order)
+            if native.available():
+                return weighted_sum(rows, gates, row_of, add_to)
         rows[-1].zero_()
         own = rows[row_of.to(rows.device, non_blocking=True) % len(rows)].view(*gates.shape, -1)
         gates = gates.to(rows.device, non_blocking=True)
@@ -207,7 +214,7 @@ class RowSum:
 class PromptSum(RowSum):
     """Adds rows to their tokens' sums as they come: float32 [T, H] in memory instead of bf16 [T k, H].
 
-    In RAM. The experts come in a fixed order, so the sums do too.
+    In RAM. The experts come in the order of their keys, so the sums do too.
     """
 
     def __init__(self, hidden: torch.Tensor, assignments: Assignments) -> None:

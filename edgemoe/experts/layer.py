@@ -116,9 +116,9 @@ class ExpertLayer:
     ) -> torch.Tensor:
         """Brings a layer's experts into memory and computes them as they come.
 
-        Every expert writes rows of its own, and a token's rows are summed in the router's order, so the result does not
-        depend on the order in which experts come. A prompt's rows in RAM would take too much memory: they are summed at
-        once (PromptSum), and its experts come in a fixed order. Skipped experts are neither requested nor computed.
+        Every expert writes rows of its own, and a token's rows are summed in the order of their experts, whatever the
+        order in which they come. A prompt's rows in RAM take too much memory: they are summed at once (PromptSum),
+        and its experts come in the order of their keys. Skipped experts are neither requested nor computed.
 
         Args:
             step: the step.

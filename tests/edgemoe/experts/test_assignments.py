@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.experts.assignments import Assignments
+from edgemoe.experts.assignments import Assignments, PromptSum, RowSum
+from edgemoe.kernels.native import library as native
 from edgemoe.storage.base import ExpertKey
 
 LEVELS = (0, 2, 4, 8)
@@ -89,3 +90,32 @@ def test_gates_are_float32(tokens):
     chosen, levels = torch.zeros(tokens, 1, dtype=torch.int64), torch.full((tokens, 1), 4)
     gates = Assignments.of(chosen, levels, torch.ones(tokens, 1).bfloat16()).gates
     assert (gates.dtype, gates.shape, gates.is_contiguous()) == (torch.float32, (tokens, 1), True)
+
+
+@pytest.mark.skipif(not native.available(), reason="torch's operators add in orders of their own")
+def test_a_tokens_sum_has_the_same_bits_in_prompts_and_in_decode():
+    """Rows that nearly cancel each other, so that another order of a sum shows in bf16; in a prompt's sums, in those of
+    several new tokens, and in that of each token alone."""
+    tokens, slots, size = 40, 4, 256
+    gates = torch.rand(tokens, slots) + 0.1
+    rows = torch.randn(tokens, slots, size)
+    rows[:, 1::2] = -rows[:, ::2] * (gates[:, ::2] / gates[:, 1::2])[..., None]
+    rows, hidden = rows.bfloat16(), torch.empty(tokens, size, dtype=torch.bfloat16)
+    chosen = torch.stack([torch.randperm(EXPERTS)[:slots] for _ in range(tokens)])
+    levels = torch.full_like(chosen, 8)
+
+    def summed(kind: type[RowSum], part: slice, experts: list[int]) -> torch.Tensor:
+        assignments = Assignments.of(chosen[part], levels[part], gates[part])
+        one = kind(hidden[part], assignments)
+        for expert in experts:
+            for assignment in assignments.by_expert.get(expert, ()):
+                room = one.room(assignment.places)
+                room.copy_(rows[part].flatten(0, 1)[assignment.places])
+                one.add(assignment.places, room)
+        return one.result()
+
+    in_order, every = [*range(EXPERTS)], slice(0, tokens)
+    want = summed(PromptSum, every, in_order)
+    assert torch.equal(summed(RowSum, every, in_order[::-1]), want)
+    for token in range(tokens):
+        assert torch.equal(summed(RowSum, slice(token, token + 1), in_order[::-1])[0], want[token])

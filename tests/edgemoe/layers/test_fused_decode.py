@@ -113,6 +113,26 @@ def fused_calls(monkeypatch) -> list[bool]:
     return calls
 
 
+@pytest.fixture(scope="module")
+def opposed(tmp_path_factory) -> Path:
+    """A store in which half of the experts are the other half's negatives, and a token has all of them."""
+    place, model = tmp_path_factory.mktemp("opposed"), random_model("mixtral", num_experts_per_tok=8)
+    for block in blocks_of(model):
+        block.experts.gate_up_proj.data[4:] = block.experts.gate_up_proj.data[:4]
+        block.experts.down_proj.data[4:] = -block.experts.down_proj.data[:4].mul_(64)
+    save(model, place / "source", fused=True)
+    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=16)
+    return place / "store"
+
+
+def test_new_tokens_add_experts_in_the_order_of_prompts(opposed, open_engine):
+    """Sums of rows that nearly cancel each other, whose bits show their order, are those of one prompt."""
+    engine = open_engine(opposed)
+    found, _ = decoded(engine)
+    whole = engine.all_logits(engine.sequences.new(), PROMPT + DECODED, decode=False)
+    assert torch.equal(found, whole[len(PROMPT) :])
+
+
 @pairwise(
     indirect=["store"],
     store=MODELS,

@@ -171,6 +171,24 @@ static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t
     return row;
 }
 
+/* Puts the rows and gates of each token into the order of their experts, in which a prompt's rows are added up as well
+ * (PromptSum); the links of pairs are lost. */
+static void order_pairs(const decoder_layer *m, const expert_workspace *w, int64_t rows) {
+    const int64_t k = m->router->k;
+    for (int64_t first = 0; first < rows * k; first += k)
+        for (int64_t pair = first; pair < first + k; pair++) {
+            const int64_t number = m->chosen[pair], row = w->row_of[pair];
+            const float gate = w->gates[pair];
+            int64_t to = pair;
+            for (; to > first && w->after[to - 1] > number; to--) {
+                w->after[to] = w->after[to - 1];
+                w->row_of[to] = w->row_of[to - 1];
+                w->gates[to] = w->gates[to - 1];
+            }
+            w->after[to] = number, w->row_of[to] = row, w->gates[to] = gate;
+        }
+}
+
 /* Adds the chosen experts' weighted sums to hidden [rows, H]. 1: done; 0: an expert, or its factors, are not resident; below 0:
  * the call failed. */
 AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_workspace *w, int64_t rows, uint16_t *hidden) {
@@ -188,6 +206,7 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_worksp
     const int failed = kept ? edgemoe_experts(p, w->up, w->down, w->inner, w->together, count, x, rows > 1 ? kept : 1, size,
                                               NULL, NULL, w->rows, kept, size) : 0;
     if (failed) return failed;
+    order_pairs(m, w, rows);
     edgemoe_weighted_sum(w->rows, w->row_of, w->gates, rows, k, size, 1, hidden);
     return 1;
 }
