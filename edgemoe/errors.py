@@ -3,6 +3,7 @@
     EdgemoeError                    exit 1
     ├── UserError                   exit 2   this command, model or prompt cannot be served
     │   ├── ModelRefused                     unsupported family, pickle weights, remote code, hostile config
+    │   │   └── TemplateFailed               a chat template that writes no text of a conversation
     │   ├── ContextExceeded                  prompt longer than the context
     │   └── StoreBusy                        another process is writing this store
     ├── DoesNotFit                  exit 3   a memory limit or a disk is too small; carries the minimum
@@ -56,6 +57,10 @@ class UserError(EdgemoeError):
 
 class ModelRefused(UserError):
     """The model directory is unsupported or unsafe to open."""
+
+
+class TemplateFailed(ModelRefused):
+    """The model's chat template is broken or exceeds a limit. The text names no file."""
 
 
 class ContextExceeded(UserError):

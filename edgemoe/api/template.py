@@ -15,7 +15,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from edgemoe.api.message_forms import forms_of
-from edgemoe.errors import ModelRefused, UserError
+from edgemoe.errors import TemplateFailed, UserError
 from edgemoe.storage.files.atomic import write_all
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -85,7 +85,7 @@ class TemplateRenderer:
 
         Raises:
             UserError: the template refuses its messages.
-            ModelRefused: the template is broken, or exceeds a limit of time, memory or size.
+            TemplateFailed: the template is broken, or exceeds a limit of time, memory or size.
         """
         length = len(json.dumps([variables, forms[0]], default=str))
         most = SLACK_CHARACTERS + 4 * length
@@ -133,15 +133,15 @@ class TemplateRenderer:
         parsed: dict[str, str] = json.loads(answer)
         return parsed
 
-    def _ended_early(self, process: Popen[bytes]) -> ModelRefused:
+    def _ended_early(self, process: Popen[bytes]) -> TemplateFailed:
         code = process.wait()
         if code == -signal.SIGXCPU:
             return _refused(f"more than {self._cpu_seconds:g} s of computing")
         return _refused(f"a process that ended with code {code}")
 
 
-def _refused(found: str) -> ModelRefused:
-    return ModelRefused(_WANTED, found, "use a checkpoint whose chat template works")
+def _refused(found: str) -> TemplateFailed:
+    return TemplateFailed(_WANTED, found, "use a checkpoint whose chat template works")
 
 
 def _end(process: Popen[bytes]) -> None:

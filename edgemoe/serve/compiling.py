@@ -57,7 +57,9 @@ class Compiling:
                     raise _late(seconds, field, begun=cancellation.begun)
             return future.result()
         except UserError as error:
-            raise ApiError(400, str(error), param=field) from error
+            found = ApiError.of(error)
+            found.param = field
+            raise found from error
         finally:
             cancellation.cancel()
             future.cancel()
@@ -65,7 +67,11 @@ class Compiling:
 
 def _late(seconds: float, field: str, *, begun: bool) -> ApiError:
     if begun:
-        message = f"expected a schema that compiles within {seconds:g} s, got another: send a smaller one"
+        message = (
+            f"expected a form of answers that compiles within {seconds:g} s, got another: send a smaller one"
+        )
         return ApiError(400, message, param=field)
-    message = f"expected a turn to compile the schema within {seconds:g} s, got none: send it again later"
+    message = (
+        f"expected a turn to compile the form of answers within {seconds:g} s, got none: send it again later"
+    )
     return ApiError(503, message, kind=UNAVAILABLE, code=503, headers={"retry-after": "5"})

@@ -10,10 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from edgemoe.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeError
+from edgemoe.errors import ContextExceeded, DamagedData, DoesNotFit, EdgemoeError, TemplateFailed, UserError
 
 INVALID, UNAVAILABLE, FAILED = "invalid_request_error", "unavailable_error", "server_error"
 """Types of errors: of the request, of this moment, of the model or the machine."""
+
+_LOG = "the server's log has the rest"
 
 
 class ApiError(Exception):
@@ -48,7 +50,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: BaseException, param: str | None = None) -> ApiError:
-        """Makes one of any error. Those of the store and unknown ones are logged, and their text stays here.
+        """Makes an ApiError of any error. Only texts about the request go to its client; the others are logged.
 
         Args:
             error: what was raised.
@@ -58,20 +60,23 @@ class ApiError(Exception):
             return error
         if isinstance(error, ContextExceeded):
             return cls(400, str(error), param=param, code="context_length_exceeded")
-        if isinstance(error, DoesNotFit):
-            return cls(503, str(error), kind=UNAVAILABLE, code="out_of_memory")
-        if isinstance(error, DamagedData):
-            logging.getLogger("edgemoe").error("a request failed: %s", error)  # with paths, which stay here
-            message = (
-                "expected a store that can be read whole, got damaged data: the server's log has the rest"
-            )
-            return cls(500, message, kind=FAILED, code="damaged_data")
-        if isinstance(error, EdgemoeError):
+        if type(error) in (UserError, TemplateFailed):  # not their subclasses, whose texts may name files
             return cls(400, str(error))
         if isinstance(error, TimeoutError):
             return timed_out()
-        logging.getLogger("edgemoe").error("a request failed", exc_info=error)
-        return cls(500, f"{type(error).__name__}: the server's log has the rest", kind=FAILED)
+        known = isinstance(error, EdgemoeError)
+        logging.getLogger("edgemoe").error("a request failed: %s", error, exc_info=None if known else error)
+        if isinstance(error, DoesNotFit):
+            message = (
+                f"expected memory for this request, got too little: {_LOG}, so send a shorter one or wait"
+            )
+            return cls(503, message, kind=UNAVAILABLE, code="out_of_memory")
+        if isinstance(error, DamagedData):
+            message = f"expected a store that can be read whole, got damaged data: {_LOG}"
+            return cls(500, message, kind=FAILED, code="damaged_data")
+        if known:
+            return cls(400, f"expected a request that the model can be given, got another: {_LOG}")
+        return cls(500, f"{type(error).__name__}: {_LOG}", kind=FAILED)
 
 
 def timed_out() -> ApiError:
