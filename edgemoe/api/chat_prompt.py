@@ -23,7 +23,7 @@ from edgemoe.api.tool_use import (
 )
 from edgemoe.errors import ModelRefused
 from edgemoe.grammar.confined import Cancellation
-from edgemoe.grammar.lark import Reasoning
+from edgemoe.grammar.lark import Form, Reasoning
 from edgemoe.grammar.matcher import Grammar
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -57,18 +57,18 @@ class ChatPrompts:
         self._model, self.replays = model, Replays()
 
     @cached_property
-    def _found(self) -> AnswerForm | ModelRefused | None:
-        """The form of the model's answers; None: plain text. A broken one matters to chats with tools alone."""
+    def _form(self) -> AnswerForm | None:
+        """The form of the model's answers; None: plain text, also where the declared form is broken."""
         try:
             return AnswerForm.of(self._model.tokenizer)
         except ModelRefused as error:
             logging.getLogger("edgemoe").warning("answers are plain text: %s", error)
-            return error
+            return None
 
     def capabilities(self) -> list[str]:
         """What chats of this model have: `tools` and `thinking`, where the form of its answers shows them."""
-        form = self._found
-        if form is None or isinstance(form, ModelRefused):
+        form = self._form
+        if form is None:
             return []
         found = {"tools": form.reads_calls, "thinking": form.reasoning is not None}
         return [name for name, has in found.items() if has]
@@ -78,7 +78,7 @@ class ChatPrompts:
         messages: Sequence[Message],
         variables: Mapping[str, object],
         tools: ToolUse | None = None,
-        schema: Mapping[str, object] | None = None,
+        wanted: Form | None = None,
     ) -> ChatPrompt:
         """Makes the prompt of a conversation.
 
@@ -86,16 +86,13 @@ class ChatPrompts:
             messages: the conversation.
             variables: the chat template's.
             tools: functions that the answer may call.
-            schema: a JSON schema that the answer has.
+            wanted: the form that the answer must have.
 
         Raises:
             UserError: the chat template refuses the messages, or there are no calls of tools with this model.
             ModelRefused: the model's template or tokenizer is broken.
         """
-        tokenizer, found, ends = self._model.tokenizer, self._found, self._ends
-        if tools and isinstance(found, ModelRefused):
-            raise found
-        form = None if isinstance(found, ModelRefused) else found
+        tokenizer, form, ends = self._model.tokenizer, self._form, self._ends
         if tools:
             form = require_tools(tokenizer, form, variables)
             listed = described(tools.tools) if form.knows_tools else list(tools.tools)
@@ -103,7 +100,7 @@ class ChatPrompts:
                 messages = with_tools(messages, listed)
             variables = {**variables, "tools": listed}
         if form is None:
-            compiled = None if schema is None else partial(self._json, schema, None)
+            compiled = None if wanted is None else partial(self._formed, wanted, None)
             return ChatPrompt(encode_chat(tokenizer, messages, variables), None, compiled)
         text, tokens = self.replays.encode(tokenizer, messages, variables, form, ends)
         offered = list(tools.tools) if tools else None
@@ -111,7 +108,7 @@ class ChatPrompts:
         return ChatPrompt(
             tokens,
             lambda: form.reader(text, offered, most),
-            self._grammar(text, form, variables, tools, schema),
+            self._grammar(text, form, variables, tools, wanted),
         )
 
     def _grammar(
@@ -120,11 +117,11 @@ class ChatPrompts:
         form: AnswerForm,
         variables: Mapping[str, object],
         tools: ToolUse | None,
-        schema: Mapping[str, object] | None,
+        wanted: Form | None,
     ) -> Callable[[Cancellation], Grammar] | None:
         reasoning, model = reasoning_of(form, prompt), self._model
-        if schema is not None:
-            return partial(self._json, schema, reasoning)
+        if wanted is not None:
+            return partial(self._formed, wanted, reasoning)
         if tools is None or not tools.enforced:
             return None
         written = call_form(model.tokenizer, form, variables, self._ends)
@@ -135,13 +132,11 @@ class ChatPrompts:
 
         return compiled
 
-    def _json(
-        self, schema: Mapping[str, object], reasoning: Reasoning | None, cancellation: Cancellation
-    ) -> Grammar:
-        """The grammar of a schema, which is compiled without reasoning first: its errors come before any text."""
+    def _formed(self, form: Form, reasoning: Reasoning | None, cancellation: Cancellation) -> Grammar:
+        """The grammar of a form, which is compiled without reasoning first: its errors come before any text."""
         grammars = self._model.grammars()
-        grammar = grammars.json(schema, None, cancellation)
-        return grammars.json(schema, reasoning, cancellation) if reasoning else grammar
+        grammar = grammars.formed(form, None, cancellation)
+        return grammars.formed(form, reasoning, cancellation) if reasoning else grammar
 
     @cached_property
     def _ends(self) -> list[str]:

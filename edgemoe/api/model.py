@@ -204,7 +204,7 @@ class Model:
             UserError: a part of it cannot be enforced, or llguidance is missing.
             ModelRefused: the model's tokenizer cannot be used for it.
         """
-        return self.grammars().json(schema)
+        return self.grammars().formed(schema)
 
     def grammars(self) -> Grammars:
         """Returns what compiles grammars for the model's tokens, made at the first call; it is no part of the limit.

@@ -85,7 +85,7 @@ def require_tools(tokenizer: Any, form: AnswerForm | None, variables: Mapping[st
     wanted = "a model whose calls of tools can be found in its answers"
     if form is None or not form.reads_calls:
         found = (
-            "a tokenizer_config.json without response_template, and a chat template of no known form of calls"
+            "no response_template that works in tokenizer_config.json, and a chat template of no known form"
         )
         raise UserError(wanted, found, "leave tools out, or add a response_template")
     if not form.knows_tools and not writes_tools(tokenizer, variables):

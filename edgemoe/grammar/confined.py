@@ -95,7 +95,7 @@ class Connection:
             answer = received(self._own)
         except (EOFError, OSError):
             self.close()
-            raise refused(f"a JSON schema that takes at most {limit}", "one that takes more") from None
+            raise refused(f"a form of answers that takes at most {limit}", "one that takes more") from None
         if answer[:1] == ERROR:
             raise _refusal(answer[1:].decode(errors="replace"))
         return answer[1:]
@@ -220,4 +220,4 @@ def _refusal(found: str) -> UserError:
     found = " ".join(found.split())
     if found.startswith("NoExtension"):
         found = "one that no answer can have"
-    return refused("a JSON schema that can be enforced", found[:300])
+    return refused("a form of answers that can be enforced", found[:300])

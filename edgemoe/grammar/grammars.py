@@ -6,12 +6,11 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
 from hashlib import sha256
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.confined import Cancellation
-from edgemoe.grammar.lark import Reasoning, json_answer
+from edgemoe.grammar.lark import Form, Reasoning, formed_answer
 from edgemoe.grammar.matcher import Grammar, Vocabulary
 from edgemoe.grammar.process import GRAMMAR_BYTES
 
@@ -68,24 +67,24 @@ class Grammars:
             self._turn.release()
         return _given(made)
 
-    def json(
+    def formed(
         self,
-        schema: Mapping[str, object],
+        form: Form,
         reasoning: Reasoning | None = None,
         cancellation: Cancellation | None = None,
     ) -> Grammar:
-        """Returns the grammar of an answer that a JSON schema describes.
+        """Returns the grammar of an answer that has a form.
 
         Args:
-            schema: the schema.
+            form: the form.
             reasoning: reasoning that may come before the answer.
             cancellation: ends the wait and the compilation from another thread.
 
         Raises:
-            UserError: a part of the schema cannot be enforced; as compile.
+            UserError: a part of it cannot be enforced; as compile.
             Cancelled: as compile.
         """
-        return self.compile(json_answer(self.vocabulary, schema, reasoning), cancellation)
+        return self.compile(formed_answer(self.vocabulary, form, reasoning), cancellation)
 
     def _of(self, key: bytes) -> Grammar | None:
         with self._lock:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgemoe.grammar.schema import enforceable
+from edgemoe.grammar.schema import MOST_BYTES, enforceable, refused
 
 _SPACES = r"WS: /[ \n]{0,8}/"
 
@@ -18,6 +19,44 @@ _BOUNDED = {"whitespace_pattern": r"( |\n {0,24})"}
 
 _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `tojson` of chat templates writes it."""
+
+
+_ONE_LINE = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+"""Characters of a pattern that end it in a grammar -> how they are written there."""
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """The form of an answer that is plain text: one of some texts, or what a regular expression matches as a whole.
+
+    Args:
+        texts: the texts; empty: `pattern` is given.
+        pattern: the regular expression, in the syntax of Rust's crate regex, without lookaround.
+    """
+
+    texts: tuple[str, ...] = ()
+    pattern: str = ""
+
+    def written(self) -> str:
+        """The form in a grammar.
+
+        Raises:
+            UserError: it is too long.
+        """
+        size = sum(len(text.encode(errors="replace")) for text in (*self.texts, self.pattern))
+        if size > MOST_BYTES:
+            raise refused(f"texts or a pattern of at most {MOST_BYTES} bytes", f"{size}", "send shorter ones")
+        if self.texts:
+            return f"({' | '.join(map(_json, self.texts))})"
+        return (
+            "/"
+            + re.sub(r"\\?[\s\S]", lambda c: _ONE_LINE.get(c[0].removeprefix("\\"), c[0]), self.pattern)
+            + "/"
+        )
+
+
+Form = Mapping[str, object] | TextForm
+"""What an answer must be: JSON that a schema describes, or plain text."""
 
 
 class Words(Protocol):
@@ -70,14 +109,18 @@ class Reasoning:
     lead: str = ""
 
 
-def json_answer(words: Words, schema: Mapping[str, object], reasoning: Reasoning | None = None) -> str:
-    """The grammar of an answer that a JSON schema describes.
+def formed_answer(words: Words, form: Form, reasoning: Reasoning | None = None) -> str:
+    """The grammar of an answer that has a form.
 
     Raises:
-        UserError: see enforceable.
+        UserError: see enforceable and TextForm.
     """
+    if isinstance(form, TextForm):
+        written = form.written()
+    else:
+        written = f"%json {_json(enforceable(form) | {'x-guidance': _BOUNDED})}"
     lead = f"{_literal(words, reasoning.lead)} " if reasoning and reasoning.lead else ""
-    return _behind(words, reasoning, f"{lead}%json {_json(enforceable(schema) | {'x-guidance': _BOUNDED})}")
+    return _behind(words, reasoning, f"{lead}{written}")
 
 
 def calls_answer(

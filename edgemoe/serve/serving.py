@@ -100,11 +100,11 @@ class Serving:
         wanted.require_supported()
         if isinstance(wanted, CompletionRequest):
             return partial(self._continued, wanted.prompts(), wanted.suffix)
-        messages, schema = as_messages(wanted.messages), wanted.answer_schema()
+        messages, form = as_messages(wanted.messages), wanted.answer_form()
         self.require()
         template, tools = wanted.template(), wanted.tool_use()
         self.text_limit.require_chat(messages, template)
-        return lambda: [self.chats.make(messages, template, tools, schema)]
+        return lambda: [self.chats.make(messages, template, tools, form)]
 
     def _continued(self, texts: Sequence[str | list[int]], suffix: str | None) -> list[ChatPrompt]:
         """Prompts that are continued as they are, or up to a suffix."""
@@ -114,6 +114,8 @@ class Serving:
         model = self.require()
         for each in texts:
             self.text_limit.require(each, suffix)
+            if not isinstance(each, str):
+                _require_known(each, model.engine.shape.vocab, "prompt")
         if not suffix:
             return [ChatPrompt(model.encode(each)) for each in texts]
         return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in texts]
@@ -270,12 +272,17 @@ class Serving:
         if len(tokens) > model.engine.plan.context:
             message = f"expected at most {model.engine.plan.context} token ids, got {len(tokens)}: send fewer"
             raise ApiError(400, message, param="tokens")
-        vocab = model.engine.shape.vocab
-        wrong = next((token for token in tokens if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise ApiError(400, f"expected token ids of 0 to {vocab - 1}, got {wrong}", param="tokens")
+        _require_known(tokens, model.engine.shape.vocab, "tokens")
         with foreign_code("a tokenizer that decodes the model's tokens"):
             return str(model.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _require_known(tokens: Sequence[int], vocab: int, param: str) -> None:
+    """Raises ApiError, naming the field, where a token id is none of the model's."""
+    wrong = next((token for token in tokens if not 0 <= token < vocab), None)
+    if wrong is not None:
+        message = f"expected token ids of 0 to {vocab - 1}, got {wrong}: leave it out"
+        raise ApiError(400, message, param=param)
 
 
 def _known(error: BaseException, param: str) -> BaseException:

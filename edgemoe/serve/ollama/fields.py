@@ -230,7 +230,7 @@ class GenerateBody(Body):
             (name for name in ("system", "format", "think") if self.is_text and getattr(self, name)), None
         )
         if more:
-            message = f"expected no {more} beside raw or suffix, got one: leave it out"
+            message = f"expected no {more} with raw or suffix, got one: leave it out"
             raise ApiError(400, message, param=more)
 
     def as_chat(self, context: int) -> ChatRequest:

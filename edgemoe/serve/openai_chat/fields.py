@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field
 
+from edgemoe.grammar.lark import Form
 from edgemoe.serve.errors import ApiError
-from edgemoe.serve.openai_chat.other_servers import CHATS, COMPLETIONS, ReasoningFields, SchemaFields
+from edgemoe.serve.openai_chat.other_servers import CHATS, COMPLETIONS, FormFields, ReasoningFields
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest, MessageFields, ToolFields
 from edgemoe.serve.request.completion import CompletionRequest
@@ -76,7 +77,7 @@ class BodyFields(Fields):
             )
 
 
-class ChatFields(ChatRequest, BodyFields, ReasoningFields, SchemaFields):
+class ChatFields(ChatRequest, BodyFields, ReasoningFields, FormFields):
     """The body of /v1/chat/completions."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -91,7 +92,7 @@ class ChatFields(ChatRequest, BodyFields, ReasoningFields, SchemaFields):
         if self.functions or self.function_call not in ("none", "auto"):
             self.refuse("function_call", "send tool_choice, which has taken its place")
         self.require_obeyed(CHATS, self.repetition_penalty)
-        if self.other_schema() and super().answer_schema() is not None:
+        if self.other_form() and super().answer_form() is not None:
             message = f"expected either response_format or {self.form_field}, got both: leave one of them out"
             raise ApiError(400, message, param=self.form_field)
         super().require_supported()
@@ -99,17 +100,17 @@ class ChatFields(ChatRequest, BodyFields, ReasoningFields, SchemaFields):
     @property
     def form_field(self) -> str:
         """The field that describes the form of the answers."""
-        other = self.other_schema()
+        other = self.other_form()
         return other[0] if other and not self.tool_use() else super().form_field
 
-    def answer_schema(self) -> dict[str, Any] | None:
-        """The JSON schema that the answer is to have, under any of its names.
+    def answer_form(self) -> Form | None:
+        """The form that the answer must have, under any of its names.
 
         Raises:
-            ApiError: it is no schema.
+            ApiError: it is none, or there are several.
         """
-        other = self.other_schema()
-        return other[1] if other else super().answer_schema()
+        other = self.other_form()
+        return other[1] if other else super().answer_form()
 
     def template(self) -> dict[str, object]:
         """Variables for the chat template, under any of their names."""

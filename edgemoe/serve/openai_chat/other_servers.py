@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgemoe.grammar.lark import Form, TextForm
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request.bounds import parsed
 from edgemoe.serve.request.fields import Fields
@@ -13,8 +14,8 @@ from edgemoe.serve.request.neutral import SAMPLERS, Neutral
 _BOTH: Neutral = {
     **SAMPLERS,
     **dict.fromkeys(("chat_template", "documents", "truncate_prompt_tokens", "negative_prompt"), ()),
-    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"), ()),
-    **dict.fromkeys(("grammar", "ebnf", "regex", "structural_tag", "audio", "web_search_options"), ()),
+    **dict.fromkeys(("guided_grammar", "guided_whitespace_pattern", "grammar", "ebnf", "structural_tag"), ()),
+    **dict.fromkeys(("audio", "web_search_options"), ()),
     **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
     **{"modalities": (["text"],), "verbosity": ("medium",), "n_probs": (0,)},
@@ -32,7 +33,8 @@ CHATS: Neutral = {
 
 COMPLETIONS: Neutral = {
     **_BOTH,
-    **dict.fromkeys(("guided_json", "json_schema", "structured_outputs"), ()),
+    **dict.fromkeys(("guided_json", "json_schema", "guided_choice", "guided_regex", "regex"), ()),
+    "structured_outputs": (),
     **{"add_special_tokens": (True,), "response_format": ({"type": "text"},)},
 }
 """The same of completions."""
@@ -71,32 +73,59 @@ class ReasoningFields(Fields):
         return given if on is None else given | {"enable_thinking": on}
 
 
-class SchemaFields(Fields):
-    """Other names of a JSON schema that the answer is to have."""
+_FORMS = {
+    **dict.fromkeys(("guided_json", "json_schema"), "json"),
+    **dict.fromkeys(("guided_regex", "regex"), "regex"),
+    "guided_choice": "choice",
+}
+"""Field -> the kind of form that it has."""
+
+_KINDS = ("json", "json_object", "regex", "choice")
+"""Kinds of forms in `structured_outputs`."""
+
+
+class FormFields(Fields):
+    """Other names of the form that the answer must have: a JSON schema, some texts, or a regular expression."""
 
     guided_json: dict[str, Any] | str | None = None
     json_schema: dict[str, Any] | str | None = None
+    guided_choice: list[str] | None = None
+    guided_regex: str | None = None
+    regex: str | None = None
     structured_outputs: dict[str, Any] | None = None
 
-    def other_schema(self) -> tuple[str, dict[str, Any]] | None:
-        """The field that has a schema, and the schema; None: none has.
+    def other_form(self) -> tuple[str, Form] | None:
+        """The field that has a form, and the form; None: none has.
 
         Raises:
-            ApiError: it is no JSON object, or `structured_outputs` wants another form than JSON.
+            ApiError: it is none, there are several, or `structured_outputs` has another kind.
         """
-        for name in ("guided_json", "json_schema"):
-            if value := getattr(self, name):
-                return name, _schema(name, value)
-        name, wanted = "structured_outputs", self.structured_outputs or {}
-        known = {kind: value for kind, value in wanted.items() if value}
-        if other := sorted(known.keys() - {"json", "json_object"}):
+        outputs = {kind: value for kind, value in (self.structured_outputs or {}).items() if value}
+        if other := sorted(outputs.keys() - set(_KINDS)):
+            wanted = ", ".join(_KINDS)
             message = (
-                f"expected json in structured_outputs, got {other[0][:60]!r}: this server cannot obey it"
+                f"expected {wanted} in structured_outputs, got {other[0][:60]!r}: this server cannot obey it"
             )
-            raise ApiError(400, message, param=name, code="unsupported_parameter")
-        if "json" in known:
-            return name, _schema(name, known["json"])
-        return (name, {"type": "object"}) if known else None
+            raise ApiError(400, message, param="structured_outputs", code="unsupported_parameter")
+        given = [(name, kind, value) for name, kind in _FORMS.items() if (value := getattr(self, name))]
+        given += [("structured_outputs", kind, outputs[kind]) for kind in _KINDS if kind in outputs]
+        if len(given) > 1:
+            message = (
+                f"expected one form of the answer, got {given[0][0]} and {given[1][0]}: leave one of them out"
+            )
+            raise ApiError(400, message, param=given[1][0])
+        return next(((name, _form(name, kind, value)) for name, kind, value in given), None)
+
+
+def _form(name: str, kind: str, value: Any) -> Form:
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json":
+        return _schema(name, value)
+    texts, wanted = (value, "a list of texts") if kind == "choice" else ([value], "a regular expression")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, f"expected {wanted} in {name}, got {repr(value)[:60]}: send one", param=name)
+    return TextForm(tuple(texts)) if kind == "choice" else TextForm(pattern=value)
 
 
 def _schema(name: str, value: Mapping[str, Any] | str) -> dict[str, Any]:

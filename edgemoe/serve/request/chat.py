@@ -15,6 +15,7 @@ from edgemoe.serve.request.sampling import MOST_TOP, SamplingRequest
 if TYPE_CHECKING:
     from edgemoe.api.choices import Choices
     from edgemoe.api.tool_use import ToolUse
+    from edgemoe.grammar.lark import Form
 
 MOST_TOOLS = 128
 """As OpenAI has it."""
@@ -217,7 +218,7 @@ class ChatRequest(SamplingRequest):
         if (wanted or self.tool_choice == "required") and wanted not in {*names, *([None] if names else [])}:
             message = f"expected a tool to call, got no {wanted or 'tools'!r}: send it in tools"
             raise ApiError(400, message, param="tool_choice")
-        if self.answer_schema() is not None and self.tools and self.tool_choice != "none":
+        if self.answer_form() is not None and self.tools and self.tool_choice != "none":
             message = "expected either tools or a response_format of JSON, got both: set tool_choice none"
             raise ApiError(400, message, param="response_format")
         self._require_free_ends()
@@ -226,7 +227,7 @@ class ChatRequest(SamplingRequest):
         """Refuses what keeps an answer from its end where its form has one."""
         tools = self.tool_use()
         name = "ignore_eos" if self.ignore_eos else "min_tokens" if self.min_tokens else None
-        if name and (self.answer_schema() is not None or (tools and tools.enforced)):
+        if name and (self.answer_form() is not None or (tools and tools.enforced)):
             message = f"expected no {name} with {self.form_field}, whose form says where the answer ends: leave it out"
             raise ApiError(400, message, param=name)
 
@@ -248,8 +249,8 @@ class ChatRequest(SamplingRequest):
             self.parallel_tool_calls is not False,
         )
 
-    def answer_schema(self) -> dict[str, Any] | None:
-        """The JSON schema that the answer is to have; None: it is text.
+    def answer_form(self) -> Form | None:
+        """The form that the answer must have; None: it is any text.
 
         Raises:
             ApiError: `json_schema` is missing.

@@ -110,7 +110,7 @@ def test_a_model_without_tools_is_named():
     with pytest.raises(UserError, match="leaves tools out"):
         require_tools(tokenizer, AnswerForm.of(tokenizer), {})
     tokenizer.chat_template = "{{ messages }}{{ tools }}"
-    with pytest.raises(UserError, match="without response_template"):
+    with pytest.raises(UserError, match="no response_template"):
         require_tools(tokenizer, AnswerForm.of(tokenizer), {})
 
 

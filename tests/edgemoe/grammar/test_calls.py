@@ -10,7 +10,7 @@ from edgemoe.grammar.lark import (
     CallForm,
     Reasoning,
     calls_answer,
-    json_answer,
+    formed_answer,
     led_text_or_call,
     text_and_calls,
 )
@@ -112,7 +112,7 @@ def test_answers_in_channels(in_channels, answer, form, either, call):
     """A form, text or a call, and a call that is required: each in its channel, after reasoning or without."""
     thought = Reasoning(*HARMONY.reasoning, after=HARMONY.after_reasoning, lead=HARMONY.lead)
     words, _ = in_channels
-    assert follows(*in_channels, json_answer(words, CITY, thought), answer) == form
+    assert follows(*in_channels, formed_answer(words, CITY, thought), answer) == form
     tools = TOOLS[:1]
     assert follows(*in_channels, led_text_or_call(words, HARMONY.calls, tools, thought), answer) == either
     assert (
@@ -195,7 +195,7 @@ def test_json_behind_reasoning(words, tokenizer, close):
     }
     for answer, want in answers.items():
         found = [
-            follows(words, tokenizer, json_answer(words, {"type": "object"}, thought), answer)
+            follows(words, tokenizer, formed_answer(words, {"type": "object"}, thought), answer)
             for thought in (Reasoning("<think>", close, begun=True), Reasoning("<think>", close))
         ]
         assert found == want

@@ -17,7 +17,7 @@ from scripted import END, chatml_tokenizer
 from edgemoe.errors import UserError
 from edgemoe.grammar.confined import Cancellation, Cancelled
 from edgemoe.grammar.grammars import Grammars
-from edgemoe.grammar.lark import json_answer
+from edgemoe.grammar.lark import formed_answer
 
 pytest.importorskip("llguidance")
 
@@ -38,7 +38,7 @@ def words():
 
 
 def text(words: Vocabulary, value: object) -> str:
-    return json_answer(words, {"const": value})
+    return formed_answer(words, {"const": value})
 
 
 def parents() -> dict[int, int]:
@@ -76,7 +76,7 @@ def test_compiling_that_is_cancelled_ends_at_once(words):
     timer.start()
     start = time.monotonic()
     with pytest.raises(Cancelled):
-        Grammar(words, json_answer(words, ENDLESS), cancellation)
+        Grammar(words, formed_answer(words, ENDLESS), cancellation)
     assert time.monotonic() - start < 2
     wait_for(words, 0)
     with pytest.raises(Cancelled):
@@ -95,7 +95,7 @@ def test_the_system_ends_compiling_at_a_limit(limit, tmp_path, monkeypatch):
     try:
         own = resident()
         with pytest.raises(UserError, match="5 s of computing and 256 MiB"):
-            Grammar(words, json_answer(words, ENDLESS))
+            Grammar(words, formed_answer(words, ENDLESS))
         assert resident() - own < 8 << 20
         Grammar(words, text(words, "a"))
     finally:
@@ -139,7 +139,7 @@ def test_grammars_and_refusals_are_kept(words, monkeypatch):
     """A second request for the same grammar starts no process."""
     grammars = Grammars(words)
     one = grammars.compile(text(words, 1))
-    broken = json_answer(words, {"type": "string", "pattern": "^(?=a)"})
+    broken = formed_answer(words, {"type": "string", "pattern": "^(?=a)"})
     with pytest.raises(UserError, match="look-around") as refused:
         grammars.compile(broken)
     monkeypatch.setattr(words.process, "start", None)

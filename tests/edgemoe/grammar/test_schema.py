@@ -12,7 +12,7 @@ from conftest import a_tokenizer
 from scripted import END, chatml_tokenizer
 
 from edgemoe.errors import UserError
-from edgemoe.grammar.lark import json_answer
+from edgemoe.grammar.lark import formed_answer
 from edgemoe.grammar.matcher import Grammar, Matcher, Vocabulary
 from edgemoe.grammar.schema import KEYWORDS, MOST_BYTES, MOST_DEPTH, enforceable
 
@@ -134,7 +134,7 @@ def tokenizer():
 
 def follows(words, tokenizer, schema, text: str) -> bool:
     """Whether every token of a text, and an end behind it, is allowed."""
-    matcher = Matcher(Grammar(words, json_answer(words, schema)))
+    matcher = Matcher(Grammar(words, formed_answer(words, schema)))
     for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], END]:
         if not matcher.allowed()[token]:
             return False
@@ -165,7 +165,7 @@ def test_every_keyword_has_a_case():
 @pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS, ids=lambda value: json.dumps(value)[:60])
 def test_random_answers_are_valid(words, tokenizer, schema, good, bad):
     """Whatever tokens are chosen among the allowed ones, an answer that ends parses and is valid."""
-    grammar = Grammar(words, json_answer(words, schema))
+    grammar = Grammar(words, formed_answer(words, schema))
     judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
     chosen = random.Random(json.dumps(schema))
     ended = 0
@@ -300,7 +300,7 @@ def test_names_of_properties_are_no_keywords():
 def test_what_cannot_be_enforced_is_refused(words, schema, words_of_error):
     """Broken, unsatisfiable, foreign and huge schemas, with the reason."""
     with pytest.raises(UserError) as refused:
-        Grammar(words, json_answer(words, schema))
+        Grammar(words, formed_answer(words, schema))
     assert words_of_error in str(refused.value)
 
 
@@ -309,7 +309,7 @@ def test_depth_is_bounded(words):
     schema: dict[str, object] = {"type": "integer"}
     for _ in range(MOST_DEPTH - 1):
         schema = {"type": "array", "items": schema}
-    Grammar(words, json_answer(words, schema))
+    Grammar(words, formed_answer(words, schema))
     with pytest.raises(UserError, match=f"at most {MOST_DEPTH} levels"):
         enforceable({"type": "array", "items": schema})
 
@@ -318,7 +318,7 @@ def test_depth_is_bounded(words):
 def test_a_grammar_that_becomes_too_complex_ends_in_an_error(words, tokenizer):
     """Any of 4,000 properties may come next: more than a row of the parser may have."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
-    matcher = Matcher(Grammar(words, json_answer(words, schema)))
+    matcher = Matcher(Grammar(words, formed_answer(words, schema)))
     matcher.take(tokenizer("{", add_special_tokens=False)["input_ids"][0])
     with pytest.raises(UserError, match="items"):
         matcher.allowed()
@@ -326,7 +326,7 @@ def test_a_grammar_that_becomes_too_complex_ends_in_an_error(words, tokenizer):
 
 def test_ends_come_where_the_grammar_may_end(words, tokenizer):
     """Each token that ends an answer; special tokens and those beyond the tokenizer never."""
-    matcher = Matcher(Grammar(words, json_answer(words, {"type": "integer", "maximum": 99})))
+    matcher = Matcher(Grammar(words, formed_answer(words, {"type": "integer", "maximum": 99})))
     first = np.flatnonzero(matcher.allowed())
     assert not ENDS & set(first.tolist())
     assert all(tokenizer.decode([token]).strip("-0123456789") == "" for token in first)
@@ -343,7 +343,7 @@ def test_whitespace_ends(words, tokenizer):
 
 def test_answers_have_matchers_of_their_own(words, tokenizer):
     """What one answer has taken changes nothing for another."""
-    grammar = Grammar(words, json_answer(words, {"const": "ab"}))
+    grammar = Grammar(words, formed_answer(words, {"const": "ab"}))
     one, other = Matcher(grammar), Matcher(grammar)
     before = other.allowed().copy()
     one.take(int(np.flatnonzero(one.allowed())[0]))

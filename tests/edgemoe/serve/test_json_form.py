@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -61,6 +62,24 @@ def post(server, form: dict, **fields: object):
     body = {"messages": QUESTION, "max_tokens": 60, "response_format": form} | fields
     body["chat_template_kwargs"] = {"enable_thinking": False}
     return server.client.post("/v1/chat/completions", json=body)
+
+
+def test_an_answer_is_one_of_the_choices_or_matches(formed, monkeypatch):
+    """The model wants prose, and may reason first: the content has the form, under each of its names."""
+    script(monkeypatch, formed.serving.model.tokenizer, "It is sunny.")
+    choices, pattern = ["Oslo", "Rome"], "[A-Z][a-z]{2,4}/[0-9]{2}"
+    for form in (
+        {"guided_choice": choices},
+        {"structured_outputs": {"choice": choices}},
+        {"guided_regex": pattern},
+        {"regex": pattern},
+    ):
+        for more in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
+            body = {"messages": QUESTION, "max_tokens": 100, **form, **more}
+            (choice,) = formed.client.post("/v1/chat/completions", json=body).json()["choices"]
+            found = choice["message"]["content"]
+            assert found in choices or re.fullmatch(pattern, found), (form, found)
+            assert choice["finish_reason"] == "stop"
 
 
 def test_an_answer_has_its_schema_whole_and_streamed(formed, create, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgemoe.grammar.lark import TextForm
 from edgemoe.serve.anthropic.endpoints import Messages
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.ollama.endpoints import Chat, Generate
@@ -102,14 +103,17 @@ WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
         "continue_final_message False",
     ),
     (Chats, {"chat_template": "{{ messages }}"}, "chat_template", "no chat_template"),
-    (Chats, {"guided_choice": ["yes", "no"]}, "guided_choice", "no guided_choice"),
+    (Chats, {"guided_choice": "yes"}, "guided_choice", "valid array"),
+    (Chats, {"guided_choice": ["yes"], "guided_regex": "no"}, "guided_choice", "one form"),
+    (Completions, {"guided_choice": ["yes", "no"]}, "guided_choice", "no guided_choice"),
     (Chats, {"grammar": 'root ::= "yes"'}, "grammar", "no grammar"),
     (Chats, {"mirostat": 2}, "mirostat", "mirostat 0"),
     (Chats, {"typical_p": 0.9}, "typical_p", "typical_p 1"),
     (Chats, {"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n", "repeat_last_n -1"),
     (Chats, {"skip_special_tokens": False}, "skip_special_tokens", "skip_special_tokens True"),
     (Chats, {"guided_json": "["}, "guided_json", "a JSON schema"),
-    (Chats, {"structured_outputs": {"regex": "a+"}}, "structured_outputs", "'regex'"),
+    (Chats, {"structured_outputs": {"grammar": "a"}}, "structured_outputs", "'grammar'"),
+    (Chats, {"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs", "a list of texts"),
     (
         Chats,
         {"guided_json": CITY, "response_format": {"type": "json_object"}},
@@ -344,8 +348,13 @@ def test_a_seed_of_minus_one_is_random():
 
 
 @pytest.mark.parametrize(
-    ("fields", "schema"),
+    ("fields", "wanted"),
     [
+        ({"guided_choice": ["yes", "no"]}, TextForm(("yes", "no"))),
+        ({"guided_regex": "a+"}, TextForm(pattern="a+")),
+        ({"regex": "a+"}, TextForm(pattern="a+")),
+        ({"structured_outputs": {"choice": ["yes"]}}, TextForm(("yes",))),
+        ({"structured_outputs": {"regex": "a+"}}, TextForm(pattern="a+")),
         ({"guided_json": CITY}, CITY),
         ({"json_schema": '{"type": "array"}'}, {"type": "array"}),
         ({"structured_outputs": {"json": CITY, "regex": None}}, CITY),
@@ -357,9 +366,9 @@ def test_a_seed_of_minus_one_is_random():
         ({"response_format": {"type": "text"}}, None),
     ],
 )
-def test_a_schema_is_obeyed_under_each_of_its_names(fields, schema):
+def test_a_form_is_obeyed_under_each_of_its_names(fields, wanted):
     """OpenAI's, and those of vLLM, llama.cpp, SGLang and others."""
-    assert request_of(Chats, GOOD[Chats] | fields).answer_schema() == schema
+    assert request_of(Chats, GOOD[Chats] | fields).answer_form() == wanted
 
 
 def test_fields_of_ends_are_obeyed():
