@@ -160,6 +160,19 @@ def a_schema(random: Random) -> dict[str, Any]:
     return random.choice(schemas)
 
 
+def a_form(random: Random) -> dict[str, Any]:
+    """A field with a form of answers that may take long: mostly a schema, else a regular expression or many texts."""
+    many, kind = int(10 ** random.uniform(1, 5)), random.randrange(8)
+    if kind == 0:
+        return {"guided_choice": [f"{i}x" for i in range(many)]}
+    if kind == 1:
+        patterns = (f".*a.{{{many}}}b.*", f"((a|b){{1,{many}}}c){{1,{many}}}", "(a|" * many, "[^/]" * many)
+        return {"guided_regex": random.choice(patterns)}
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": a_schema(random)}}
+    }
+
+
 def a_body(random: Random) -> tuple[str, bytes]:
     """A path, and a body with some fields replaced, left out or cut."""
     path = random.choice([*GOOD])
@@ -190,8 +203,7 @@ def a_big_body(random: Random) -> tuple[str, bytes]:
     path = random.choice([*GOOD])
     body: dict[str, Any] = dict(GOOD[path])
     if path == "/v1/chat/completions" and random.random() < _SCHEMAS:
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": a_schema(random)}}
-        return path, json.dumps(body | {"response_format": form}).encode()
+        return path, json.dumps(body | a_form(random)).encode()
     name, place = random.choice([*body, "extra"]), "the big part"
     body[name] = random.choice((place, place, [place], [{"role": "user", "content": place}], {"a": place}))
     text = json.dumps(body).replace(json.dumps(place), a_big_value(random))

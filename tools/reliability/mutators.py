@@ -99,7 +99,7 @@ def mutate_gguf(fields: Mapping[str, Any], tensors: Mapping[str, Any], data: byt
     Args:
         fields: values by key.
         tensors: name -> [sizes as the file has them, number of the type, offset].
-        data: behind the header.
+        data: bytes after the header.
         random: chooses the changes.
     """
     root = [{"fields": dict(fields), "tensors": {name: list(entry) for name, entry in tensors.items()}}]
@@ -197,7 +197,7 @@ def _drop(holder: Any, key: Any, random: Random, places: list[Place]) -> None:
 
 
 def _add(holder: Any, key: Any, random: Random, places: list[Place]) -> None:
-    """Adds a value beside another one: a further key, or a further item."""
+    """Adds a value next to another one: a further key, or a further item."""
     if isinstance(holder, dict):
         holder[random.choice((*TEXTS, *(str(other) for _, other in places)))] = _hostile(random)
     else:

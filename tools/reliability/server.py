@@ -7,7 +7,8 @@ malformed: a quarter of them bodies with wrong fields, cut, flipped or of other 
 parts (deep, wide, long, many digits, schemas), half of them bytes on a socket that are no HTTP. A chat is streamed
 meanwhile, again and again. A failure is a 500, a refusal after more than a second (a schema: after its limit of
 computing), a request without an end within 30 s, a good request that is not answered after each hundred, a chat whose
-first token takes more than 2 s, and resident memory that grows by 5 % between the second and the last sixth.
+first token takes more than 2 s, and resident memory that grows by 5 % between the second and the last sixth. Late
+requests are sent again at the end, when nothing else is sent, and count as failures if they are late again.
 
 load: each client asks questions of the demo's tasks, streamed, one after the other; the report has the times to the
 first token and between tokens, and the slope of the server's resident memory after a first sixth.
@@ -28,85 +29,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
-from statistics import fmean, linear_regression, quantiles
+from statistics import linear_regression, quantiles
 from typing import Any
 
 from edgemoe.console.sizes import format_size
 from tools.command_line import make_parser, positive
-from tools.reliability.first_tokens import FirstTokens
-from tools.reliability.malformed import GOOD, a_big_body, a_body, a_request, exchange
-from tools.reliability.started_server import PATIENCE, post, server
+from tools.reliability.sent_requests import Report, malformed
+from tools.reliability.started_server import server
 from tools.training.tasks import training_tasks
 
 CHAT = "/v1/chat/completions"
-
-REFUSED_SECONDS = 1.0
-"""Most seconds of a refusal."""
-
-SCHEMA_SECONDS = 12.0
-"""Most seconds of the refusal of a schema: those of computing that it may take, on a busy machine."""
-
-MOST_GROWTH = 1.05
-"""Resident memory of the last sixth, as a multiple of the second one."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was measured: as JSON, and as lines for people; and what went wrong."""
-
-    found: dict[str, Any]
-    lines: list[str]
-    wrong: list[str]
-
-
-def malformed(given: argparse.Namespace) -> Report:
-    """Sends malformed requests, and after each hundred a good one, next to chats."""
-    random, statuses, wrong = Random(given.seed), Counter[str](), list[str]()
-    slowest, resident = 0.0, list[int]()
-    with server(given) as (host, port, process), FirstTokens(host, port) as chats:
-        for number in range(given.requests):
-            status, seconds, raw = _malformed(random, number, host, port)
-            statuses[str(status)] += 1
-            most = SCHEMA_SECONDS if b'"json_schema"' in raw else REFUSED_SECONDS
-            if status != 200:
-                slowest = max(slowest, seconds)
-            if status is not None and (status >= 500 or (status != 200 and seconds > most)):
-                wrong.append(f"request {number}: {status} after {seconds:.2f} s for {raw[:200]!r}")
-            if number % 100 == 99:
-                if post(host, port, CHAT, json.dumps(GOOD[CHAT]).encode())[0] != 200:
-                    wrong.append(f"the good request after {number} was not answered")
-                if process:
-                    resident.append(process.memory_info().rss)
-        found = {"requests": given.requests, "statuses": dict(sorted(statuses.items()))}
-        found |= {"slowest_refusal_s": round(slowest, 3), "first_tokens_s": chats.summary()}
-        lines = [
-            f"{given.requests} malformed requests: {found['statuses']}; closed without a response: None",
-            f"slowest refusal {slowest:.2f} s; first tokens of chats next to them: {found['first_tokens_s']}",
-        ]
-        if process:
-            found |= {"resident_bytes": resident, "files": process.num_fds()}
-            sizes = " and ".join(format_size(size) for size in resident[:: max(len(resident) - 1, 1)])
-            lines.append(f"resident {sizes} after the first hundred and the last, files {process.num_fds()}")
-    return Report(found, lines, wrong + chats.wrong + _grown(resident))
-
-
-def _malformed(random: Random, number: int, host: str, port: int) -> tuple[int | None, float, bytes]:
-    """Sends a malformed request; returns its status, its seconds and what was sent."""
-    if number % 2:
-        path, raw = a_big_body(random) if number % 4 == 3 else a_body(random)
-        start = time.monotonic()
-        return post(host, port, path, raw)[0], time.monotonic() - start, raw
-    raw, start = a_request(random), time.monotonic()
-    return exchange(port, raw, patience=PATIENCE), time.monotonic() - start, raw
-
-
-def _grown(resident: Sequence[int]) -> list[str]:
-    """What is wrong with the resident bytes after each hundred requests; empty: nothing."""
-    sixth = len(resident) // 6
-    if not sixth:
-        return []
-    before, after = fmean(resident[sixth : 2 * sixth]), fmean(resident[-sixth:])
-    return [f"resident memory grew by {after / before - 1:.1%}"] if after > MOST_GROWTH * before else []
 
 
 @dataclass
