@@ -15,6 +15,7 @@ from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.chat import transcript
 from edgemoe.errors import UserError
 from edgemoe.kernels.registry import compute
+from edgemoe.kv.own_directory import SECRET
 from edgemoe.models.resolve import resolve_store
 from edgemoe.models.store_model import StoreModel
 from tools.reliability.killed_jobs import Compensation, Conversion
@@ -50,6 +51,10 @@ class Calibrating(Compensation):
         calibrate(store, CalibrationRequest(None, TOKENS))
 
 
+def _write_secret(directory: Path) -> None:
+    (directory / SECRET).write_bytes(bytes(8))
+
+
 @dataclass(frozen=True)
 class PrefixCaching:
     """The writing of a prompt's keys and values to a prefix cache; the directory is that cache.
@@ -61,7 +66,8 @@ class PrefixCaching:
     plain: Path
 
     def prepare(self, directory: Path) -> None:
-        """Leaves the directory empty."""
+        """Writes the directory's secret, which other bytes depend on, and which is random elsewhere."""
+        _write_secret(directory)
 
     def run(self, directory: Path, begins: Callable[[], None]) -> None:
         """Answers one prompt, and ends when its blocks are written."""
@@ -85,7 +91,9 @@ class Saving:
     plain: Path
 
     def prepare(self, directory: Path) -> None:
-        """Writes the older conversation."""
+        """Writes the older conversation, and the secret of the prefix cache."""
+        (directory / "kv").mkdir()
+        _write_secret(directory / "kv")
         older = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
         transcript.save(directory / CONVERSATION, older)
 
