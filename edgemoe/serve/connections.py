@@ -90,11 +90,17 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP; once a response has begun, closes the connection alone."""
+        """Refuses bytes that are no HTTP; once a response has begun, closes the connection alone.
+
+        A request that is under way sends nothing after it: it finds that its client has left.
+        """
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:
             self.transport.close()
+        if not self._idle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def resume_writing(self) -> None:
         """Notes that the client has read."""

@@ -13,7 +13,7 @@ import pytest
 from servers import a_model, server_of
 
 from edgemoe.serve import connections
-from edgemoe.serve.connections import Door
+from edgemoe.serve.connections import Connection, Door
 from edgemoe.serve.guard import Access
 from edgemoe.serve.job import Queue
 
@@ -69,6 +69,23 @@ def test_a_client_that_ends_its_sending_side_is_answered(crowded):
     assert came.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert b"HTTP/1.1 200 OK" in came
     assert b'"finish_reason":"length"' in came
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("host", [b"localhost", b"evil.example"])
+def test_a_body_that_is_no_http_ends_its_request(crowded, caplog, monkeypatch, host):
+    """The refusal of its chunk is all that goes out, even if the request has its answer before the connection ends."""
+    lost = Connection.connection_lost
+    monkeypatch.setattr(
+        Connection, "connection_lost", lambda c, error: c.loop.call_later(0.2, lost, c, error)
+    )
+    with connected(crowded) as one:
+        one.sendall(
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: %b\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n" % host
+        )
+        assert one.makefile("rb").read().startswith(b"HTTP/1.1 400")
+    crowded.wait(lambda: not crowded.server.server_state.tasks)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.e2e
