@@ -290,6 +290,17 @@ def test_a_move_that_has_not_begun_is_replaced(unbegun: Rig) -> None:
     assert unbegun.fetcher.take_counts().speculated_cancelled == 0
 
 
+@pytest.mark.timeout(20)
+def test_a_change_leaves_a_move_that_a_request_has_taken_over(unbegun: Rig) -> None:
+    """C is requested while its move waits: other changes end A's move, and the request alone ends C's."""
+    with unbegun.fetcher.request({C: 2}):
+        unbegun.fetcher.change_levels({}, {}, rate=None)
+        assert unbegun.vram.residents.pending.keys() == {C}
+    counts = unbegun.fetcher.take_counts()
+    assert (counts.speculated, counts.speculated_cancelled) == (1, 1)
+    unbegun.whole()
+
+
 def test_a_request_cancels_a_move_below_its_level(unbegun: Rig) -> None:
     """C was to come to 2 and is wanted at 4: one read brings all of it, and the move counts as cancelled."""
     fetch(unbegun, {C: 4})

@@ -73,11 +73,11 @@ class Kept(Request):
         return False
 
 
-def alone(engine: Engine, tokens: list[int], new: int) -> torch.Tensor:
+def alone(engine: Engine, tokens: list[int], new: int, chunk: int = CHUNK) -> torch.Tensor:
     """The logits of every greedy token, from steps of one sequence without a scheduler."""
     sequence, tokens, prompt, rows = engine.sequences.new(), list(tokens), PromptAttention(), []
-    for start in range(0, len(tokens), CHUNK):
-        logits = engine.step(Step((Segment(sequence, tuple(tokens[start : start + CHUNK]), prompt),)))[0]
+    for start in range(0, len(tokens), chunk):
+        logits = engine.step(Step((Segment(sequence, tuple(tokens[start : start + chunk]), prompt),)))[0]
     while True:
         rows.append(logits)
         if len(rows) == new:
@@ -257,6 +257,32 @@ def test_a_prompts_cancel_between_layers_ends_it_alone(open_engine, tiny_store, 
     assert prompt.reason == CANCELLED
     scheduler.wait(first)
     assert torch.equal(torch.stack(first.rows), alone(open_engine(tiny_store), [5] * 4, 12))
+    assert_nothing_is_left(engine, used)
+
+
+def test_a_cancelled_prompt_keeps_its_kv_until_its_step_ends(open_engine, tiny_store):
+    """Cancelled in its step's first layer, one of two prompts has its KV through all layers; others decode between."""
+    engine = open_engine(tiny_store, parallel=3, context=128, prefill_rows=256)
+    single = open_engine(tiny_store, context=128)
+    scheduler, used, seen = Scheduler(engine, Pace(every=1)), engine.budget.used, []
+    first, gone, other = Kept([5] * 4, 12), Kept([9] * 120, 2), Kept([7] * 120, 2)
+    scheduler.submit(first)
+    scheduler._loop.step()
+
+    def cancel(layer: int, chosen: torch.Tensor) -> None:
+        if len(chosen) > 1:
+            scheduler.cancel(gone)
+            seen.append((layer, len(chosen), gone.sequence is not None))
+
+    engine.watch(cancel)
+    for request in (gone, other):
+        scheduler.submit(request)
+    for request in (first, other):
+        scheduler.wait(request)
+    assert seen == [(0, 240, True), (2, 240, True)]
+    assert len(first.rows) == 12
+    assert (gone.reason, other.reason) == (CANCELLED, "length")
+    assert torch.equal(torch.stack(other.rows), alone(single, [7] * 120, 2, chunk=120))
     assert_nothing_is_left(engine, used)
 
 

@@ -70,6 +70,11 @@ def test_absent_experts_with_little_weight_are_dropped(damageable, open_engine):
     chosen, gates = torch.tensor([[0, 1, 2]]), torch.tensor([[0.7, 0.2, 0.1]])
     absent = policy.levels(0, chosen, gates, None, decode=True)
     assert absent.tolist() == [[4, 4, 0]]
+    engine.fill()
+    (first, *_) = engine.vram.resident()
+    others = [expert for expert in range(engine.shape.experts_per_layer) if expert != first.expert][:2]
+    resident = torch.tensor([[*others, first.expert]])
+    assert policy.levels(first.layer, resident, gates, None, decode=True).tolist() == [[4, 4, 4]]
 
 
 def test_resident_experts_run_instead_of_absent_ones(damageable, open_engine):

@@ -229,6 +229,11 @@ def test_counts_are_those_of_the_modules(store, open_engine, limit):
         counts.append(engine.take_counts())
     modules, fused = counts
     assert (fused.requests, fused.levels) == (modules.requests, modules.levels)
+    predictions = [
+        {layer: (of.predicted, of.wanted, of.right) for layer, of in each.lookahead.items()} for each in counts
+    ]
+    assert predictions[0] == predictions[1]
+    assert bool(predictions[1]) == ("look-ahead" in limit)
     if limit == "misses, DRAM, look-ahead":
         assert fused.speculated_used > 0
     if "experts" not in LIMITS[limit]:

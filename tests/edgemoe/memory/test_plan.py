@@ -16,6 +16,7 @@ from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.console.sizes import format_least, parse_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit
+from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape
 from edgemoe.machine import process
@@ -97,6 +98,15 @@ def test_a_plan_adds_up_or_is_refused_with_a_minimum_that_works(limit, level, co
     assert MINIMUM_EXPERTS <= made.vram_experts <= SHAPE.experts
     assert made.vram_experts * FORM.bytes_at(level) <= made.plane_bytes
     assert made.minimum_vram_bytes <= limit
+
+
+def test_a_step_has_memory_for_what_a_head_projects():
+    """More heads of queries: each row has their numbers and their results, bf16, and the product's float32 copies."""
+    few = dataclasses.replace(SHAPE, compiled_attention=True, top_k=1, vocab=1000)
+    heads, rows = 32, 2048
+    taken = [workspace_of(dataclasses.replace(few, heads=few.heads * times), rows) for times in (2, 3)]
+    row_bytes = heads * few.kv.key_dim * (2 + 2 + 4 + 2)
+    assert taken[1] - taken[0] == min(rows, BLOCK_ROWS) * row_bytes
 
 
 def test_kv_bytes_by_hand():
