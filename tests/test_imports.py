@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,12 @@ TOPS = ("edgemoe", *PLACES)
 """The folders of the checkout that the wheel installs."""
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """A module's syntax tree."""
+    return ast.parse(source)
+
+
 def modules_of(room: str) -> list[Path]:
     """The modules of a room: a file, or the files of a folder."""
     place = PLACES.get(room, ROOT / "edgemoe" / room)
@@ -91,13 +98,13 @@ def room_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def room_violations(source: str, room: str) -> list[tuple[int, str]]:
     """The imports in a module of `room` that name a room before it."""
     allowed = ROOMS[ROOMS.index(room) :]
-    return [found for found in room_imports(ast.parse(source)) if found[1] not in allowed]
+    return [found for found in room_imports(parsed(source)) if found[1] not in allowed]
 
 
 def serve_imports(source: str) -> set[str]:
     """The parts of edgemoe.serve that a module imports, wherever in the module it stands."""
     found = set[str]()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -198,7 +205,7 @@ def test_no_modules_import_each_other() -> None:
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
         found = graph[name] = set[str]()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:

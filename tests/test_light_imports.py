@@ -1,71 +1,73 @@
-"""Commands import what they need: each in a process of its own."""
+"""Commands import what they need: one new process runs them, those that need least first."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
 import pytest
-from terminals import environment
+import torch
+from terminals import ROOT, environment
 
 pytestmark = pytest.mark.e2e
 
-HEAVY = ("torch", "transformers", "tokenizers", "huggingface_hub", "rich")
+HEAVY = ("torch", "transformers", "tokenizers", "huggingface_hub")
 
-SCRIPT = """
-import sys, edgemoe.cli
-sys.argv = ["edgemoe", *sys.argv[2:]]
-try:
-    edgemoe.cli.main()
-finally:
-    print(*sorted(set({names}) & set(sys.modules)), file=sys.stderr)
+DRAWING = ("rich", "prompt_toolkit", "matplotlib")
+"""Packages of terminals and plots, which no command imports whose output is a pipe."""
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+"""torch's compiler takes longer to import than torch, and no step uses it."""
+
+SCRIPT = f"""
+import json, sys
+from edgemoe.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["edgemoe", *words]
+    code = main()
+    imported = set({[*HEAVY, *DRAWING, *COMPILERS]}) & set(sys.modules)
+    print(json.dumps([code, sorted(imported)]), file=sys.stderr)
+    print(chr(0), end="", flush=True)
+import triton
 """
 
 
-def imported(home, names, *arguments):
-    """Runs a command; returns its stdout and which of `names` it has imported."""
-    script = SCRIPT.format(names=list(names))
+def test_commands_import_what_they_need(tmp_path, tiny_store):
+    """Listings, removal and help answer without torch, a plan without transformers, a piped chat without a compiler.
+
+    A Triton that is installed is not imported, and can be imported by name afterwards.
+    """
+    cached, double = tmp_path / "cache" / "edgemoe" / "stores", tmp_path / "triton"
+    cached.mkdir(parents=True)
+    (cached / "tiny").symlink_to(tiny_store)
+    double.mkdir()
+    (double / "__init__.py").write_text("print('a double')\n")
+    store = ("--model", str(tiny_store))
+    chat = ("chat", *store, "--prompt", "hi", "--max-new-tokens", "2", "--context", "64")
+    light = [("--version",), ("--help",), ("chat", "--help"), ("models",), ("inspect", str(tiny_store))]
+    commands = [*light, ("rm", "small", "--yes"), ("plan", *store), chat]
     done = subprocess.run(
-        [sys.executable, "-c", script, "-", *map(str, arguments)],
-        env=environment(home),
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
+        env=environment(tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT)))),
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    return done.stdout, done.stderr.splitlines()[-1].split()
-
-
-@pytest.mark.parametrize(
-    "command", [["--version"], ["--help"], ["models"], ["rm", "small", "--yes"], ["chat", "--help"]]
-)
-def test_light_commands_import_nothing_heavy(tmp_path, command):
-    """Listings, removal and help answer before torch would be imported."""
-    assert imported(tmp_path, HEAVY, *command)[1] == []
-
-
-def test_stores_are_listed_and_described_without_torch(tmp_path, tiny_store):
-    """`inspect` reads a manifest, and `models` headers too."""
-    cached = tmp_path / "cache" / "edgemoe" / "stores"
-    cached.mkdir(parents=True)
-    (cached / "tiny").symlink_to(tiny_store)
-    out, heavy = imported(tmp_path, HEAVY, "models")
-    assert ("ready" in out or "8/4/2" in out, heavy) == (True, [])
-    out, heavy = imported(tmp_path, HEAVY, "inspect", tiny_store)
-    assert ("bits per weight" in out, heavy) == (True, [])
-
-
-def test_a_plan_of_a_store_needs_no_transformers(tmp_path, tiny_store):
-    """A plan's own arithmetic is torch's; model code is not imported."""
-    out, heavy = imported(tmp_path, ["transformers", "torch"], "plan", "--model", tiny_store)
-    assert ("smallest limit" in out, heavy) == (True, ["torch"])
-
-
-def test_a_chat_does_not_import_the_compiler(tmp_path, tiny_store):
-    """torch's compiler takes longer to import than torch, and no step uses it."""
-    options = ("--model", tiny_store, "--prompt", "hi", "--max-new-tokens", 2, "--context", 64)
-    out, heavy = imported(tmp_path, ["torch", "torch._dynamo", "torch._inductor"], "chat", *options)
-    assert (bool(out), heavy) == (True, ["torch"])
+    codes, imported = zip(
+        *(json.loads(line) for line in done.stderr.splitlines() if line[0] == "["), strict=True
+    )
+    *shown, rest = done.stdout.split("\0")
+    out = dict(zip(commands, shown, strict=True))
+    assert codes == (*[0] * len(light), 2, 0, 0)
+    assert imported[:-2] == ([],) * (len(light) + 1)
+    assert ("ready" in out[commands[3]] or "8/4/2" in out[commands[3]], rest) == (True, "a double\n")
+    assert "bits per weight" in out[commands[4]]
+    assert ("smallest limit" in out[commands[-2]], imported[-2]) == (True, ["torch"])
+    assert bool(out[chat].strip())
+    assert not {*imported[-1]} & {*DRAWING, *COMPILERS} or torch.cuda.is_available()
 
 
 def test_the_compiler_works_after_a_chat_has_left_it_out():

@@ -59,8 +59,12 @@ class AnswerForm:
         self._template, self._special = load_response_template(dict(template)), tuple(special)
 
     @classmethod
-    def of(cls, tokenizer: Any) -> AnswerForm | None:
+    def of(cls, tokenizer: Any, cpu_seconds: float = CPU_SECONDS) -> AnswerForm | None:
         """The form that a tokenizer declares, or the built-in one that its chat template writes; None: neither.
+
+        Args:
+            tokenizer: the model's.
+            cpu_seconds: limit on the time that a declared one takes to read a sample.
 
         Raises:
             ModelRefused: the declared one is broken, or takes too long to read a sample.
@@ -68,7 +72,7 @@ class AnswerForm:
         template = getattr(tokenizer, "response_template", None)
         if template is not None:
             wanted = "a response_template in tokenizer_config.json that works"
-            wrong = confined(lambda: _try(template), seconds=CPU_SECONDS, memory=MEMORY_BYTES)
+            wrong = confined(lambda: _try(template), seconds=cpu_seconds, memory=MEMORY_BYTES)
             if wrong is not None:
                 raise ModelRefused(wanted, wrong, CHECK_ORIGIN)
         else:

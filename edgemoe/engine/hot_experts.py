@@ -40,6 +40,9 @@ class HotExperts:
         shape: number of layers of the model, and of experts in a layer.
         slots: number of experts that a token chooses in a layer.
         clock: seconds, never going back.
+
+    Attributes:
+        scores: how hot each expert is.
     """
 
     def __init__(
@@ -122,12 +125,12 @@ class HotExperts:
 
     def forget(self) -> None:
         """Starts anew, without `fix`, and from the heat of `start_from` if there is any."""
-        self._scores = scores_of(self.settings, *self._shape)
+        self.scores = scores_of(self.settings, *self._shape)
         self._fixed: dict[int, set[int]] | None = None
         self._seen = self._since = 0.0
         self._closed = self._clock()
         if self._seed is not None:
-            self._scores.seed(self._seed, self._slots)
+            self.scores.seed(self._seed, self._slots)
         self._due = self._seed is not None
 
     def end(self) -> None:
@@ -144,7 +147,7 @@ class HotExperts:
 
     def heat(self) -> dict[ExpertKey, float]:
         """How hot each expert is that was ever chosen, relative to the hottest of its layer."""
-        relative = self._scores.values / np.maximum(self._scores.values.max(1, keepdims=True), 1e-30)
+        relative = self.scores.values / np.maximum(self.scores.values.max(1, keepdims=True), 1e-30)
         layers, experts = np.nonzero(relative > 1e-9)
         return {
             ExpertKey(layer, expert): float(relative[layer, expert])
@@ -191,7 +194,7 @@ class HotExperts:
         weighted = weight * record.rows
         if weighted:
             assert record.choices
-            self._scores.observe(weight * record.choices.counts, weight * record.choices.mass, weighted)
+            self.scores.observe(weight * record.choices.counts, weight * record.choices.mass, weighted)
         self._seen += record.rows
         self._since += weighted
         if not self._since or (self._seen < hot.warmup and self._seed is None):
@@ -199,7 +202,7 @@ class HotExperts:
         ended = self._since >= hot.interval if hot.interval else self._clock() - self._closed >= hot.seconds
         if not ended:
             return
-        self._scores.close_interval(self._since)
+        self.scores.close_interval(self._since)
         self._since, self._closed = 0.0, self._clock()
         if self._prompts:
             self._due = True  # before the next step without a prompt
@@ -218,7 +221,7 @@ class HotExperts:
         promote: list[tuple[float, ExpertKey]] = []
         absent: list[tuple[float, ExpertKey]] = []
         for layer in self._layers:
-            scores, at = self._scores.values[layer], levels[layer]
+            scores, at = self.scores.values[layer], levels[layer]
             hot = at >= self._high
             # Levels between the two are of other settings, and have blocks that hot experts need.
             between = np.flatnonzero((at > self._low) & ~hot).tolist()

@@ -10,7 +10,7 @@ from contextlib import closing
 import torch
 
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.pace import WORK_BETWEEN, Pace
+from edgemoe.engine.pace import Pace
 from edgemoe.engine.queue import RequestQueue
 from edgemoe.engine.request import CANCELLED, Request
 from edgemoe.errors import DoesNotFit, NotFinite
@@ -27,7 +27,7 @@ REQUESTS_A_TRIM = 64
 class StepLoop:
     """Runs one step after another. Used by the thread that has its turn.
 
-    A prompt's step pauses after each layer; for each WORK_BETWEEN of its work some steps of the running sequences come
+    A prompt's step pauses after each layer; for each `pace.work` of its tokens some steps of the running sequences come
     between, so that running answers go on while a prompt comes in.
 
     Args:
@@ -131,7 +131,7 @@ class StepLoop:
                 for request, segment in zip(requests, step.segments, strict=True):
                     request.partly = len(segment.tokens) * (layer + 1) // layers
                 self._work += step.rows
-                if self._queue.running and self._work >= WORK_BETWEEN * layers:
+                if self._queue.running and self._work >= self._pace.work * layers:
                     self._work = 0
                     self._decode_between(requests)
         self._prompt_s += context.record.seconds - before

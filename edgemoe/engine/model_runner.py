@@ -38,6 +38,9 @@ class ModelRunner:
         model: the model, from layers.build.
         runtime: what its MoE layers share.
         rows: most sequences of a step of new tokens that is fused.
+
+    Attributes:
+        fused: runs steps of new tokens through all layers at once; None: the modules run them.
     """
 
     def __init__(self, model: Any, runtime: ExpertRuntime, rows: int = 1) -> None:
@@ -46,7 +49,7 @@ class ModelRunner:
         family = known_family(model.config.model_type)
         parts = model, family.fused_gqa, runtime
         self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
-        self._fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
+        self.fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
         self._layers: LayerByLayer | None = None
         if runtime.device is None:
             in_row_blocks(model)  # after the fused paths, which look at the modules themselves
@@ -79,7 +82,7 @@ class ModelRunner:
 
     def _at_once(self, context: StepContext) -> torch.Tensor:
         step = context.step
-        fused = None if context.study.reroute or context.study.modules else self._fused
+        fused = None if context.study.reroute or context.study.modules else self.fused
         if fused and context.decode and step.rows == len(step.segments) <= fused.most_rows:
             return fused([segment.tokens[0] for segment in step.segments], context)
         return _float_logits(self._model(**self._inputs(context)))

@@ -21,10 +21,12 @@ class Pace:
         chunk: tokens of a prompt in one step, 1 to the plan's prefill_rows; None: as many, but at most
             SHARED_ROWS where several sequences may run. It never depends on what runs, so neither do answers.
         every: decode steps between two chunks, while any sequence decodes; 0: prompts first, so answers wait for them.
+        work: tokens of a prompt that the model computes between such steps.
     """
 
     chunk: int | None = None
     every: int = 4
+    work: int = WORK_BETWEEN
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:

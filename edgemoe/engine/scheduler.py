@@ -39,22 +39,26 @@ class Scheduler:
         pace: how prompts and answers share the steps.
         keep: the KV of ended requests stays, as long as there is memory, for prompts that begin with the same tokens.
         disk: has their blocks on disk, where `keep`; closed with the scheduler. None: memory alone.
+
+    Attributes:
+        loop, queue: the steps and the requests, for the thread that has its turn.
+        kept: the KV of ended requests; None: none is kept.
     """
 
     def __init__(
         self, engine: Engine, pace: Pace | None = None, *, keep: bool = False, disk: PrefixCache | None = None
     ) -> None:
         self.engine, self.disk = engine, disk
-        self._kept = KeptSequences(engine, disk) if keep else None
-        self._queue = RequestQueue(engine, self._kept)
+        self.kept = KeptSequences(engine, disk) if keep else None
+        self.queue = RequestQueue(engine, self.kept)
         self._turns = Turns()
-        self._loop = StepLoop(engine, self._queue, pace or Pace(), lambda: self._turns.closed)
+        self.loop = StepLoop(engine, self.queue, pace or Pace(), lambda: self._turns.closed)
         self._thread: threading.Thread | None = None
 
     @property
     def totals(self) -> tuple[StepTotals, StepTotals]:
         """Sums over all steps of prompts so far, and over all steps of new tokens."""
-        return self._loop.prefill, self._loop.decode
+        return self.loop.prefill, self.loop.decode
 
     @property
     def active(self) -> int:
@@ -64,32 +68,32 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that wait for their KV."""
-        return len(self._queue.arrived)
+        return len(self.queue.arrived)
 
     @property
     def running(self) -> int:
         """Requests whose prompts run, or that decode."""
-        return self._queue.admitted
+        return self.queue.admitted
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of KV that no request has, but that are kept."""
-        return self._kept.nbytes if self._kept else 0
+        return self.kept.nbytes if self.kept else 0
 
     def forget(self) -> None:
         """Frees the KV that is kept. Not to be called by a callback."""
         with self.paused():
-            if self._kept:
-                self._kept.clear()
+            if self.kept:
+                self.kept.clear()
 
     def save(self, tokens: Sequence[int]) -> None:
         """Begins to keep KV on disk, with that of the first tokens as far as it is kept; returns when it is written.
 
         Not to be called by a callback.
         """
-        if self._kept and self.disk:
+        if self.kept and self.disk:
             with self.paused():
-                self._kept.save(tokens)
+                self.kept.save(tokens)
                 self.disk.flush()
 
     def saved(self, tokens: Sequence[int]) -> tuple[str, int] | None:
@@ -97,7 +101,7 @@ class Scheduler:
 
         None: no KV is kept on disk.
         """
-        return self._kept.saved(tokens) if self._kept and self.disk else None
+        return self.kept.saved(tokens) if self.kept and self.disk else None
 
     def paused(self) -> AbstractContextManager[None]:
         """Waits until the step that runs has ended; no other one runs within the block. Not for callbacks."""
@@ -117,7 +121,7 @@ class Scheduler:
         with self._turns.changing():
             if self._turns.closed:
                 raise _closed()
-            self._queue.arrived.add(request)
+            self.queue.arrived.add(request)
 
     def run(self, request: Request) -> None:
         """Submits a request and drives until it has ended.
@@ -154,7 +158,7 @@ class Scheduler:
         with self._turns.alone(lambda: request.ended):
             # Where it has ended, another thread's step may run, with requests that are cancelled.
             if not request.ended:
-                self._loop.end_cancelled()
+                self.loop.end_cancelled()
 
     def start(self, *, fill: bool = False) -> None:
         """Starts a thread that drives until `close`, if there is none.
@@ -174,10 +178,10 @@ class Scheduler:
         with self._turns.changing():
             self._turns.closed = True
         with self._turns.alone():
-            for request in self._queue:
-                self._loop.end(request, error=_closed())
-            if self._kept:
-                self._kept.clear()
+            for request in self.queue:
+                self.loop.end(request, error=_closed())
+            if self.kept:
+                self.kept.clear()
             if self.disk:
                 self.disk.close()
         if self._thread and self._thread is not threading.current_thread():
@@ -209,7 +213,7 @@ class Scheduler:
                     try:
                         # OpenMP would give each thread that drives a worker of its own.
                         with threads.for_step():
-                            self._loop.step()
+                            self.loop.step()
                     finally:
                         self._turns.end()
 

@@ -275,6 +275,7 @@ def test_an_expert_is_reserved_once_at_a_time(tier: PlaneTier) -> None:
     tier.abandon(reservation)
 
 
+@pytest.mark.e2e
 def test_threads_share_a_tier(tier: PlaneTier, form: ToyForm) -> None:
     """Readers lease the bytes of their expert alone, while a writer replaces every expert."""
     keys = [ExpertKey(0, e) for e in range(8)]

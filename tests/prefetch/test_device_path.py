@@ -137,6 +137,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_each_mistake_is_found(monkeypatch, mistake):
     """With one step of the order left out, some run of the test above fails."""
@@ -153,7 +154,7 @@ def test_each_mistake_is_found(monkeypatch, mistake):
                 except AssertionError:
                     found += 1
                 finally:
-                    rig.fetcher._transfers.workers.close()
+                    rig.fetcher.transfers.workers.close()
             if found:
                 return
     pytest.fail("no run failed")
@@ -235,7 +236,7 @@ def test_a_kernel_waits_for_its_own_copy_alone(rig):
     r.vram.drop(B)
     with r.fetcher.request({}):
         r.fetcher.read_ahead({B: 4, A: 4})
-    ahead, wanted = (r.fetcher._transfers.under_way[key].load._copied for key in (B, A))
+    ahead, wanted = (r.fetcher.transfers.under_way[key].load._copied for key in (B, A))
     with r.fetcher.request({A: 4}) as request:
         [lease] = next(request)
         assert r.device.launch(lease.blocks) == expected(SLICED, A, 4)

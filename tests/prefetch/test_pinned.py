@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import a_tokenizer
 from counted_engine import CountedEngine
 from engine_rig import limited
 from fetch_rig import Rig, rigs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
+from small_tokenizer import a_tokenizer
 from toys import MERGED, SLICED, ToyForm, contents, expected, put
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -443,7 +443,7 @@ def test_demoted_experts_are_not_computed_above_their_level(engines) -> None:
     """An expert that lost planes between two steps is read again, and one that lost all as well."""
     engine, _ = engines()
     want = decoded(engine)
-    engine._source.release_pins()
+    engine.source.release_pins()
     for number, key in enumerate(engine.vram.resident()):
         engine.vram.drop(key, (0, 2, 4, 8)[number % 4])
     assert torch.equal(decoded(engine), want)

@@ -75,14 +75,14 @@ def test_a_right_prediction_becomes_a_demand(rig: type[Rig]) -> None:
 
 def on_demand(patch: pytest.MonkeyPatch, r: Rig, then: Callable[[], object]) -> None:
     """Calls `then` after every demand that is queued."""
-    submit = r.fetcher._transfers.workers.submit
+    submit = r.fetcher.transfers.workers.submit
 
     def both(transfer: Transfer, *, ahead: bool = False) -> None:
         submit(transfer, ahead=ahead)
         if not ahead:
             then()
 
-    patch.setattr(r.fetcher._transfers.workers, "submit", both)
+    patch.setattr(r.fetcher.transfers.workers, "submit", both)
 
 
 def test_demands_overtake_reads_ahead(rig: type[Rig], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_few_reads_ahead_are_under_way_at_once(rig: type[Rig]) -> None:
         assert r.fetcher.take_counts().speculated == 4
         go.set()
         while len(r.reader.reads) < len(keys):
-            r.landed(*r.fetcher._transfers.under_way)
+            r.landed(*r.fetcher.transfers.under_way)
             r.fetcher.read_ahead({})
     assert r.reader.reads == keys
     r.landed(*keys)

@@ -52,7 +52,7 @@ class StressRig(Rig):
         self, form: ToyForm, vram: int, dram: int | None, workers: int, mode: str, gate: LookaheadGate
     ) -> None:
         super().__init__(form, vram, dram, workers, mode, gate)
-        transfers = self.fetcher._transfers
+        transfers = self.fetcher.transfers
         self.reader = transfers._reader = PatientReader()
         self.demanded = 0
         await_done, end = transfers.await_done, transfers.end_transfer
@@ -137,7 +137,7 @@ def test_any_predictions_and_requests(
         assert counts.speculated_used + counts.speculated_cancelled <= counts.speculated
         for layer in counts.lookahead.values():
             assert layer.right <= min(layer.predicted, layer.wanted)
-        assert not r.fetcher._transfers.under_way
+        assert not r.fetcher.transfers.under_way
         for key in (key for wanted, *_ in requests for key in wanted):
             r.fetch({key: 8})
             r.fetcher.release_pins()
@@ -207,7 +207,7 @@ class Crowd:
 
     def __init__(self, rig: Rig, seed: int) -> None:
         self.rig, self.chance = rig, Random(seed)
-        rig.reader = rig.fetcher._transfers._reader = HastyReader(seed)
+        rig.reader = rig.fetcher.transfers._reader = HastyReader(seed)
         self.tiers = [tier for tier in (rig.vram, rig.dram) if tier]
         for tier in self.tiers:
             watch_blocks(tier)
@@ -282,7 +282,7 @@ def test_changes_of_level_in_any_order(base: int, dram: int | None, mode: str) -
         assert counts.speculated_used + counts.speculated_cancelled <= counts.speculated
         assert min(counts.promoted, counts.demoted, counts.deferred) > 200
         assert counts.speculated_used > 20
-        assert not r.fetcher._transfers.under_way
-        assert not r.fetcher._transfers.moving
+        assert not r.fetcher.transfers.under_way
+        assert not r.fetcher.transfers.moving
     finally:
         r.fetcher.close()

@@ -34,6 +34,11 @@ class CountedEngine(Engine):
         """Calls `note` with every layer and its router's choice, int64 [T, k], from the next step on."""
         self._study = replace(self._study, watch=note)
 
+    def by_modules(self):
+        """Leaves the steps that follow to transformers' modules; returns the engine."""
+        self._study = replace(self._study, modules=True)
+        return self
+
     @property
     def model(self):
         """The model's modules."""
@@ -43,6 +48,11 @@ class CountedEngine(Engine):
     def runner(self):
         """What runs steps through them."""
         return self._parts.runner
+
+    @property
+    def source(self):
+        """What brings their experts."""
+        return self._source
 
     @property
     def held(self):

@@ -17,15 +17,15 @@ Fault = Callable[[int, Sequence[memoryview], int], int]
 
 
 class FaultyPreadv:
-    """Runs one fault per call, in order, then os.preadv. Records the offset of every call."""
+    """Runs one fault per call, in order, then `rest`, at first os.preadv. Records the offset of every call."""
 
     def __init__(self, *faults: Fault) -> None:
-        self.faults = list(faults)
+        self.faults, self.rest = list(faults), REAL
         self.offsets: list[int] = []
 
     def __call__(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         self.offsets.append(offset)
-        read = self.faults.pop(0) if self.faults else REAL
+        read = self.faults.pop(0) if self.faults else self.rest
         return read(fd, buffers, offset)
 
 

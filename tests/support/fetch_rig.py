@@ -146,7 +146,7 @@ class Rig:
 
     def landed(self, *keys: ExpertKey) -> None:
         """Waits until the workers have ended the transfers under way, and the moves, of some experts."""
-        transfers = self.fetcher._transfers
+        transfers = self.fetcher.transfers
         for key in keys:
             for transfer in (transfers.under_way.get(key), transfers.moving.get(key)):
                 if transfer:

@@ -50,7 +50,7 @@ def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter
 
 def check_kept(scheduler: Scheduler) -> None:
     """Raises AssertionError unless kept sequences are found by their hashes alone and have reserved what they use."""
-    kept, engine = scheduler._kept, scheduler.engine
+    kept, engine = scheduler.kept, scheduler.engine
     listed = {id(each) for each in kept.index.kept}
     found: dict[int, set[bytes]] = {}
     for digest, of_hash in kept.index._by_hash.items():

@@ -16,6 +16,16 @@ class OneStepFetcher(Fetcher):
         self.step = self.begin()
 
     @property
+    def transfers(self):
+        """Its transfers under way, and its moves."""
+        return self._transfers
+
+    @property
+    def changes(self):
+        """The changes of level that wait, and those under way."""
+        return self._transitions
+
+    @property
     def predicting(self):
         return self.step.predicting
 

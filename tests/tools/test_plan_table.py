@@ -10,6 +10,8 @@ from edgemoe.kernels.native import library as native
 from tools.plan_table import BEGIN, DOCS, END, dense_shapes, rewritten, table
 from tools.published_models import CONFIGS
 
+pytestmark = pytest.mark.e2e
+
 PUBLISHED = {
     "Qwen3-30B-A3B": 30.5,
     "Mixtral-8x7B": 46.7,

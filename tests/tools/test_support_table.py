@@ -10,6 +10,8 @@ import pytest
 from tools import support_table
 from tools.support_table import FILES, REQUIRED, Outcomes, rewritten, rows_of, sections
 
+pytestmark = pytest.mark.e2e
+
 DOCS = FILES[0].read_text(encoding="utf-8")
 
 

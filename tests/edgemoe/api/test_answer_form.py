@@ -143,7 +143,7 @@ def test_the_form_of_a_tokenizer():
         ({"start_anchor": "a", "fields": {"content": {"open_pattern": "("}}}, "regex"),
         (
             {"start_anchor": "a", "fields": {"content": {"open_pattern": "(a|aa)+$b", "close": "c"}}},
-            "of computing|more than 15 s",
+            "of computing|more than 3 s",
         ),
         (["start_anchor"], "dict"),
     ],
@@ -153,7 +153,7 @@ def test_a_hostile_response_template_is_refused(template, found):
     tokenizer = chatml_tokenizer()
     tokenizer.response_template = template
     with pytest.raises(ModelRefused, match=found):
-        AnswerForm.of(tokenizer)
+        AnswerForm.of(tokenizer, cpu_seconds=1)
 
 
 @pytest.mark.parametrize(

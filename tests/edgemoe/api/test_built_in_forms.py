@@ -179,6 +179,7 @@ def test_reasoning_and_calls_of_channels():
     assert call_form(chatml_tokenizer(), form, {}, []).alone
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("form", BUILT_IN, ids=lambda form: form.marks[-1])
 def test_odd_answers_take_linear_time(form):
     """Runs of whitespace and of begins of tags, outside of a call and within one."""

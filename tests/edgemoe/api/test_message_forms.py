@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.api.message_forms import forms_of
 from edgemoe.api.template import render_chat

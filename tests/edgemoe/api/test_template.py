@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.api.template import TemplateRenderer, encode_chat, render_chat, renderer
 from edgemoe.errors import ModelRefused, UserError

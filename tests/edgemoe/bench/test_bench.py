@@ -6,8 +6,8 @@ import statistics
 
 import numpy as np
 import pytest
+from short_probes import probe_briefly
 
-from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.bench.rows import BenchRow, ablation_rows, single_row
 from edgemoe.bench.run import ARMS, BenchRequest, make_plans, run_bench
@@ -56,8 +56,7 @@ EXPERT_BYTES = 20480
 def short_probes():
     """Measures bandwidths for 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
-        patch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
+        probe_briefly(patch)
         yield
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from short_probes import probe_briefly
 
-from edgemoe.bench import bandwidth
 from edgemoe.bench.batch import BatchRequest
 from edgemoe.bench.tables import FORMATS
-from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import UserError
 
 SHORT = ("--prompt-tokens", 12, "--new-tokens", 6, "--runs", 2, "--exact", 4)
@@ -19,10 +18,7 @@ SHORT = ("--prompt-tokens", 12, "--new-tokens", 6, "--runs", 2, "--exact", 4)
 @pytest.mark.parametrize("arrival", ["closed", "poisson:50"])
 def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arrival):
     """Requests, times, bytes, and active experts of 1 and 3 sequences at once agree with what was requested."""
-    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
-    # The process's own noise exceeds a limit below 1 MB.
-    monkeypatch.setattr(PeakMemory, "bytes", 0)
+    probe_briefly(monkeypatch, peak=0)
     plot = tmp_path / "batch.png"
     arguments = ("--model", tiny_store, "--batch", "1,3", "--arrival", arrival, "--every", 1, *SHORT)
     arguments += ("--prompts", "random")  # answers to conversations end in the same tokens here
@@ -54,9 +50,7 @@ def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arr
 @pytest.fixture
 def batch(run, tiny_store, monkeypatch):
     """Returns a function that benchmarks batches of the tiny store: the report, or its table."""
-    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
-    monkeypatch.setattr(PeakMemory, "bytes", 0)  # the process's own noise exceeds a limit below 1 MB
+    probe_briefly(monkeypatch, peak=0)
 
     def bench(*options: object) -> str:
         code, out, err = run("bench", "--model", tiny_store, *SHORT, *options)

@@ -9,14 +9,13 @@ from dataclasses import fields
 
 import pytest
 import typer
+from short_probes import probe_briefly
 
-from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench import run as run_module
 from edgemoe.commands.bench import EXAMPLES, bench_command
 from edgemoe.commands.options.bench import BatchOptions
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.pace import WORK_BETWEEN
-from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.memory.limits import SHARED_ROWS
 
@@ -28,10 +27,7 @@ SHORT = ("--prompt-tokens", 4, "--new-tokens", 2, "--runs", 1)
 @pytest.fixture
 def bench(tiny_store, capsys, monkeypatch):
     """Returns a function that runs the command on the tiny store: stdout."""
-    monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
-    # The process's own noise exceeds a limit below 1 MB.
-    monkeypatch.setattr(PeakMemory, "bytes", 0)
+    probe_briefly(monkeypatch, peak=0)
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command(epilog=EXAMPLES)(bench_command)
 
@@ -153,7 +149,7 @@ def test_wrong_options_are_refused_first(bench, monkeypatch, options, said):
 
 def test_a_row_over_its_limit_is_not_valid(bench, monkeypatch, capsys):
     """Such a row is marked in the table, and the command ends with DoesNotFit after it has printed the report."""
-    monkeypatch.setattr(PeakMemory, "bytes", 2_000_001)
+    probe_briefly(monkeypatch, peak=2_000_001)
     with pytest.raises(DoesNotFit, match="1B more: the row is not valid") as caught:
         bench(*SHORT, "--vram-limit", "2MB")
     assert "INVALID: over its limit" in capsys.readouterr().out

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from resealed_store import without_tokenizer
+from short_probes import probe_briefly
 
-from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench.environment import _commit
 from edgemoe.bench.rows import single_row
 from edgemoe.bench.run import BenchRequest, run_bench
@@ -22,8 +22,7 @@ from edgemoe.speed import tiers as tier_speed
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch):
     """Measures bandwidths for 20 ms."""
-    monkeypatch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
+    probe_briefly(monkeypatch)
 
 
 def bench(directory: Path, settings: RunSettings, **options):

@@ -7,15 +7,14 @@ import io
 import json
 
 import pytest
+from short_probes import probe_briefly
 
-from edgemoe.bench import bandwidth as bandwidth_module
 from edgemoe.bench.plot import plot_report
 from edgemoe.bench.quality import Evaluation, load_quality, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
 from edgemoe.bench.tables import FORMATS
 from edgemoe.engine.engine import StoreModel
-from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings
 
@@ -41,10 +40,7 @@ def report(tiny_store, tmp_path_factory):
         BenchRow("ahead", RunSettings(levels=(4, 2), retention=0.75, speculate="full")),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bandwidth_module, "PROBE_SECONDS", 0.02)
-        patch.setattr(bandwidth_module, "PROBE_BYTES", 1 << 20)
-        # The process's own noise exceeds a limit below 1 MB.
-        patch.setattr(PeakMemory, "bytes", 0)
+        probe_briefly(patch, peak=0)
         request = BenchRequest(rows, prompt_tokens=6, new_tokens=4, runs=2, notes=("one row is missing",))
         return run_bench(store, request, quality)
 

@@ -45,6 +45,7 @@ class Disk(PlaneReader):
         return sum(map(len, into))
 
 
+@pytest.mark.e2e
 def test_a_disk_is_probed_with_as_many_readers_as_a_prompt_has(tiny_store):
     """A disk whose rate grows with the reads at once gives the rate of SCAN_WORKERS reads."""
     manifest = StoreModel.open(tiny_store).manifest
@@ -62,6 +63,7 @@ def private(address: int) -> bool:
     raise AssertionError(f"{address:#x} is not mapped")
 
 
+@pytest.mark.e2e
 def test_a_disk_is_probed_into_memory_as_blocks_have_it(tiny_store):
     """The engine reads into private memory; reads into shared memory take longer, and would make no bound."""
     found = []
@@ -75,6 +77,7 @@ def test_a_disk_is_probed_into_memory_as_blocks_have_it(tiny_store):
     assert set(found) == {True}
 
 
+@pytest.mark.e2e
 def test_a_slow_moment_does_not_make_a_slow_disk(tiny_store):
     """A disk that is slow for the first half of the probes has the rate of the other half."""
     manifest = StoreModel.open(tiny_store).manifest

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from short_probes import probe_briefly
 
-from edgemoe.bench import bandwidth
 from edgemoe.bench.synthetic import workload
 from edgemoe.bench.synthetic.store import SYNTHETIC
-from edgemoe.engine.peak import PeakMemory
 from edgemoe.models import cache
 
 SHORT = ("--prompts", "random", "--prompt-tokens", 4, "--new-tokens", 2, "--runs", 1, "--json")
@@ -20,9 +19,7 @@ def quick(monkeypatch, tmp_path):
     """A cache of the test's own, few groups of weights, and short probes."""
     monkeypatch.setattr(cache, "user_cache", lambda: tmp_path / "cache")
     monkeypatch.setattr(workload, "POOL", 1 << 13)
-    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
-    monkeypatch.setattr(PeakMemory, "bytes", 0)  # the process's own noise exceeds a limit below 1 MB
+    probe_briefly(monkeypatch, peak=0)
 
 
 @pytest.mark.e2e

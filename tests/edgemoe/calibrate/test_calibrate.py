@@ -165,19 +165,27 @@ def test_a_result_does_not_depend_on_limits(store, uninterrupted):
     assert (store / CALIBRATION_NAME).read_bytes() == uninterrupted
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("saves", [1, 5])
-def test_a_resumed_run_equals_an_uninterrupted_one(store, uninterrupted, monkeypatch, saves):
-    """Stopped behind any of its parts, and run again: the same bytes, no part done twice, and no file left."""
-    save, done = CalibrationState.save, []
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Interrupts runs after some numbers of parts, counted over all runs: (these numbers, the saved parts)."""
+    save, at, done = CalibrationState.save, set(), []
 
     def counted(state):
         save(state)
         done.append(state)
-        if len(done) == saves:
+        if len(done) in at:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(CalibrationState, "save", counted)
+    return at, done
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("saves", [1, 5])
+def test_a_resumed_run_equals_an_uninterrupted_one(store, uninterrupted, interrupted, saves):
+    """Stopped after one of its parts, and run again: the same bytes, no part done twice, and no file left."""
+    at, done = interrupted
+    at.add(saves)
     with pytest.raises(KeyboardInterrupt):
         measure(store)
     assert (store / UNFINISHED_NAME).exists()
@@ -209,26 +217,19 @@ def test_a_written_text_follows_the_models_distribution(store, open_engine):
 
 
 @pytest.mark.e2e
-def test_another_texts_state_is_not_used(store, uninterrupted, tmp_path, monkeypatch):
+def test_another_texts_state_is_not_used(store, uninterrupted, interrupted, tmp_path):
     """Nor a damaged one: the run starts again and ends with the bytes of its own text."""
     other = tmp_path / "other.txt"
     other.write_text("one two three " * 3000)
-    save = CalibrationState.save
-
-    def stopped(state):
-        save(state)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(CalibrationState, "save", stopped)
+    at, done = interrupted
+    at.add(1)
     with pytest.raises(KeyboardInterrupt):
         calibrate(StoreModel.open(store), CalibrationRequest(other, TOKENS))
-    monkeypatch.setattr(CalibrationState, "save", save)
     measure(store)
     assert (store / CALIBRATION_NAME).read_bytes() == uninterrupted
-    monkeypatch.setattr(CalibrationState, "save", stopped)
+    at.add(len(done) + 1)
     with pytest.raises(KeyboardInterrupt):
         measure(store)
-    monkeypatch.setattr(CalibrationState, "save", save)
     flip(store / UNFINISHED_NAME, (store / UNFINISHED_NAME).stat().st_size // 2)
     measure(store)
     assert (store / CALIBRATION_NAME).read_bytes() == uninterrupted

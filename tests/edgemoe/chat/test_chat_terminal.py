@@ -104,9 +104,9 @@ def test_a_chat_at_a_terminal(options, tmp_path):
     assert roles[4] == ("user", "the fox\n/help")
 
 
-def test_the_first_screen_of_the_demo(tmp_path):
+def test_the_first_screen_of_the_demo(tmp_path, demo_cache):
     """Without --model a terminal shows the demo's name, how little it knows, three examples and /help."""
-    with Terminal(tmp_path, "chat") as terminal:
+    with Terminal(tmp_path, "chat", XDG_CACHE_HOME=str(demo_cache)) as terminal:
         start = terminal.ready()
         screen = start[start.index("edgemoe demo") :].splitlines()
         assert "knows only a few things" in screen[0]
@@ -119,11 +119,11 @@ def test_the_first_screen_of_the_demo(tmp_path):
         assert terminal.end()[0] == 0
 
 
-def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path):
+def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path, demo_cache):
     """With Markdown too: the modules that draw a terminal take 5 MB and more, and the plan of the demo leaves less."""
-    with Terminal(
-        tmp_path, "chat", "--vram-limit", "27MB", "-c", 192, "--markdown", forked=False
-    ) as terminal:
+    options = ("--vram-limit", "27MB", "-c", 192, "--markdown")
+    converted = {"XDG_CACHE_HOME": str(demo_cache)}
+    with Terminal(tmp_path, "chat", *options, forked=False, **converted) as terminal:
         terminal.ready()
         terminal.enter("What is the capital of France?")
         peak = re.search(r"peak ([0-9.]+) MB of 27 MB", terminal.enter("/mem"))
@@ -131,14 +131,13 @@ def test_a_terminals_editor_is_no_part_of_the_models_memory(tmp_path):
         assert float(peak[1]) < 25
 
 
-@pytest.mark.parametrize("look", [(), ("--markdown",)])
-def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store, look):
+def test_what_draws_an_answer_is_imported_before_the_model(tmp_path, tiny_store):
     """With one prompt at a terminal neither prompt_toolkit nor Markdown is imported once an engine is being opened.
 
-    The line that says that torch is loaded is shown while it is.
+    The line that says that torch is loaded is shown while it is. test_answer_text has the imports without Markdown.
     """
     (tmp_path / "sitecustomize.py").write_text(WATCH_IMPORTS)
-    options = ("-p", "the fox", "-n", 3, "-c", 64, *look)
+    options = ("-p", "the fox", "-n", 3, "-c", 64, "--markdown")
     watched = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     with Terminal(tmp_path, "chat", "--model", tiny_store, *options, forked=False, **watched) as terminal:
         code, shown = terminal.end()

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
-from conftest import a_tokenizer
 from engine_rig import PROMPT, engines_on
 from integrity import check_integrity
+from small_tokenizer import a_tokenizer
 from terminals import Terminal
 
 from edgemoe.api.model import Model
@@ -49,14 +49,14 @@ def test_the_engine_fills_while_the_block_runs(engine) -> None:
 
 def test_leaving_does_not_wait_for_all_experts(engine, monkeypatch) -> None:
     """An error within the block ends the prefetch after the reads that are under way."""
-    begun, read = threading.Event(), engine._source._transfers._reader.read
+    begun, read = threading.Event(), engine.source._transfers._reader.read
 
     def slow(*arguments):
         begun.set()
         time.sleep(0.1)
         return read(*arguments)
 
-    monkeypatch.setattr(engine._source._transfers._reader, "read", slow)
+    monkeypatch.setattr(engine.source._transfers._reader, "read", slow)
     with suppress(ZeroDivisionError), idle_prefetch(engine):
         assert begun.wait(60)
         raise ZeroDivisionError
@@ -83,7 +83,7 @@ def test_leaving_does_not_wait_for_retries(engine, monkeypatch) -> None:
 def test_ctrl_c_while_the_prefetch_ends(engine, monkeypatch) -> None:
     """KeyboardInterrupt is raised after the last read has ended: the engine can be closed then."""
     begun, gate = threading.Event(), threading.Event()
-    read = engine._source._transfers._reader.read
+    read = engine.source._transfers._reader.read
 
     def delayed(*arguments):
         begun.set()
@@ -100,11 +100,11 @@ def test_ctrl_c_while_the_prefetch_ends(engine, monkeypatch) -> None:
             assert begun.wait(60)
             threading.Thread(target=interrupt).start()
 
-    monkeypatch.setattr(engine._source._transfers._reader, "read", delayed)
+    monkeypatch.setattr(engine.source._transfers._reader, "read", delayed)
     with pytest.raises(KeyboardInterrupt):
         wait_and_leave()
     assert gate.is_set()
-    engine._source.release_pins()  # raises if a request is open
+    engine.source.release_pins()  # raises if a request is open
     check_integrity(engine.vram)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -293,25 +292,23 @@ def test_options_that_need_another_exit_2(run, options, message):
 
 
 @pytest.mark.parametrize("words", ["levels 8/4", "levels two", "retention 2", "temper 1", "levels"])
-def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, monkeypatch, words):
+def test_a_wrong_set_exits_2_in_a_pipe(run, tiny_store, words):
     """A wrong setting ends a piped chat with the reason: a script must not continue with other settings."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/set {words}\n"))
-    code, out, err = run("chat", "--model", tiny_store, "--levels", "4/2", "--retention", 0.75)
+    options = ("--model", tiny_store, "--levels", "4/2", "--retention", 0.75)
+    code, out, err = run("chat", *options, stdin=f"/set {words}\n")
     assert (code, out) == (2, "")
     assert "edgemoe: " in err.splitlines()[-1]
 
 
-def test_a_slash_begins_a_command_or_a_turn(run, tiny_store, monkeypatch):
+def test_a_slash_begins_a_command_or_a_turn(run, tiny_store):
     """A setting without effect and an unknown command end the chat; a leading space, quotes or a path make a turn."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("/set retention 0.9\n"))
-    code, _, err = run("chat", "--model", tiny_store, "--context", 64)
+    small = ("chat", "--model", tiny_store, "--context", 64)
+    code, _, err = run(*small, stdin="/set retention 0.9\n")
     assert (code, "one level for all, 8" in err) == (2, True)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("/settle the matter\n"))
-    code, out, err = run("chat", "--model", tiny_store, "--context", 64)
+    code, out, err = run(*small, stdin="/settle the matter\n")
     assert (code, out, "id you mean /set?" in err) == (2, "", True)
     turns = ' /settle the matter\n"""/set it"""\n/etc/passwd\n'
-    monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
-    code, out, err = run("chat", "--model", tiny_store, "--context", 128, "--max-new-tokens", 2, "--json")
+    code, out, err = run(*small, "--context", 128, "--max-new-tokens", 2, "--json", stdin=turns)
     assert (code, "set: " in err) == (0, False)
     assert [json.loads(line)["new_tokens"] for line in out.splitlines()] == [2, 2, 2]
 
@@ -330,10 +327,9 @@ def test_a_chat_option_without_effect_exits_2(run, tiny_store, options, message)
     assert message in err
 
 
-def test_unclosed_quotes_exit_2_in_a_pipe(run, tiny_store, monkeypatch):
+def test_unclosed_quotes_exit_2_in_a_pipe(run, tiny_store):
     """An incomplete turn is not answered."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO('"""half a\nturn\n'))
-    code, out, err = run("chat", "--model", tiny_store, "--context", 64)
+    code, out, err = run("chat", "--model", tiny_store, "--context", 64, stdin='"""half a\nturn\n')
     assert (code, out, "the end of the input inside the turn" in err) == (2, "", True)
 
 
@@ -405,16 +401,6 @@ def test_help_loads_no_heavy_package():
     assert done.stdout.count("Usage: edgemoe") == 1 + len(COMMANDS)
     for command in COMMANDS:
         assert f"Usage: edgemoe {command} " in done.stdout
-
-
-def test_a_piped_chat_loads_no_package_for_terminals():
-    """The modules of a chat without a terminal import neither the line editor nor bars nor plots."""
-    code = (
-        "import sys, edgemoe.models.resolve, edgemoe.chat.loop\n"
-        "assert not {'rich', 'prompt_toolkit', 'matplotlib'} & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_process_exits_with_the_code_of_main(tmp_path):

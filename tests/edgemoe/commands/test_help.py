@@ -52,6 +52,7 @@ def test_options_of_studies_are_options_of_bench_and_eval_alone():
     assert studies <= set(options_of(commands["bench"]))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("command", ["chat", "serve", "plan"])
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import small_checkpoint
 from safetensors.torch import load_file
 
-from edgemoe.cli import main
 from edgemoe.commands import doctor
 from edgemoe.errors import DoesNotFit
 from edgemoe.models import cache as model_cache
@@ -30,18 +28,10 @@ from edgemoe.storage.store.writer import MARKER_NAME
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs a command in this process, with an empty cache: (exit code, stdout, stderr)."""
+def run(run, monkeypatch, tmp_path):
+    """Runs a command in this process, with an empty cache and an empty stdin: (exit code, stdout, stderr)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def run_main(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        capsys.readouterr()
-        code = main()
-        return code, *capsys.readouterr()
-
-    return run_main
+    return partial(run, stdin="")
 
 
 @pytest.fixture
@@ -92,13 +82,13 @@ def test_the_demo_is_described_before_its_first_use(run):
 
 
 @pytest.mark.e2e
-def test_the_demo_beside_an_earlier_versions(run):
+def test_the_demo_beside_an_earlier_versions(run, demo_store):
     """With two stores that begin with demo- in the cache, `demo` is the one of this version."""
-    first = json.loads(run("inspect", "demo", "--json")[1])
-    (now,) = stores_directory().glob("demo-*")
-    shutil.copytree(now, now.with_name("demo-0123456789abcdef"))
+    shutil.copytree(demo_store, stores_directory() / demo_store.name)
+    first = run("inspect", "demo", "--json")[1]
+    shutil.copytree(demo_store, stores_directory() / "demo-0123456789abcdef")
     code, out, err = run("inspect", "demo", "--json")
-    assert (code, json.loads(out), "converting" in err) == (0, first, False)
+    assert (code, out, "converting" in err) == (0, first, False)
 
 
 def test_using_a_store_moves_it_to_the_front(run, store):
@@ -299,10 +289,9 @@ def test_suggested_limits():
     assert doctor.suggested(100_000_000, None) == (0, None)
 
 
-def test_a_disk_that_is_too_full_is_not_measured(tmp_path, monkeypatch):
+def test_a_disk_that_is_too_full_is_not_measured(tmp_path, free_disk):
     """No file is written to a disk that the probe would fill."""
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=PIECE))
+    free_disk(PIECE)
     with pytest.raises(DoesNotFit):
         measure_disk(tmp_path, 2 * PIECE)
     assert list(tmp_path.iterdir()) == []

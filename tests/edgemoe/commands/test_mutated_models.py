@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from conftest import a_tokenizer
 from gguf_files import write_model
 from mutated_models import CHECKPOINTS, STORES, Edit, edit
+from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 SECONDS = 4.0

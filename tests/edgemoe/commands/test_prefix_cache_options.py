@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 
 import pytest
 
@@ -22,10 +20,9 @@ def chat(run, tiny_store, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def turns(*lines: object, options: tuple[object, ...] = ()) -> tuple[list[dict], str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(str, lines)).encode())))
         level = () if "--levels" in options else ("--exact", 4)
         wanted = ("chat", "-m", tiny_store, "-c", 512, "-n", 4, *level, "--json")
-        code, out, err = run(*wanted, *options)
+        code, out, err = run(*wanted, *options, stdin="\n".join(map(str, lines)))
         assert code == 0, err
         return [json.loads(line) for line in out.splitlines()], err
 

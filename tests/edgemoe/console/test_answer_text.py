@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
+from contextlib import redirect_stdout
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgemoe.console.answer_text import Look, Wrapped, open_text, split_blocks
+from edgemoe.console.answer_text import Look, Wrapped, import_renderers, open_text, split_blocks
 
 WORDS = "the quick brown fox jumps over the lazy dog 你好 caf\u00e9 " * 3
 
@@ -165,3 +166,12 @@ def test_a_pipe_gets_the_text_as_it_is(capsys):
 def test_control_characters_are_left_out(terminal):
     """A model's own escape sequences do not reach the terminal."""
     assert terminal("a\x1b[31mb") == "a[31mb\n"
+
+
+def test_what_wraps_lines_is_imported_before_a_model(monkeypatch):
+    """Without Markdown too: import_renderers imports what the first word would."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delitem(sys.modules, "prompt_toolkit.utils", raising=False)
+    with redirect_stdout(Screen()):
+        import_renderers(Look(markdown=False))
+    assert "prompt_toolkit.utils" in sys.modules

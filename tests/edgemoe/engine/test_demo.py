@@ -16,7 +16,6 @@ from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import DoesNotFit
 from edgemoe.evaluate.tasks import KINDS, held_out_tasks, is_right
 from edgemoe.kernels.native import library as native
-from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings, parse_levels
@@ -67,12 +66,11 @@ def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels, f
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> StoreModel:
-    directory = tmp_path_factory.mktemp("demo") / "store"
-    convert_checkpoint(DEMO, directory, max_level=8, layout="auto", dense_bits=16)
-    return StoreModel.open(directory)
+def store(demo_store) -> StoreModel:
+    return StoreModel.open(demo_store)
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not native.available(), reason="another path without the compiled kernel")
 def test_a_token_with_missing_experts_passes_few_python_calls(store):
     """The median token with about 12 missing experts passes at most 1,100 Python calls, and 35 files."""

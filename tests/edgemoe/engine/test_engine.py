@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeForCausalLM
 
 from edgemoe.engine.engine import Engine

@@ -119,7 +119,7 @@ def test_a_branch_of_a_long_conversation_returns_its_blocks(open_engine, tiny_st
     assert blocks_of(engine) == before
     scheduler.forget()
     branch = run(scheduler, PROMPT[:400], 80)
-    sequence = scheduler._kept.index.kept[0].sequence
+    sequence = scheduler.kept.index.kept[0].sequence
     assert engine.sequences.crop(sequence, 130) == 130
     assert sequence.reserved == 2 * BLOCK
     assert blocks_of(engine) > before
@@ -144,7 +144,7 @@ def test_look_ahead_is_ended_before_blocks_leave(open_engine, tiny_store):
     request = run(Scheduler(engine, Pace(chunk=64), keep=True), PROMPT[:400], 100)
     assert len(request.rows) == 100
     check_integrity(engine.vram)
-    engine._source.release_pins()
+    engine.source.release_pins()
     assert not engine.vram.residents.leases
     assert not engine.vram.residents.pending
 
@@ -249,7 +249,7 @@ class GrowingMachine(RuleBasedStateMachine):
         level=st.sampled_from([4, 8]),
     )
     def acquire(self, experts: list[int], level: int) -> None:
-        self.step = self.engine._source.begin()
+        self.step = self.engine.source.begin()
         self.request = self.step.request({ExpertKey(0, expert): level for expert in experts})
         self.leases = next(self.request.__enter__())
 

@@ -84,9 +84,8 @@ def counted(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 )
 def test_the_kernel_counts_as_the_modules_do(open_hot, limits):
     """Every choice of prompts and tokens counts once, also where the kernel stops for an expert that is missing."""
-    fused, by_modules = open_hot(STILL, **limits), open_hot(STILL, **limits)
-    assert fused.runner._fused is not None
-    by_modules.runner._fused = None
+    fused, by_modules = open_hot(STILL, **limits), open_hot(STILL, **limits).by_modules()
+    assert fused.runner.fused is not None
     counts, mass, seen = counted(fused)
     assert torch.equal(counts, seen)
     other, other_mass, also_seen = counted(by_modules)
@@ -103,7 +102,7 @@ def test_scores_are_those_of_the_steps(open_hot):
     for weight in (1.0, 0.25):
         engine = open_hot(Hotness(half_life=4, warmup=1000, prompt_weight=weight))
         seen = []
-        engine.rules.hot._scores.observe = lambda counts, mass, tokens, seen=seen: seen.append(
+        engine.rules.hot.scores.observe = lambda counts, mass, tokens, seen=seen: seen.append(
             (counts.sum(), tokens)
         )
         together(engine)
@@ -136,8 +135,8 @@ def test_off_counts_nothing_and_has_the_bits_of_before(open_hot):
     with engine.recorded() as records:
         assert torch.equal(together(engine), together(plain))
     assert [record.choices for record in records] == [None] * len(records)
-    assert {layer.chosen_by for layer in engine.runner._fused._native._structures} == {None}
-    assert engine._source._transitions.idle
+    assert {layer.chosen_by for layer in engine.runner.fused._native._structures} == {None}
+    assert engine.source._transitions.idle
 
 
 def test_no_step_waits_once_all_experts_are_there(open_hot):
@@ -156,7 +155,7 @@ def test_no_step_waits_once_all_experts_are_there(open_hot):
     counts = engine.take_counts()
     assert counts.requests == counts.vram_hits > 0
     assert counts.ssd_bytes == counts.moved_bytes == counts.promoted * engine.store.form.kinds[1].size > 0
-    engine._source.release_pins()
+    engine.source.release_pins()
     assert max(map(len, hot_of(engine).values())) <= 2
     assert engine.rules.hot.size == sum(map(len, hot_of(engine).values()))
     assert used == {2, 4}
@@ -168,7 +167,7 @@ def test_the_hottest_experts_of_a_layer_are_the_hot_ones(open_hot):
     engine.fill()
     together(engine)
     for layer, hot in hot_of(engine).items():
-        scores = engine.rules.hot._scores.values[layer]
+        scores = engine.rules.hot.scores.values[layer]
         assert len(hot) == engine.rules.hot.capacity[layer] == 2
         assert min(scores[e] for e in hot) >= max(scores[e] for e in range(8) if e not in hot)
 
@@ -200,7 +199,7 @@ def test_the_heat_of_earlier_runs_takes_the_place_of_a_warm_up(open_hot):
     assert hot_of(engine) == {0: set(), 2: set()}
     for token in DECODED[0]:
         engine.step(Step((Segment(sequence, (token,)),)))
-        engine._source.advance_changes(TransferCounts(), settle=True)
+        engine.source.advance_changes(TransferCounts(), settle=True)
     assert hot_of(engine) == {0: {3, 6}, 2: {3, 6}}
     now = engine.heat()
     assert {key.layer for key in now} == {*ROUTED}
@@ -257,8 +256,8 @@ def test_a_step_that_fails_leaves_no_counts(open_hot):
     for token in DECODED[0]:
         for each, sequence in zip((engine, other), sequences, strict=True):
             each.step(Step((Segment(sequence, (token,)),)))
-    assert (engine.rules.hot._scores.values == other.rules.hot._scores.values).all()
-    assert engine.rules.hot._scores.values.any()
+    assert (engine.rules.hot.scores.values == other.rules.hot.scores.values).all()
+    assert engine.rules.hot.scores.values.any()
 
 
 def test_a_cancelled_prompt_leaves_no_counts(open_hot):
@@ -271,7 +270,7 @@ def test_a_cancelled_prompt_leaves_no_counts(open_hot):
     engine.sequences.end(sequence)
     together(engine)
     together(other)
-    assert (engine.rules.hot._scores.values == other.rules.hot._scores.values).all()
+    assert (engine.rules.hot.scores.values == other.rules.hot.scores.values).all()
 
 
 def test_a_damaged_plane_fails_no_step(open_hot, monkeypatch):
@@ -287,7 +286,7 @@ def test_a_damaged_plane_fails_no_step(open_hot, monkeypatch):
     engine = open_hot(experts=12)
     engine.fill()
     assert torch.equal(together(engine), together(open_hot(None, levels=(2,))))
-    engine._source.release_pins()
+    engine.source.release_pins()
     assert engine.rules.hot.size == engine.take_counts().promoted == 0
 
 
@@ -299,7 +298,7 @@ def test_levels_change_at_run_time(open_hot):
     assert {*engine.vram.resident().values()} <= {4, 8}
     for _ in range(3):
         together(engine)
-        engine._source.release_pins()
+        engine.source.release_pins()
     assert {*engine.vram.resident().values()} == {2, 8}
     engine.configure(engine.settings.with_(levels=(4, 2)))
     for _ in range(3):

@@ -138,8 +138,8 @@ def test_a_cancelled_prompt_leaves_its_finished_chunks(engine):
     scheduler = Scheduler(engine, Pace(chunk=8), keep=True)
     request = Greedy(STEM)
     scheduler.submit(request)
-    scheduler._loop.step()
-    scheduler._loop.step()
+    scheduler.loop.step()
+    scheduler.loop.step()
     scheduler.cancel(request)
     scheduler.wait(request)
     assert request.reason == CANCELLED
@@ -167,7 +167,7 @@ def test_a_value_that_is_not_finite_is_not_kept(engine):
     """NaN in a kept sequence ends the request that takes it, and all kept ones go with it."""
     scheduler, used = Scheduler(engine, keep=True), engine.budget.used
     first = run(scheduler, STEM)
-    scheduler._kept.index.kept[0].sequence.keys.fill_(float("nan"))
+    scheduler.kept.index.kept[0].sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite):
         run(scheduler, [*first.tokens, 5])
     assert engine.budget.used == used
@@ -208,7 +208,7 @@ def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, ti
             for step in range(60):
                 if step == leaves:
                     scheduler.cancel(request)
-                scheduler._loop.step()
+                scheduler.loop.step()
             key = tuple(request.tokens[: request.prompt])
             if key not in known:
                 known[key] = plain(other, list(key), 3)

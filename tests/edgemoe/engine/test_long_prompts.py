@@ -27,8 +27,9 @@ FAMILIES = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "gpt_oss", "granitemoe
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a block as small as 8 rows."""
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", BLOCK)
+    """Makes a block as small as 8 rows, in plans too."""
+    for module in (blocks, workspace):
+        monkeypatch.setattr(module, "BLOCK_ROWS", BLOCK)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +116,8 @@ def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monke
     assert torch.equal(results[0][0][2], results[1][0][2])
 
 
-def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store, monkeypatch):
+def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store):
     """Experts have the memory of a long prompt's rows but while such a step runs, and the budget holds all along."""
-    monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
     want, _ = answered(open_engine(tiny_store, prefill_rows=64))
     engine = open_engine(tiny_store, experts=3, prefill_rows=64)
     shape, memory, plan = engine.shape, engine.memory, engine.plan
@@ -148,11 +148,8 @@ def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store, monkeypa
     assert (memory.blocks, engine.budget.used, memory.long_step_bytes) == (first, used, 0)
 
 
-def test_an_interrupt_while_experts_get_blocks_back_finds_no_step_half_done(
-    open_engine, tiny_store, monkeypatch
-):
+def test_an_interrupt_while_experts_get_blocks_back_finds_no_step_half_done(open_engine, tiny_store):
     """The prompt is complete before; the next step has not begun, and gives what it would have given."""
-    monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
     engine = open_engine(tiny_store, experts=3, prefill_rows=64)
     want = answered(engine)[0][:2]
     sequence, resize = engine.sequences.new(), engine.memory._resize
@@ -172,9 +169,8 @@ def test_an_interrupt_while_experts_get_blocks_back_finds_no_step_half_done(
     assert min(engine.memory.blocks.values()) > 3
 
 
-def test_logits_of_every_row_borrow_the_memory_of_a_long_step(open_engine, tiny_store, monkeypatch):
+def test_logits_of_every_row_borrow_the_memory_of_a_long_step(open_engine, tiny_store):
     """A scored prompt has the bytes that the plan's scored_rows counts on, and the logits of one without a limit."""
-    monkeypatch.setattr(workspace, "BLOCK_ROWS", BLOCK)
     want = open_engine(tiny_store, prefill_rows=64)
     whole = want.all_logits(want.sequences.new(), PROMPT, decode=False)
     engine, seen = open_engine(tiny_store, experts=3, prefill_rows=64), set[int]()

@@ -83,7 +83,7 @@ def test_modules_agree_as_the_kernel_does(open_engine, tiny_store):
     remapping = Remapping(8, 4)
     engine = open_engine(tiny_store, level=4, parallel=4, remapping=remapping)
     fused = together(engine)
-    engine.runner._fused = None
+    engine.by_modules()
     seen = []
 
     def check(module: object, inputs: object, output: tuple[torch.Tensor, ...]) -> None:

@@ -63,7 +63,7 @@ def run(store: StoreModel, monkeypatch: pytest.MonkeyPatch, experts: int, **chan
     plan = store.plan(vram_limit=least + (experts - 2) * SIZE[4], settings=settings, context=64)
     pool = sum(plan.vram_blocks[kind.name] * kind.size for kind in store.form.kinds_at(4))
     with CountedEngine(store, plan, settings, Wraps(source=Recorded)) as engine:
-        source = engine._source
+        source = engine.source
         assert isinstance(source, Recorded)
         sequence = engine.sequences.new()
         for prompt in PROMPTS:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from edgemoe.engine import loop as loop_module
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.pace import Pace
 from edgemoe.engine.request import Request
@@ -37,12 +36,6 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def between_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers decode after every layer of a prompt."""
-    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 1)
-
-
 def request_of(tokens: Sequence[int], new: int = 60) -> Request:
     return Request(list(tokens), Sampler(Sampling(0, 1, 0, 1, 0, new, frozenset())))
 
@@ -53,7 +46,7 @@ def records_of(engine: Engine, *, beside: bool, cold: bool = False) -> tuple[lis
     Two answers have decoded some tokens before the prompt comes. `beside`: they decode between its layers too. `cold`:
     no expert is resident when it comes.
     """
-    scheduler = Scheduler(engine, Pace(chunk=32, every=2 if beside else 0))
+    scheduler = Scheduler(engine, Pace(chunk=32, every=2 if beside else 0, work=1))
     answers, prompt = [request_of(tokens) for tokens in ANSWERS], request_of(PROMPT, new=1)
     with engine.recorded() as records:
         for answer in answers:
@@ -97,7 +90,7 @@ def test_hot_scores_are_those_of_the_steps_one_after_another(open_hot):
     for record in records:
         weight = 1.0 if record.decodes else STILL.prompt_weight
         want.observe(weight * record.choices.counts, weight * record.choices.mass, weight * record.rows)
-    got = engine.rules.hot._scores.values
+    got = engine.rules.hot.scores.values
     np.testing.assert_allclose(got, want.values, rtol=1e-12)
     sums = got[list(ROUTED)].sum(1)
     assert sums.min() > 0.99 * sums.max()
@@ -171,7 +164,7 @@ def test_times_of_tokens_leave_prompts_out(open_engine, tiny_store, monkeypatch)
     """What a wanted time per token sees of a gap with a prompt's layers in it is the gap without these layers."""
     engine, seen = open_engine(tiny_store, parallel=2), []
     monkeypatch.setattr(Rules, "observe_token", lambda self, seconds: seen.append(seconds))
-    scheduler = Scheduler(engine, Pace(chunk=32, every=1))
+    scheduler = Scheduler(engine, Pace(chunk=32, every=1, work=1))
     answer, prompt = request_of(ANSWERS[0], 40), request_of(PROMPT, 1)
     with engine.recorded() as records:
         scheduler.submit(answer)
@@ -197,7 +190,7 @@ def test_prompts_in_one_step_have_the_bits_of_each_alone(open_engine, tiny_store
         request = request_of(tokens, 3)
         request.on_token = lambda token, logits, kept=kept: bool(kept.append(logits.clone()))
         requests.append(request)
-    scheduler = Scheduler(engine, Pace(every=0))
+    scheduler = Scheduler(engine, Pace(every=0, work=1))
     with engine.recorded() as records:
         for request in requests:
             scheduler.submit(request)
@@ -219,7 +212,7 @@ def test_prompts_in_one_step_have_the_bits_of_each_alone(open_engine, tiny_store
 def test_a_prompt_that_begins_as_another_waits_for_it(open_engine, tiny_store):
     """Prompts that share most of their tokens do not compute them twice: the second copies them."""
     engine = open_engine(tiny_store, parallel=3, level=4)
-    scheduler = Scheduler(engine, Pace(every=0), keep=True)
+    scheduler = Scheduler(engine, Pace(every=0, work=1), keep=True)
     requests = [request_of([*PROMPT, last], 2) for last in (3, 4, 5)]
     for request in requests:
         scheduler.submit(request)
@@ -233,7 +226,7 @@ def test_a_cancelled_prompt_leaves_the_others_of_its_step(open_engine, tiny_stor
     """One of two prompts in a step is cancelled after the first layer: the other answers with its bits of alone."""
     engine, single = (open_engine(tiny_store, parallel=2, level=4) for _ in range(2))
     used = engine.budget.used
-    scheduler, kept = Scheduler(engine, Pace(every=0)), []
+    scheduler, kept = Scheduler(engine, Pace(every=0, work=1)), []
     gone, stays = request_of(PROMPT[:9], 3), request_of(PROMPT[9:20], 1)
     stays.on_token = lambda token, logits: bool(kept.append(logits.clone()))
     engine.watch(lambda layer, chosen: scheduler.cancel(gone))

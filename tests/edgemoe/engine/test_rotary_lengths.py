@@ -103,6 +103,7 @@ def opened(open_engine: Any, store: Path, *, rows: int = 16) -> Engine:
     return open_engine(store, context=64, prefill_rows=rows)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", SCALED)
 def test_a_prompt_in_steps_has_the_factors_of_its_whole_length(case, open_engine, kind):
     """40 tokens in steps of 16, and then 20 with the factors of a new model."""
@@ -112,6 +113,7 @@ def test_a_prompt_in_steps_has_the_factors_of_its_whole_length(case, open_engine
     assert apart(model, answer(scheduler, TOKENS[:20])) < CLOSE
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("keep", [False, True])
 def test_an_answer_beyond_the_original_length_is_computed_again(case, open_engine, keep):
     """New tokens' log probabilities are those of one pass, on both sides of the crossing."""

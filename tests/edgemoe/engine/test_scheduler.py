@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity
 
-from edgemoe.engine import loop as loop_module
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.loop import REQUESTS_A_TRIM
 from edgemoe.engine.pace import Pace
@@ -106,12 +105,11 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
         {"level": 4, "kv": "q4_0"},
     ],
 )
-def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how, monkeypatch):
+def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
     """24 requests that join and are cancelled at random steps, in little memory: the same bits as one by one.
 
     Other sequences decode between all layers of a prompt.
     """
-    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 1)
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
     single = open_engine(tiny_store, **how)
     want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
@@ -124,7 +122,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
         every=st.integers(0, 4),
     )
     def run(joins: list[int], leaves: dict[int, int], every: int) -> None:
-        scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=every))
+        scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=every, work=1))
         requests = [Kept(prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
         for step in range(250):
             for i, at in enumerate(joins):
@@ -133,7 +131,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
             for i, at in leaves.items():
                 if at == step and at >= joins[i]:
                     scheduler.cancel(requests[i])
-            scheduler._loop.step()
+            scheduler.loop.step()
         assert scheduler.active == 0
         for i, request in enumerate(requests):
             assert request.reason == "length" or (request.reason == CANCELLED and i in leaves)
@@ -186,7 +184,7 @@ def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_sto
     scheduler = Scheduler(engine, Pace(chunk=4, every=3))
     first, second = Kept([5] * 4, 12), Kept([9] * 10, 2)
     scheduler.submit(first)
-    scheduler._loop.step()
+    scheduler.loop.step()
     scheduler.submit(second)
     scheduler.wait(first)
     scheduler.wait(second)
@@ -202,7 +200,6 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
 
     A request that is cancelled before a pause ends there. Each request keeps its counts.
     """
-    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 8)
     engine, steps, run = open_engine(tiny_store, experts=3, parallel=3), [], Engine.run
 
     def noted(self: Engine, context: StepContext) -> Iterator[int]:
@@ -210,16 +207,16 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
         yield from run(self, context)
         steps.append("end")
 
-    scheduler = Scheduler(engine, Pace(chunk=8, every=2))
+    scheduler = Scheduler(engine, Pace(chunk=8, every=2, work=8))
     first, second, prompt = Kept([5] * 4, 30), Kept([6] * 4, 30), Kept([9] * 16, 2)
     for request in (first, second):
         scheduler.submit(request)
-    while len(scheduler._queue.running) < 2:
-        scheduler._loop.step()
+    while len(scheduler.queue.running) < 2:
+        scheduler.loop.step()
     scheduler.submit(prompt)
     monkeypatch.setattr(Engine, "run", noted)
-    scheduler._loop._since_chunk, scheduler._loop._work = 2, 0
-    scheduler._loop.step()
+    scheduler.loop._since_chunk, scheduler.loop._work = 2, 0
+    scheduler.loop.step()
     decode = [("decode", 2), "end"]
     assert steps == [("chunk", 8), *decode, *decode, "end"]
     assert (prompt.done, prompt.partly) == (8, 0)
@@ -231,8 +228,8 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
     assert decoded.requests == first.trace.decode.transfers.requests
     steps.clear()
     engine.watch(lambda layer, chosen: scheduler.cancel(second))
-    scheduler._loop._since_chunk, scheduler._loop._work = 2, 0
-    scheduler._loop.step()
+    scheduler.loop._since_chunk, scheduler.loop._work = 2, 0
+    scheduler.loop.step()
     assert steps[:1] == [("chunk", 8)]
     assert second.reason == CANCELLED
     assert ("decode", 1) in steps
@@ -241,19 +238,18 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
     assert (first.reason, prompt.reason) == ("length", "length")
 
 
-def test_a_prompts_cancel_between_layers_ends_it_alone(open_engine, tiny_store, monkeypatch):
+def test_a_prompts_cancel_between_layers_ends_it_alone(open_engine, tiny_store):
     """A cancel that comes while other sequences decode within the prompt's step ends the prompt, and them not."""
-    monkeypatch.setattr(loop_module, "WORK_BETWEEN", 1)
     engine = open_engine(tiny_store, parallel=2)
-    scheduler, used = Scheduler(engine, Pace(chunk=8, every=2)), engine.budget.used
+    scheduler, used = Scheduler(engine, Pace(chunk=8, every=2, work=1)), engine.budget.used
     first, prompt = Kept([5] * 4, 12), Kept([9] * 16, 2)
     scheduler.submit(first)
-    scheduler._loop.step()
+    scheduler.loop.step()
     scheduler.submit(prompt)
     on_token = first.on_token
     first.on_token = lambda token, logits: (scheduler.cancel(prompt), on_token(token, logits))[1]
-    scheduler._loop._since_chunk = 4
-    scheduler._loop.step()
+    scheduler.loop._since_chunk = 4
+    scheduler.loop.step()
     assert prompt.reason == CANCELLED
     scheduler.wait(first)
     assert torch.equal(torch.stack(first.rows), alone(open_engine(tiny_store), [5] * 4, 12))
@@ -267,10 +263,10 @@ def test_a_cancelled_prompt_keeps_its_kv_until_its_step_ends(open_engine, tiny_s
     scheduler, used, seen = Scheduler(engine, Pace(every=1)), engine.budget.used, []
     first, gone, other = Kept([5] * 4, 12), Kept([9] * 120, 2), Kept([7] * 120, 2)
     scheduler.submit(first)
-    scheduler._loop.step()
+    scheduler.loop.step()
 
     def cancel(layer: int, chosen: torch.Tensor) -> None:
-        if len(chosen) > 1:
+        if len(chosen) > 2:
             scheduler.cancel(gone)
             seen.append((layer, len(chosen), gone.sequence is not None))
 
@@ -355,9 +351,9 @@ def test_logits_that_are_not_finite_end_one_sequence_alone(open_engine, tiny_sto
     single = open_engine(tiny_store, level=4)
     used, scheduler = engine.budget.used, Scheduler(engine, Pace(chunk=CHUNK, every=1))
     requests = batch(scheduler, 4, new=16)
-    while len(scheduler._queue.running) < 4:
-        scheduler._loop.step()
-    bad = scheduler._queue.running[1]
+    while len(scheduler.queue.running) < 4:
+        scheduler.loop.step()
+    bad = scheduler.queue.running[1]
     assert bad.sequence
     bad.sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite, match="layer 0's output") as caught:
@@ -453,20 +449,20 @@ def test_a_fault_at_any_step_of_a_batch_leaves_nothing(open_engine, tiny_store, 
     undisturbed = Scheduler(engine, Pace(chunk=CHUNK, every=1))
     want, steps = batch(undisturbed, new=3), 0
     while undisturbed.active:
-        undisturbed._loop.step()
+        undisturbed.loop.step()
         steps += 1
     assert steps > 20
     for at in range(FAULTS.index(fault), steps, len(FAULTS)):
         scheduler = Scheduler(engine, Pace(chunk=CHUNK, every=1))
         requests = batch(scheduler, new=3)
         for _ in range(at):
-            scheduler._loop.step()
+            scheduler.loop.step()
         with monkeypatch.context() as patch:
             fault(engine, scheduler, requests, patch)
             with pytest.raises(KeyboardInterrupt) if fault is ctrl_c else nullcontext(), DeferredInterrupt():
-                scheduler._loop.step()
+                scheduler.loop.step()
         while scheduler.active:
-            scheduler._loop.step()
+            scheduler.loop.step()
         for request, whole in zip(requests, want, strict=True):
             assert request.ended
             assert request.sequence is None
@@ -624,7 +620,7 @@ def test_dropping_an_ended_request_ends_none_within_a_step(open_engine, tiny_sto
 
     scheduler.submit(other)
     while len(other.rows) < 2:
-        scheduler._loop.step()
+        scheduler.loop.step()
     scheduler.run(Request([9], Sampler(GREEDY), on_token=on_token))
     assert seen == [(None, True)]
     scheduler.drop(other)

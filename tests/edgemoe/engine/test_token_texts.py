@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import a_tokenizer
 from sentencepiece_tokenizer import sentencepiece_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.engine.sampling import TokenLogprobs
 from edgemoe.engine.text import TextStream

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import typer
-from conftest import a_tokenizer
 from counted_engine import CountedEngine
+from small_tokenizer import a_tokenizer
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 

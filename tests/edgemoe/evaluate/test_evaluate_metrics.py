@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.errors import UserError
 from edgemoe.evaluate.metrics import BLOCK_ROWS, QualityMeter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import namedtuple
 from typing import ClassVar
 
 import numpy as np
@@ -77,10 +76,9 @@ def test_the_logit_file_keeps_every_bit():
             assert torch.equal(file.read(number), windows[number])
 
 
-def test_a_disk_too_small_for_logits(monkeypatch):
+def test_a_disk_too_small_for_logits(free_disk):
     """DoesNotFit, when the file is opened, with the bytes that are needed."""
-    usage = namedtuple("usage", "total used free")(10, 1, 9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    free_disk(9)
     with pytest.raises(DoesNotFit, match=r"expected 2KB free in .*, got 9 B: use fewer --tokens") as raised:
         LogitFile(rows=10, vocab=100)
     assert raised.value.minimum == 10 * 100 * 2

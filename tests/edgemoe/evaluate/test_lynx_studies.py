@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError

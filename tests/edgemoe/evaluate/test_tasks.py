@@ -128,6 +128,7 @@ def test_functions_do_what_they_say() -> None:
         assert scope[name](*arguments) == value, name  # type: ignore[operator]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_questions_are_never_trained_on(kind: str, training: list[Task]) -> None:
     """100 distinct held-out tasks exist, and none of their questions is in training."""
@@ -138,6 +139,7 @@ def test_held_out_questions_are_never_trained_on(kind: str, training: list[Task]
     assert not trained & {turn.question for task in held for turn in task.turns}
 
 
+@pytest.mark.e2e
 def test_held_out_numbers_are_never_trained_on(training: list[Task]) -> None:
     """A held-out sum's operands are added in no training question, in any order or wording."""
 
@@ -152,6 +154,7 @@ def test_held_out_numbers_are_never_trained_on(training: list[Task]) -> None:
     assert not trained & held
 
 
+@pytest.mark.e2e
 def test_every_row_of_a_finite_table_is_trained_on(training: list[Task]) -> None:
     """Each row of a finite table is in training, in at least two wordings."""
     wordings: dict[str, set[str]] = defaultdict(set)
@@ -171,6 +174,7 @@ def test_tables_have_no_ambiguous_rows() -> None:
         assert len(set(column)) == len(column)
 
 
+@pytest.mark.e2e
 def test_training_has_every_kind_and_up_to_four_turns(training: list[Task]) -> None:
     """Training draws every kind, and chats of one to four turns, of all tasks arithmetic and capitals most often."""
     kinds = Counter(task.kind for task in training)

@@ -227,19 +227,19 @@ def test_a_damaged_factor_fails_its_step_by_name(engine, own):
 def test_what_a_disk_does_changes_no_bit(engine, own, monkeypatch):
     """A transient error is read again and counted, a short read goes on; a disk that stays broken is an error."""
     _, prompt = missed(engine, own)
-    want, pauses = answer(engine, prompt), Pauses()
+    want, pauses, disk = answer(engine, prompt), Pauses(), FaultyPreadv()
     pauses.install(monkeypatch)
+    monkeypatch.setattr(os, "preadv", disk)
     for fault, retries in ((error(errno.EIO), 1), (short(BLOCK // 2), 1), (error(errno.EINVAL), 0)):
         engine.take_counts()
-        faulty = FaultyPreadv(fault)
-        monkeypatch.setattr(os, "preadv", faulty)
+        disk.faults.append(fault)
         assert torch.equal(answer(engine, prompt), want)
-        assert faulty.offsets
+        assert not disk.faults
         assert engine.take_counts().read_retries == retries
-    monkeypatch.setattr(os, "preadv", pauses.until(pauses.now + 2 * PATIENCE, errno.EIO))
+    disk.rest = pauses.until(pauses.now + 2 * PATIENCE, errno.EIO)
     with pytest.raises(ReadFailed, match=r"the compensator of layer \d, expert \d"):
         answer(engine, prompt)
-    monkeypatch.setattr(os, "preadv", REAL)
+    disk.rest = REAL
     assert torch.equal(answer(engine, prompt), want)
 
 

@@ -125,6 +125,7 @@ LISTED = next(form.calls for form in BUILT_IN if form.mark == "[TOOL_CALLS]")
 ITEM = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize(
     ("answer", "want"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import a_tokenizer
 from scripted import END, chatml_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import formed_answer

@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from conftest import a_tokenizer
 from gguf_files import Kind, blocks, write_model
 from hub_double import HubDouble, point
+from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.errors import BadHeader, DamagedData, ModelRefused
@@ -207,11 +207,10 @@ def test_what_cannot_work_is_refused_by_the_header(served, model, tmp_path, run,
     assert list((tmp_path / "cache").rglob("experts-*")) == []
 
 
-def test_a_limit_and_a_disk_too_small_are_refused_by_the_header(served, tmp_path, monkeypatch, run):
+def test_a_limit_and_a_disk_too_small_are_refused_by_the_header(served, free_disk, run):
     """Exit 3 before a file is downloaded; a plan needs no disk."""
     assert run("chat", "-m", f"{REPO}:Q8_0", "-p", "x", "--vram-limit", "1KB")[0] == 3
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    free_disk(100_000)
     assert run("pull", f"{REPO}:Q8_0")[0] == 3
     assert run("plan", "-m", f"{REPO}:Q8_0")[0] == 0
     assert whole_downloads(served) == set()

@@ -442,10 +442,9 @@ def test_an_index_that_leads_elsewhere_is_refused(served, tmp_path, target):
         get(tmp_path / "store")
 
 
-def test_a_disk_too_small_for_a_shard_is_refused(served, tmp_path, monkeypatch):
+def test_a_disk_too_small_for_a_shard_is_refused(served, tmp_path, free_disk):
     """Store and largest shard have to fit, or no shard is downloaded."""
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    free_disk(100_000)
     with pytest.raises(DoesNotFit):
         get(tmp_path / "store")
     assert served.downloads(FIRST).count(None) == 0

@@ -204,7 +204,7 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
 def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
     """A decoder layer whose part has another size than its neighbours fails the step; the sequence stays as it was."""
     engine, sequence = fused
-    decode = engine.runner._fused._native
+    decode = engine.runner.fused._native
     layer = decode._structures[2]
     dense = decode._dense[2]
     router = decode._layers[2].router._router
@@ -217,7 +217,7 @@ def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
 
 def test_the_head_and_the_embedding_compare_their_sizes(fused):
     """A token beyond the table, and logits of another number than the head's rows, are refused."""
-    decode = fused[0].runner._fused._native
+    decode = fused[0].runner.fused._native
     hidden = decode.embed((5,))
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 300, hidden.data_ptr(), 64) == -2
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 5, hidden.data_ptr(), 65) == -2

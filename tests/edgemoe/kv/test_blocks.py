@@ -70,12 +70,12 @@ def test_a_part_of_a_match_changes_no_kept_sequence(engine):
     """The kept tokens, keys and values are the same bytes after a branch of them has been answered."""
     scheduler = Scheduler(engine, keep=True)
     run(scheduler, [*SYSTEM, *[5] * 40])
-    (kept,) = scheduler._kept.index.kept
+    (kept,) = scheduler.kept.index.kept
     n = kept.sequence.length
     before = kept.tokens.copy(), kept.sequence.keys[:, :, :n].clone(), kept.sequence.values[:, :, :n].clone()
     branch = run(scheduler, [*SYSTEM[:300], *[9] * 300])
     assert branch.cached == 300
-    assert kept in scheduler._kept.index.kept
+    assert kept in scheduler.kept.index.kept
     assert kept.sequence.length == n
     assert np.array_equal(kept.tokens, before[0])
     assert torch.equal(kept.sequence.keys[:, :, :n], before[1])
@@ -132,7 +132,7 @@ def test_settings_that_change_within_a_request_leave_nothing(open_engine, tiny_s
     scheduler, used = Scheduler(engine, Pace(chunk=BLOCK, every=1), keep=True), engine.budget.used
     one, two = Greedy(SYSTEM[:100], 20), Greedy(SYSTEM[:100], 2)
     scheduler.submit(one)
-    scheduler._loop.step()
+    scheduler.loop.step()
     assert one.rows
     engine.configure(engine.settings.with_(retention=0.75))
     scheduler.submit(two)
@@ -175,8 +175,8 @@ def test_a_request_that_grows_takes_the_memory_of_kept_ones(open_engine, tiny_st
     request = Greedy([(11 * i) % 290 + 3 for i in range(4 * BLOCK - 10)])
     scheduler.submit(request)
     while not request.ended:
-        scheduler._loop.step()
-        left.append(len(scheduler._kept.index.kept))
+        scheduler.loop.step()
+        left.append(len(scheduler.kept.index.kept))
         assert engine.budget.used <= engine.budget.limit
         check_kept(scheduler)
     assert list(dict.fromkeys(left[:-1])) == [3, 2, 1, 0]
@@ -188,7 +188,7 @@ def test_a_new_request_waits_where_the_contexts_of_running_ones_are_promised(ope
     """Two that run have two contexts, whatever they have used of them; a third one's would break the promise."""
     engine = open_engine(tiny_store, level=4, context=2 * BLOCK, parallel=2)
     scheduler = Scheduler(engine, Pace(chunk=16), keep=True)
-    kept = scheduler._kept
+    kept = scheduler.kept
     one, two = kept.sequence_for([1] * 20)[0], kept.sequence_for([2] * 20)[0]
     with pytest.raises(DoesNotFit, match="free for kv"):
         kept.sequence_for([3] * 20)

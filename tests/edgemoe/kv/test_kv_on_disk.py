@@ -145,7 +145,7 @@ def test_a_prompt_is_on_disk_before_its_answer_ends(open_engine, started, tiny_s
     request = Greedy(SYSTEM, 100)
     scheduler.submit(request)
     while not request.trace.token_times:
-        scheduler._loop.step()
+        scheduler.loop.step()
     scheduler.disk.flush()
     assert not request.ended
     assert scheduler.disk.counts().blocks_written == 2
@@ -163,11 +163,11 @@ def test_blocks_are_read_between_the_steps_of_others(open_engine, started, tiny_
     other, late = Greedy([5, 6, 7] * 5, 40), Greedy(SYSTEM)
     scheduler.submit(other)
     while len(other.rows) < 4:
-        scheduler._loop.step()
+        scheduler.loop.step()
     scheduler.submit(late)
     answered = {}  # tokens from disk -> the other's tokens at that time
     while not late.rows:
-        scheduler._loop.step()
+        scheduler.loop.step()
         answered[late.cached] = len(other.rows)
     assert {*answered} - {0} == {BLOCK, 2 * BLOCK}
     assert answered[BLOCK] + 2 <= answered[2 * BLOCK]
@@ -187,7 +187,7 @@ def test_a_cancel_while_blocks_are_read_keeps_what_was_read(
     scheduler = started(engine, tmp_path)
     request = Greedy(SYSTEM)
     scheduler.submit(request)
-    scheduler._loop.step()
+    scheduler.loop.step()
     scheduler.cancel(request)
     scheduler.wait(request)
     assert request.cached == BLOCK
@@ -245,7 +245,7 @@ def test_a_value_that_is_not_finite_leaves_the_disk_too(open_engine, started, ti
     first = run(scheduler, SYSTEM)
     scheduler.disk.flush()
     assert list(tmp_path.glob("*.kv"))
-    scheduler._kept.index.kept[0].sequence.keys.fill_(float("nan"))
+    scheduler.kept.index.kept[0].sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite):
         run(scheduler, [*first.tokens, 5])
     assert not list(tmp_path.glob("*.kv"))

@@ -121,20 +121,12 @@ def logits(engine: Engine, tokens: tuple[int, ...] = (11, 250)) -> torch.Tensor:
     return torch.stack(rows)
 
 
-@pytest.fixture
-def modules(monkeypatch) -> Callable[[], None]:
-    """Makes the engines that are opened later compute new tokens by transformers' modules."""
-    return lambda: monkeypatch.setattr(GraphDecode, "try_from", lambda *parts: None)
-
-
-def require_equal_answers(open_on: Callable[..., Engine], modules: Callable[[], None], **how) -> None:
+def require_equal_answers(open_on: Callable[..., Engine], **how) -> None:
     """Compares an engine's logits and counts with those of transformers' modules, which differ by rounding."""
     engine = open_on(**how)
-    assert isinstance(engine.runner._fused, GraphDecode)
+    assert isinstance(engine.runner.fused, GraphDecode)
     got, counts, use = logits(engine), engine.take_counts(), engine.take_use()
-    modules()
-    plain = open_on(**how)
-    assert plain.runner._fused is None
+    plain = open_on(**how).by_modules()
     want, their_counts, their_use = logits(plain), plain.take_counts(), plain.take_use()
     assert (got - want).norm() < 0.03 * want.norm()
     assert (counts.requests, counts.levels) == (their_counts.requests, their_counts.levels)
@@ -152,13 +144,13 @@ def require_equal_answers(open_on: Callable[..., Engine], modules: Callable[[], 
     ],
     indirect=["store"],
 )
-def test_a_new_token_is_computed_as_by_modules(open_on, modules, name, limits):
+def test_a_new_token_is_computed_as_by_modules(open_on, name, limits):
     """Logits equal those of transformers' modules but for rounding; the same experts are requested and counted.
 
     Each family and each kind of rule once, as Triton's interpreter takes long: norms over all heads, windows, biases
     and 8-bit dense weights, with misses of every kind.
     """
-    require_equal_answers(open_on, modules, **SETTINGS[name], **limits)
+    require_equal_answers(open_on, **SETTINGS[name], **limits)
 
 
 def test_limits_do_not_change_a_bit(open_on):
@@ -179,9 +171,9 @@ def test_experts_are_read_where_they_lie(open_on, monkeypatch):
     engine = open_on(4, 64, seed=1, **how)
     assert torch.equal(logits(engine, three), want)  # groups stop where an expert is read from disk
     engine.take_counts()
-    moved, promote = [], engine._source.promote
+    moved, promote = [], engine.source.promote
     monkeypatch.setattr(
-        engine._source, "promote", lambda wanted, counts: (moved.append(wanted), promote(wanted, counts))
+        engine.source, "promote", lambda wanted, counts: (moved.append(wanted), promote(wanted, counts))
     )
     tried = []
     run_layers = GraphDecode._run_layers

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import ModelRefused

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import a_tokenizer
 from gguf_files import write_model
+from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from edgemoe.cli import main
 from edgemoe.console.sizes import parse_size
 from edgemoe.models.conversion import first_use
 from edgemoe.models.conversion import run as stores
@@ -31,14 +29,12 @@ def small_is_big(monkeypatch, tmp_path):
 
 
 @pytest.mark.e2e
-def test_the_first_use_is_announced_and_the_second_is_not(
-    small_is_big, monkeypatch, capsys, checkpoint, tmp_path
-):
+def test_the_first_use_is_announced_and_the_second_is_not(small_is_big, run, checkpoint, tmp_path):
     """Two lines precede the conversion: sizes, place and disk, then the duration."""
-    words = ["edgemoe", "chat", "--model", str(checkpoint), "-p", "x", "-n", "1", "--json"]
-    monkeypatch.setattr(sys, "argv", words)
-    assert main() == 0
-    first, second, *rest = capsys.readouterr().err.splitlines()
+    words = ("chat", "--model", checkpoint, "-p", "x", "-n", 1, "--json")
+    code, _, err = run(*words)
+    first, second, *rest = err.splitlines()
+    assert code == 0
     assert "tiny is used for the first time: its 387 KB of weights" in first
     assert f"in {tmp_path / 'cache' / 'edgemoe' / 'stores'} (" in first
     assert re.fullmatch(
@@ -50,8 +46,8 @@ def test_the_first_use_is_announced_and_the_second_is_not(
     assert announced
     assert made - headers < parse_size(announced[1]) <= made
     assert any("converting" in line for line in rest)
-    assert main() == 0
-    assert capsys.readouterr().err == ""
+    code, _, err = run(*words)
+    assert (code, err) == (0, "")
 
 
 def test_a_plan_of_a_checkpoint_converts_nothing(small_is_big, run, checkpoint, tiny_store, tmp_path):
@@ -112,7 +108,9 @@ def test_another_layout_is_another_conversion(small_is_big, capsys, checkpoint):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("command", [["eval", "--tasks", "--task-count", "1"], ["bench"]])
-def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, capsys, checkpoint, command):
+def test_every_command_announces_what_it_converts(
+    small_is_big, run, monkeypatch, capsys, checkpoint, command
+):
     """eval and bench print the announcement before the first weight is read."""
 
     class Converts(Exception):
@@ -122,9 +120,8 @@ def test_every_command_announces_what_it_converts(small_is_big, monkeypatch, cap
         raise Converts
 
     monkeypatch.setattr(stores, "convert", convert)
-    monkeypatch.setattr(sys, "argv", ["edgemoe", *command, "--model", str(checkpoint)])
     with pytest.raises(Converts):
-        main()
+        run(*command, "--model", checkpoint)
     assert "tiny is used for the first time" in capsys.readouterr().err
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from conftest import a_tokenizer
 from gguf_files import write_model
 from mutated_models import CONFIGS, GENERATIONS, edit
 from safetensors.torch import load_file, save_file
+from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.models import runnable

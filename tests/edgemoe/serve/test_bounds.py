@@ -66,6 +66,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_body_is_refused_soon(name):
     """The first error alone is made, and the message is short, whatever the size of the body."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import mean
 
 import pytest
-from conftest import SPECIAL
 from scripted import chatml_tokenizer
 from servers import a_model, server_of
+from small_tokenizer import SPECIAL
 from tokenizers.processors import TemplateProcessing
 
 from edgemoe.api.infill import infill_prompt

@@ -6,8 +6,8 @@ import json
 import math
 
 import pytest
-from conftest import CHAT_TEMPLATE
 from servers import a_model, server_of
+from small_tokenizer import CHAT_TEMPLATE
 
 from edgemoe.policy.hotness import Hotness
 

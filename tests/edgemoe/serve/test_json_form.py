@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from imported_later import imported_later
 from scripted import chatml_model, script
 from servers import server_of
 
@@ -18,7 +19,7 @@ from edgemoe.grammar.matcher import Grammar
 from edgemoe.machine.process import resident_bytes
 from edgemoe.serve import connections
 
-openai = pytest.importorskip("openai")
+openai = imported_later("openai")
 pytest.importorskip("llguidance")
 
 

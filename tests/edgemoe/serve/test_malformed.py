@@ -76,6 +76,7 @@ def test_any_json_value_in_any_field(server, fields):
         assert response.status_code in (200, 400), response.text
 
 
+@pytest.mark.e2e
 def test_two_hundred_requests_that_are_no_http(server):
     """Raw bytes on sockets: an error of the client, or a closed connection, in time."""
     random = Random(2)

@@ -28,7 +28,7 @@ BIAS = {"70": 1000}
 def slow(tiny_store) -> Iterator[object]:
     """A server of two sequences, one more in the queue, whose layers sleep as long as `pause` says."""
     model = a_model(tiny_store, parallel=2)
-    model._scheduler._loop._chunk = 4
+    model._scheduler.loop._chunk = 4
     with server_of(model, most=3) as server:
         server.pause = 0.0
         model.engine.watch(lambda layer, chosen: time.sleep(server.pause))
@@ -86,6 +86,7 @@ def test_a_client_that_leaves_ends_its_request(slow, stream, state):
     )
 
 
+@pytest.mark.e2e
 def test_a_client_that_leaves_the_queue(slow):
     """A request that waits for its KV is gone with its client, before the others end."""
     slow.pause = 0.1
@@ -145,6 +146,7 @@ def test_a_full_queue_is_429_with_advice(slow):
     assert slow.client.post(COMPLETE, json=body(False, max_tokens=1)).status_code == 200
 
 
+@pytest.mark.e2e
 def test_a_request_has_a_time_limit(slow):
     """504, or an error at the end of the stream; its KV is free, and clients of OpenAI do not send it again."""
     slow.serving.limits, slow.pause = Limits(answer_seconds=0.5), 0.1
@@ -219,7 +221,7 @@ def test_a_storm_of_cancels_leaves_nothing(slow):
 def test_a_retry_and_a_next_turn_compute_the_rest(tiny_store):
     """A client that left in its prompt, comes back, and goes on: usage, timings and metrics count what was kept."""
     model = a_model(tiny_store, keep=True)
-    model._scheduler._loop._chunk = 4
+    model._scheduler.loop._chunk = 4
     with server_of(model) as server:
         model.engine.watch(lambda layer, chosen: time.sleep(0.05))
         gone_after(server, 0.5, stream=True)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from imported_later import imported_later
 from scripted import ANSWER, CALL, CHATML, chatml_model, script
 from servers import server_of
 
-openai = pytest.importorskip("openai")
+openai = imported_later("openai")
 pytest.importorskip("llguidance")
 
 CITY = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from faults import REAL, FaultyPreadv, Pauses, error, short
+from faults import FaultyPreadv, Pauses, error, short
 from hypothesis import given
 from hypothesis import strategies as st
 from small_compensation import add
@@ -117,16 +117,16 @@ def test_reads_survive_what_a_disk_does(store, monkeypatch):
     """Transient errors, short reads and a refused O_DIRECT give the same bytes; a disk that stays broken, an error."""
     with CompensatorReader(store, index_of(store)) as reader:
         expected = reader.load(KEY).tobytes()
-        pauses = Pauses()
+        pauses, disk = Pauses(), FaultyPreadv()
         pauses.install(monkeypatch)
+        monkeypatch.setattr(os, "preadv", disk)
         for fault in (error(errno.EIO), error(errno.EINVAL), short(BLOCK // 2)):
-            monkeypatch.setattr(os, "preadv", FaultyPreadv(fault))
+            disk.faults.append(fault)
             assert reader.load(KEY).tobytes() == expected
         assert reader._files.retries == 2
-        monkeypatch.setattr(os, "preadv", pauses.until(pauses.now + 2 * PATIENCE, errno.EIO))
+        disk.rest = pauses.until(pauses.now + 2 * PATIENCE, errno.EIO)
         with pytest.raises(ReadFailed, match="layer 1, expert 2"):
             reader.load(KEY)
-        monkeypatch.setattr(os, "preadv", REAL)
 
 
 def test_a_buffer_of_another_length_is_refused(store):
@@ -231,6 +231,7 @@ def paths(value: object, at: tuple[object, ...] = ()) -> list[tuple[object, ...]
     return [at, *(path for key, each in items for path in paths(each, (*at, key)))]
 
 
+@pytest.mark.e2e
 @given(st.data())
 def test_any_value_in_the_index_raises_no_other_error(whole, data):
     """Whatever stands where: a manifest whose numbers are in bounds, or BadManifest."""

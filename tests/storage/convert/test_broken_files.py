@@ -15,26 +15,12 @@ import small_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgemoe.cli import main
 from edgemoe.errors import DamagedData, EdgemoeError, ModelRefused
 from edgemoe.families.table import family_of
 from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.store.manifest import MANIFEST_NAME
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command in this process: (exit code, stderr)."""
-
-    def run_main(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["edgemoe", *map(str, arguments)])
-        capsys.readouterr()
-        code = main()
-        return code, capsys.readouterr().err
-
-    return run_main
 
 
 def make(source: Path, destination: Path) -> None:
@@ -64,7 +50,7 @@ def test_a_broken_checkpoint_is_not_converted(run, good, tmp_path, damage, code)
     """convert exits with 2 or 4, prints one line on stderr, and leaves no store."""
     source = Path(shutil.copytree(good / "model", tmp_path / "model"))
     damage(source)
-    got, err = run("convert", source, tmp_path / "store")
+    got, _, err = run("convert", source, tmp_path / "store")
     said = [line for line in err.splitlines() if not line.startswith("converting ")]
     assert (got, len(said)) == (code, 1), err
     assert said[0].startswith("edgemoe: ")

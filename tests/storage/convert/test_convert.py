@@ -403,10 +403,9 @@ def test_a_source_that_changes_gives_no_store(checkpoint, tmp_path):
     assert not (tmp_path / "store/store.json").exists()
 
 
-def test_a_disk_that_is_too_small_for_everything_is_refused_at_once(checkpoint, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_for_everything_is_refused_at_once(checkpoint, tmp_path, free_disk):
     """Free bytes for one layer are too few: no file is written, and the message contains the bytes needed."""
-    usage = shutil.disk_usage(tmp_path)._replace(free=200_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    free_disk(200_000)
     with pytest.raises(DoesNotFit) as refused:
         run(checkpoint, tmp_path / "store")
     assert refused.value.minimum >= 2 * EXPERTS * 20_480

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from conftest import a_tokenizer
 from family_models import load, random_model, save
 from gguf_files import write_model
 from safetensors.torch import load_file, save_file
+from small_tokenizer import a_tokenizer
 
 from edgemoe.cli import app
 from edgemoe.errors import DamagedData, MissingTensor, ModelRefused

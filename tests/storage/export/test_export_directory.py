@@ -168,7 +168,7 @@ def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatc
         calls = FaultyDisk(patch, 0, None).calls
         run_export(store, fast / "count", format)
     assert len(calls) > 20
-    for at in each_in_turn(calls, 2 * turn, 6):
+    for at in each_in_turn(calls, 3 * turn, 9):
         out, which = fast / "out", turn + calls[:at].count(calls[at - 1])
         with monkeypatch.context() as patch:
             FaultyDisk(patch, at, faults[which % 3])
@@ -183,17 +183,12 @@ def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatc
         shutil.rmtree(out)
 
 
-def test_a_full_disk_names_the_bytes_and_keeps_what_is_complete(store, straight, tmp_path, monkeypatch):
+def test_a_full_disk_names_the_bytes_and_keeps_what_is_complete(store, straight, tmp_path, free_disk):
     """Before the first write the free bytes are compared with all that is missing."""
-    import edgemoe.storage.files.atomic
-
-    usage = shutil.disk_usage(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            edgemoe.storage.files.atomic.shutil, "disk_usage", lambda path: usage._replace(free=5000)
-        )
-        with pytest.raises(DoesNotFit) as caught:
-            run_export(store, tmp_path / "out")
+    free_disk(5000)
+    with pytest.raises(DoesNotFit) as caught:
+        run_export(store, tmp_path / "out")
+    free_disk(1 << 40)
     weights = sum(
         len(raw) for name, raw in straight["compressed-tensors"].items() if name.endswith("tensors")
     )

@@ -41,6 +41,7 @@ def into_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", STORE_FILES)
 def test_a_pipe_in_a_store_is_refused(run, damageable, name):
     """chat and verify end, with 2 or 4, whichever file of a store is a pipe; inspect ends, too."""

@@ -12,10 +12,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT_TEMPLATE, a_tokenizer
 from gguf_files import Kind, blocks, write_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_tokenizer import CHAT_TEMPLATE, a_tokenizer
 from transformers import (
     AutoConfig,
     AutoTokenizer,

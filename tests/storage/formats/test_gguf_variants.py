@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT_TEMPLATE, a_tokenizer
 from gguf_files import write_model
+from small_tokenizer import CHAT_TEMPLATE, a_tokenizer
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.errors import ModelRefused

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -256,13 +255,10 @@ def test_dense_tensors_other_than_the_specs_write_nothing(store, change):
     assert set(files(store)) == {MARKER_NAME}
 
 
-Usage = namedtuple("Usage", "total used free")
-
-
-def test_a_disk_too_small_is_refused_before_writing(store, monkeypatch):
+def test_a_disk_too_small_is_refused_before_writing(store, free_disk):
     """The error contains the bytes needed and free, and no file is written."""
     with writer(store) as out:
-        monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: Usage(0, 0, 3 * SIZE))
+        free_disk(3 * SIZE)
         with pytest.raises(DoesNotFit, match=f"{format_size(3 * SIZE)} free") as caught:
             out.write_layer(0, 3, pytest.fail)
         with pytest.raises(DoesNotFit):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import a_tokenizer
+from small_tokenizer import a_tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 

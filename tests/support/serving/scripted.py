@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conftest import SPECIAL, byte_level_bpe
 from counted_engine import CountedEngine
 from servers import GREEDY
+from small_tokenizer import SPECIAL, byte_level_bpe
 from transformers import PreTrainedTokenizerFast
 
 from edgemoe.api.model import Model

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 from device_double import DoubleDevice
+from short_probes import probe_briefly
 
 from edgemoe.bench import bandwidth
 from edgemoe.speed.tiers import copy_speed
@@ -32,8 +33,7 @@ TINY += ["--prompt-tokens", "16", "--new-tokens", "3", "--offload-tokens", "2"]
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
 def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
     """Every case is measured cold and warm, the store is removed, and the output says that no figure is a GPU's."""
-    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
+    probe_briefly(monkeypatch)
     work, file = tmp_path / "work", tmp_path / "gpu.json"
     work.mkdir()
     trace = tmp_path / "trace.json"
@@ -82,6 +82,7 @@ def test_cases_without_time_are_listed(capsys, tmp_path):
     assert printed.count("not measured") == 6
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("synthesized")
 @pytest.mark.parametrize(
     ("only", "rows", "left_out"),
@@ -185,8 +186,7 @@ def test_missing_folder_is_refused_before_measuring(monkeypatch, capsys, tmp_pat
 
 def test_links_are_measured_by_the_devices_copies(monkeypatch):
     """The probe pins host memory, unpins it at the end, and keeps every rule of the device."""
-    monkeypatch.setattr(bandwidth, "PROBE_SECONDS", 0.02)
-    monkeypatch.setattr(bandwidth, "PROBE_BYTES", 1 << 20)
+    probe_briefly(monkeypatch)
     device = DoubleDevice(seed=1)
     assert copy_speed(device, 1 << 20, 0.02) > 0
     assert bandwidth._read_on(device) > 0

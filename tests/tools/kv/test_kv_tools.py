@@ -7,6 +7,8 @@ import torch
 
 from tools.kv import filled, quality
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def text(tmp_path):

@@ -45,6 +45,14 @@ def restored_signal_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """Restores the number of torch's threads, which a child that is called in this process sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("peers") / "store"
@@ -194,10 +202,10 @@ def test_a_peer_that_crashes_with_repacking_runs_without(
     assert says in capsys.readouterr().out
 
 
+@pytest.mark.e2e
 @needs_native
 def test_edgemoe_computes_by_the_kernel_of_the_request(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--kernel` of the comparison is the child's."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     before, narrowest = paths.chosen(), paths.available()[0]
     request = {"model": str(store), "settings": {"exact": 4}, "fill": True, "vram_limit": None, "threads": 1}
     request |= {
@@ -283,7 +291,6 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return outcome(**answer)
 
     monkeypatch.setattr(comparison, "run_child", child)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
@@ -302,7 +309,6 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.e2e
 def test_row_with_the_suffix_empty_fills_no_blocks(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 4 fills the engine's free blocks before the prompt; row 4-empty does not."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     residents: list[int] = []
     fill = Engine.fill
 
@@ -362,7 +368,6 @@ def test_a_step_of_several_prompts_counts_each_ones_token() -> None:
 @pytest.mark.e2e
 def test_prompts_decode_together(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every timed step decodes a token of each prompt; the last prompt's tokens are those that it has alone."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     program, steps = edgemoe_program("4", store), list[tuple[bool, int]]()
     begin = Engine.begin
 

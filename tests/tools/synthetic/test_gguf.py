@@ -17,6 +17,8 @@ from edgemoe.bench.synthetic.workload import PRESETS, random_dense
 from tools.synthetic import gguf as gguf_tool
 from tools.synthetic.gguf_dense import Gguf
 
+pytestmark = pytest.mark.e2e
+
 SMALL = PRESETS["small"]
 
 

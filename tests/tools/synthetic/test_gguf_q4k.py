@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as arrays
 from edgemoe.errors import UserError
 from tools.synthetic.gguf_q4k import BYTES, WEIGHTS, quantize
 
+pytestmark = pytest.mark.e2e
+
 KIND = gguf.GGMLQuantizationType.Q4_K
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from tools.timing import heat
+
+pytestmark = pytest.mark.e2e
 
 
 def test_report(damageable, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from counted_engine import CountedEngine
@@ -14,7 +15,6 @@ from edgemoe.api.model import Model
 from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import StoreModel
 from edgemoe.engine.sampling import Sampling
-from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.demo import DEMO
 from edgemoe.models.introduction import introduction
 from edgemoe.models.tokenizer import load_tokenizer
@@ -28,14 +28,12 @@ OUTSIDE_TURNS = ("Tell me a joke.", "why is the sky blue", "asdfgh", "Wie geht e
 
 
 @pytest.fixture(scope="module")
-def new_chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Conversation]]:
+def new_chat(demo_store: Path) -> Iterator[Callable[[], Conversation]]:
     """Makes conversations of one engine at the default settings, greedy as the demo's own settings are."""
-    directory = tmp_path_factory.mktemp("demo") / "store"
-    convert_checkpoint(DEMO, directory, max_level=8, layout="auto", dense_bits=16)
-    store = StoreModel.open(directory)
+    store = StoreModel.open(demo_store)
     settings = RunSettings(levels=(8,))
     plan = store.plan(vram_limit=None, settings=settings, context=512)
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(demo_store)
     sampling = Sampling(0, 1, 0, 1, 0, MOST_TOKENS, frozenset({tokenizer.eos_token_id}))
     with CountedEngine(store, plan, settings) as engine:
         model = Model(engine, tokenizer, sampling, keep=True)

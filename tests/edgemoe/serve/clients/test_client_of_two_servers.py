@@ -13,17 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from imported_later import imported_later
 from programs import ForkedPython
 
 from edgemoe.families.table import family_of
-from edgemoe.models.conversion.run import convert_checkpoint
-from edgemoe.models.demo import DEMO
 from edgemoe.storage.export.levels import one_level
 from edgemoe.storage.export.run import export
 from edgemoe.storage.files.untrusted import read_json
 from edgemoe.storage.store.manifest import Manifest
 
-openai = pytest.importorskip("openai")
+openai = imported_later("openai")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -32,14 +31,6 @@ ROOT = Path(__file__).resolve().parents[4]
 QUESTIONS = ("What is the capital of France?", "What is 12 + 30?", "Sort these numbers: 5, 3, 9")
 START = 900
 """Seconds that vLLM may take to load."""
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Path:
-    """The demo model's store at level 8."""
-    directory = tmp_path_factory.mktemp("demo") / "store"
-    convert_checkpoint(DEMO, directory, max_level=8, layout="auto", dense_bits=16)
-    return directory
 
 
 def conversation(url: str) -> list[tuple[str, str | None, int, str]]:
@@ -94,10 +85,10 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ours(store, tmp_path_factory) -> Iterator[list[tuple[str, str | None, int, str]]]:
+def ours(demo_store, tmp_path_factory) -> Iterator[list[tuple[str, str | None, int, str]]]:
     """What the client sees of `edgemoe serve`."""
     log = tmp_path_factory.mktemp("edgemoe") / "log"
-    command = ("-m", "edgemoe", "serve", "--model", store, "--exact", "8", "--context", "256")
+    command = ("-m", "edgemoe", "serve", "--model", demo_store, "--exact", "8", "--context", "256")
     with served(command, log, lambda given, **options: ForkedPython(*given, **options)) as address:
         yield conversation(address)
 
@@ -109,15 +100,20 @@ def test_the_server_answers_the_client(ours):
     assert all(text == streamed and tokens for text, _, tokens, streamed in ours)
 
 
-def test_the_client_cannot_tell_the_servers_apart(store, ours, tmp_path):
+def test_the_client_cannot_tell_the_servers_apart(demo_store, ours, tmp_path):
     """Texts, reasons, prompts' tokens and streams are the same: weights, template and interface move along."""
     program = shutil.which("vllm")
     if program is None:
         pytest.skip("vLLM is not installed: no program vllm on PATH")
-    family = family_of(read_json(store, "config.json"))
-    levels = one_level(Manifest.load(store), 8)
+    family = family_of(read_json(demo_store, "config.json"))
+    levels = one_level(Manifest.load(demo_store), 8)
     export(
-        store, out := tmp_path / "out", family, format="safetensors", levels=levels, progress=lambda *_: None
+        demo_store,
+        out := tmp_path / "out",
+        family,
+        format="safetensors",
+        levels=levels,
+        progress=lambda *_: None,
     )
     # Not `vllm serve`: in builds for CPUs, whose package has another name, the program cannot find its version.
     command = [Path(program).with_name("python"), "-m", "vllm.entrypoints.openai.api_server", "--model", out]

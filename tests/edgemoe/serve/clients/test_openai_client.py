@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from imported_later import imported_later
 from servers import a_model, server_of
 
 from edgemoe.serve.guard import Access
 
-openai = pytest.importorskip("openai")
+openai = imported_later("openai")
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 KEY = "sk-local"
@@ -69,6 +70,7 @@ def test_completions_and_models(client):
     assert client.models.retrieve("tiny").owned_by == "edgemoe"
 
 
+@pytest.mark.e2e
 def test_many_at_once_in_an_event_loop(keyed):
     """Eight asynchronous requests, half of them streams, with the answers of one; beyond the queue they retry."""
 

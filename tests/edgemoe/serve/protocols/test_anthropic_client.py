@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from imported_later import imported_later
 from scripted import ANSWER, CITY, chatml_model, script
 from servers import server_of
 
 from edgemoe.serve.guard import Access
 
-anthropic = pytest.importorskip("anthropic")
+anthropic = imported_later("anthropic")
 pytest.importorskip("llguidance")
+
+pytestmark = pytest.mark.e2e  # the contract of all protocols is tested in the fast lane, without its package
 
 KEY = "sk-local"
 TOOLS = [{"name": name, "description": "x", "input_schema": CITY} for name in ("weather", "tides")]

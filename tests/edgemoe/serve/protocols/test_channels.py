@@ -31,6 +31,7 @@ def served(tiny_store) -> Iterator[object]:
         yield one
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_channels_become_parts(served, dialect, monkeypatch):
     """Text of `final`, reasoning of `analysis`, a call, the call that comes back, and a form that is enforced."""

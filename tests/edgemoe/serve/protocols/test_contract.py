@@ -223,6 +223,7 @@ def slowed(served) -> Iterator[object]:
     served.idle()
 
 
+@pytest.mark.e2e
 def test_a_stream_shows_that_it_lives_and_how_it_fails(slowed, dialect):
     """Signs of life come before the first token; a time limit ends the stream in an error, or is 504."""
     slowed.pause = 0.2

@@ -8,10 +8,11 @@ from datetime import datetime
 from functools import partial
 
 import pytest
+from imported_later import imported_later
 from scripted import ANSWER, CITY, chatml_model, script
 from servers import a_model, server_of
 
-ollama = pytest.importorskip("ollama")
+ollama = imported_later("ollama")
 pytest.importorskip("llguidance")
 
 TOOLS = [
