@@ -19,6 +19,7 @@ from edgemoe.commands import (
     export,
     models,
     plan,
+    recode,
     serve,
     verify,
 )
@@ -55,6 +56,7 @@ for name, command, epilog in (
     ("serve", serve.serve_command, serve.EXAMPLES),
     ("convert", convert.convert_command, convert.EXAMPLES),
     ("compensate", compensate.compensate_command, compensate.EXAMPLES),
+    ("recode", recode.recode_command, recode.EXAMPLES),
     ("export", export.export_command, export.EXAMPLES),
     ("calibrate", calibrate.calibrate_command, calibrate.EXAMPLES),
     ("inspect", verify.inspect_command, None),

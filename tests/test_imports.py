@@ -25,6 +25,7 @@ ROOMS = (
         "commands",
         "serve",
         "bench",
+        "recode",
         "calibrate",
         "evaluate",
         "chat",

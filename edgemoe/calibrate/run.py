@@ -90,7 +90,7 @@ def _state(store: StoreModel, windows: list[Window], count: int) -> CalibrationS
     """The state of a run on these windows, of a text or none: a new one, or that of the run which was interrupted."""
     errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
     run = {
-        "source": store.manifest.source,
+        "source": store.manifest.coded_source,
         "layout": store.manifest.layout,
         "count": count,
         "text": xxhash.xxh3_64_hexdigest(np.array(windows, np.int64).tobytes()),
@@ -141,7 +141,7 @@ def _result(
     kept = sample_tokens(chosen.shape)
     spread = torch.linspace(0, chosen.shape[1] - 1, kept).round().long()
     return Calibration(
-        source=store.manifest.source,
+        source=store.manifest.coded_source,
         max_level=store.manifest.max_level,
         origin=TEXT if request.text else WRITTEN,
         text=request.text.name if request.text else "",

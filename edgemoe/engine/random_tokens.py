@@ -79,7 +79,7 @@ def measure_on_random_tokens(engine: MeasuredEngine) -> Calibration:
         engine.sequences.end(sequence)
         engine.forget_experts()
         engine.configure(before)
-    made = errors.calibration(store.manifest.source, level, rows)
+    made = errors.calibration(store.manifest.coded_source, level, rows)
     keeps = rows == enough and level == store.manifest.max_level
     if keeps and not (store.directory / CALIBRATION_NAME).exists():
         with suppress(EdgemoeError):  # a store that only others may write to

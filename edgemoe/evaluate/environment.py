@@ -22,6 +22,7 @@ def program_and_model(store: StoreModel) -> dict[str, Any]:
         "model": store.directory.name,
         "source": store.manifest.source,
         "store": store.manifest.fingerprint,
+        "codes": str(store.manifest.codes) if store.manifest.codes else None,
         "dense_bits": store.manifest.dense_bits,
         "kv_cache": str(store.shape.kv.format),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -254,3 +254,9 @@ def _each_slot(slots: int) -> tuple[torch.Tensor, ...]:
 def _no_slot(slots: int) -> tuple[bool, ...]:
     """No slot of a token is compensated."""
     return (False,) * slots
+
+
+def joined(parts: Iterable[torch.Tensor | None]) -> torch.Tensor:
+    """Joins the rows of parts whose levels were chosen together; parts without any (None) are left out."""
+    rows = [part for part in parts if part is not None]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -6,7 +6,7 @@ structure stay transformers' code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from edgemoe.cache.base import Lease
-from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum
+from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum, joined
 from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
 from edgemoe.kernels.activation import CUSTOM, Activation
@@ -85,13 +85,13 @@ class ExpertLayer:
         policy, host = step.policy, self._on_host(hidden, chosen, gates, step)
         chosen, gates, ranks = host.chosen, host.gates, host.ranks
         step.note_choice(self.layer, chosen, gates)
-        levels = _joined(
+        levels = joined(
             policy.levels(self.layer, *each, decode=step.decode)
             for each in _of_parts(step, chosen, gates, ranks)
         )
         compensated = None
         if policy.settings.compensation:
-            compensated = _joined(
+            compensated = joined(
                 policy.compensated(*each, decode=step.decode)
                 for each in _of_parts(step, chosen, gates, ranks)
             )
@@ -274,6 +274,12 @@ class ExpertLayer:
         kernel.forward(x, parts, Activation(CUSTOM, lambda y: activation.apply(y + up)), out)
         out += down
 
+    def inner(self, expert: int, products: torch.Tensor) -> torch.Tensor:
+        """Computes the input [R, I] of an expert's second matrix from its first one's products [R, 2 I]."""
+        if self._biases is not None:
+            products = products + self._biases[0][expert].to(products)
+        return self.activation.apply(products)
+
 
 def _of_parts(
     step: StepContext, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
@@ -281,12 +287,6 @@ def _of_parts(
     """The router's choice for each part of a step whose levels are chosen together."""
     for part in step.parts:
         yield chosen[part], gates[part], None if ranks is None else ranks[part]
-
-
-def _joined(parts: Iterable[torch.Tensor | None]) -> torch.Tensor:
-    """One tensor of all rows."""
-    rows = [part for part in parts if part is not None]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def experts_forward(

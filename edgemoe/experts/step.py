@@ -55,6 +55,9 @@ class MeasuredLayer(Protocol):
     def apply(self, x: Rows, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor) -> None:
         """Computes the parts' rows [R, H] (ExpertLayer.apply)."""
 
+    def inner(self, expert: int, products: torch.Tensor) -> torch.Tensor:
+        """Computes what an expert's second matrix is given (ExpertLayer.inner)."""
+
 
 class ExpertProbe:
     """Measures experts in steps of several rows. A probe overrides what it needs; by itself it measures nothing."""

@@ -28,7 +28,7 @@ def calibration_of(store: Path, manifest: Manifest, level: int) -> Calibration |
     Returns:
         None where there is none that fits the store.
     """
-    return load_calibration(store, manifest.source, level, *_sizes(manifest))
+    return load_calibration(store, manifest.coded_source, level, *_sizes(manifest))
 
 
 def damage_of(store: Path, manifest: Manifest, settings: RunSettings) -> Damage | None:
@@ -36,7 +36,7 @@ def damage_of(store: Path, manifest: Manifest, settings: RunSettings) -> Damage 
     if not (settings.priced and manifest.layers):
         return None
     with suppress(DamagedData):  # the engine names the file
-        found = fitting_calibration(store, manifest.source, settings.levels[0], *_sizes(manifest))
+        found = fitting_calibration(store, manifest.coded_source, settings.levels[0], *_sizes(manifest))
         return Damage.of(found) if found else None
     return None
 
@@ -51,6 +51,8 @@ def adopt_calibration(checkpoint: Path, store: Path) -> None:
     if (store / CALIBRATION_NAME).exists() or not (checkpoint / CALIBRATION_NAME).exists():
         return
     manifest = Manifest.load(store)
+    if manifest.codes:  # it was measured on other codes
+        return
     if found := calibration_of(checkpoint, manifest, manifest.max_level):
         with suppress(EdgemoeError):  # a store that only others may write to
             found.save(store)

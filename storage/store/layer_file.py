@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.files.header import header_bytes, read_header
 from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.manifest_entries import LayerRecords, RecordEntry, tensor_name
+from edgemoe.storage.store.record_file import write_records
 
 CHECKSUMS_KEY = "xxh3_64"
 """Key in a layer file's metadata: 16 hex digits per plane, in the order of records and planes."""
@@ -21,23 +23,74 @@ CHECKSUMS_KEY = "xxh3_64"
 ERROR_KEY = "source_error"
 """Key in a layer file's metadata: the result of SourceError.to_digits."""
 
-_SHARD_NAME = re.compile(r"experts-(\d{5,})\.safetensors", re.ASCII)
+_SHARD_NAME = re.compile(r"experts-(?:([0-9a-f]{8})-)?(\d{5,})\.safetensors", re.ASCII)
 
 
-def shard_name(layer: int) -> str:
-    """Name of the file of a layer's records."""
-    return f"experts-{layer:05d}.safetensors"
+def shard_name(layer: int, run: str = "") -> str:
+    """Name of the file of a layer's records.
+
+    >>> shard_name(3), shard_name(3, "0123abcd")
+    ('experts-00003.safetensors', 'experts-0123abcd-00003.safetensors')
+
+    Args:
+        layer: number of the layer in the model.
+        run: CalibratedCodes.run of the codes, 8 hex digits; "": codes that were rounded to nearest.
+    """
+    return f"experts-{run}-{layer:05d}.safetensors" if run else f"experts-{layer:05d}.safetensors"
 
 
-def complete_layers(directory: Path, geometry: RecordGeometry) -> dict[int, tuple[LayerRecords, SourceError]]:
-    """The layers whose files are complete: their records, and their errors against their source."""
+def shards(directory: Path) -> dict[Path, tuple[str, int]]:
+    """The files of records in a directory, whole or not: path -> (run, layer) as for shard_name."""
+    found = ((path, _SHARD_NAME.fullmatch(path.name)) for path in directory.iterdir())
+    return {path: (match[1] or "", int(match[2])) for path, match in found if match}
+
+
+def complete_layers(
+    directory: Path, geometry: RecordGeometry, run: str = ""
+) -> dict[int, tuple[LayerRecords, SourceError]]:
+    """The layers whose files of a run are complete: their records, and their errors against their source."""
     out = {}
-    for path in directory.iterdir():
-        if match := _SHARD_NAME.fullmatch(path.name):
+    for path, (of_run, layer) in shards(directory).items():
+        if of_run == run:
             # A file of another origin is an error: its layer is written again.
             with suppress(DamagedData, ValueError):
-                out[int(match[1])] = _read_layer(path, int(match[1]), geometry)
+                out[layer] = _read_layer(path, layer, geometry)
     return out
+
+
+def write_layer(
+    directory: Path,
+    layer: int,
+    geometry: RecordGeometry,
+    count: int,
+    records: Iterable[Bytes],
+    error: SourceError,
+    run: str = "",
+) -> LayerRecords:
+    """Writes the file of a layer's records atomically, with one record in memory at a time.
+
+    Args:
+        directory: directory of the store.
+        layer: number of the layer in the model.
+        geometry: the geometry of every record.
+        count: number of records, from expert 0 on.
+        records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
+        error: the error of the layer against its source; complete once the last record is taken.
+        run: as for shard_name.
+
+    Raises:
+        ValueError: another number or length of records; no file is written.
+        DoesNotFit: the disk is full.
+    """
+    path = directory / shard_name(layer, run)
+    checksums = write_records(
+        path,
+        [geometry.record_bytes] * count,
+        geometry.planes,
+        records,
+        lambda checksums: shard_header(layer, geometry, checksums, error),
+    )
+    return layer_records(path.name, geometry, checksums, len(shard_header(layer, geometry, checksums, error)))
 
 
 def _read_layer(path: Path, layer: int, geometry: RecordGeometry) -> tuple[LayerRecords, SourceError]:
@@ -58,16 +111,16 @@ def _read_layer(path: Path, layer: int, geometry: RecordGeometry) -> tuple[Layer
     with open_regular(path) as file:
         if file.read(len(ours)) != ours:
             raise ValueError(f"other records than those of layer {layer} in {path}")
-    return layer_records(layer, geometry, checksums, len(ours)), error
+    return layer_records(path.name, geometry, checksums, len(ours)), error
 
 
 def layer_records(
-    layer: int, geometry: RecordGeometry, checksums: Sequence[tuple[int, ...]], start: int
+    file: str, geometry: RecordGeometry, checksums: Sequence[tuple[int, ...]], start: int
 ) -> LayerRecords:
-    """The entries of a layer's records, which follow a header of `start` bytes."""
+    """The entries of the records in a file, which follow a header of `start` bytes."""
     size = geometry.record_bytes
     records = (RecordEntry(start + e * size, sums) for e, sums in enumerate(checksums))
-    return LayerRecords(shard_name(layer), tuple(records))
+    return LayerRecords(file, tuple(records))
 
 
 def shard_header(

@@ -20,6 +20,7 @@ from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.files.untrusted import shortened
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.codes import CalibratedCodes, read_codes
 from edgemoe.storage.store.manifest_entries import (
     MAX_OFFSET,
     FileEntry,
@@ -65,6 +66,7 @@ class Manifest:
         source_error: relative Frobenius error of the highest level against the source, over the first and the
             middle expert of every layer; None if unknown.
         compensators: the compensators of its experts; None without any.
+        codes: how the experts' codes were chosen; None: rounded to nearest, or the source's own codes.
     """
 
     source: str
@@ -77,6 +79,12 @@ class Manifest:
     source_format: str = ""
     source_error: float | None = None
     compensators: CompensatorIndex | None = None
+    codes: CalibratedCodes | None = None
+
+    @property
+    def coded_source(self) -> str:
+        """Identifies the experts' weights at every level: the checkpoint, and the run that calibrated the codes."""
+        return f"{self.source}-{self.codes.run}" if self.codes else self.source
 
     @property
     def max_level(self) -> int:
@@ -120,6 +128,8 @@ class Manifest:
             "files": {name: [e.size, f"{e.checksum:016x}"] for name, e in sorted(self.files.items())},
             "layers": {str(number): _layer_json(layer) for number, layer in sorted(self.layers.items())},
         }
+        if self.codes:
+            content["codes"] = self.codes.to_json()
         if self.compensators:
             content["compensators"] = self.compensators.to_json()
         return _json_line(content)
@@ -217,8 +227,11 @@ class Manifest:
             raise ValueError(f"source_format and source_error {shortened(described)}")
         counts = {number: len(layer.records) for number, layer in layers.items()}
         compensators = read_compensators(content.get("compensators"), geometry, counts)
+        codes = read_codes(content.get("codes"))
         source = read_text(content, "source")
-        return cls(source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators)
+        return cls(
+            source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators, codes
+        )
 
 
 def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
@@ -233,12 +246,44 @@ def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
         WriteFailed: the operating system refused a write.
     """
     made = replace(Manifest.load(directory), compensators=index)
+    _update(directory, {"compensators": index.to_json()})
+    return made
+
+
+def save_codes(
+    directory: Path, codes: CalibratedCodes, layers: Mapping[int, LayerRecords], error: float | None
+) -> Manifest:
+    """Replaces the experts in the store.json of a store atomically; compensators of other codes leave it.
+
+    Args:
+        directory: directory of the store.
+        codes: how the new codes were chosen.
+        layers: the records of every layer.
+        error: `source_error` of the new codes.
+
+    Returns:
+        the store's manifest with the new codes.
+
+    Raises:
+        EdgemoeError: as save_compensators.
+    """
+    found = Manifest.load(directory)
+    made = replace(found, codes=codes, layers=layers, source_error=error, compensators=None)
+    numbered = {str(number): _layer_json(layer) for number, layer in sorted(layers.items())}
+    entries = {"codes": codes.to_json(), "layers": numbered, "source_error": error, "compensators": None}
+    _update(directory, entries)
+    return made
+
+
+def _update(directory: Path, entries: Mapping[str, Any]) -> None:
+    """Replaces entries of store.json atomically, and removes those that are None; all else in it stays."""
     path = directory / MANIFEST_NAME
-    content = read_object(strict_json(read_whole(path)), "the manifest")
-    raw = _json_line(content | {"compensators": index.to_json()})
+    content = read_object(strict_json(read_whole(path)), "the manifest") | dict(entries)
+    for name in [name for name, value in entries.items() if value is None]:
+        del content[name]
+    raw = _json_line(content)
     with replacing(path, len(raw)) as fd:
         write_all(fd, raw)
-    return made
 
 
 def _json_line(content: Mapping[str, Any]) -> bytes:

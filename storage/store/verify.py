@@ -80,6 +80,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "source": manifest.source,
         "source_format": manifest.source_format,
         "source_error": manifest.source_error,
+        "codes": str(manifest.codes) if manifest.codes else None,
         "layout": manifest.layout,
         "layers": len(counts),
         "experts": sum(counts),
@@ -121,7 +122,9 @@ def _calibration(directory: Path, manifest: Manifest) -> str | None:
     """What the store's calibration was measured on; None where there is none that can be used."""
     counts = {len(layer.records) for layer in manifest.layers.values()}
     layers = sorted(manifest.layers)
-    found = load_calibration(directory, manifest.source, manifest.max_level, layers, max(counts, default=0))
+    found = load_calibration(
+        directory, manifest.coded_source, manifest.max_level, layers, max(counts, default=0)
+    )
     return found.measured_on if found else None
 
 

@@ -23,10 +23,9 @@ from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.record.probes import PROBES
-from edgemoe.storage.store.layer_file import complete_layers, layer_records, shard_header, shard_name
+from edgemoe.storage.store.layer_file import complete_layers, write_layer
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords
-from edgemoe.storage.store.record_file import write_records
 
 
 class StoreWriter:
@@ -100,16 +99,8 @@ class StoreWriter:
             DoesNotFit: the disk is full.
         """
         error = error or SourceError()
-        checksums = write_records(
-            self._directory / shard_name(layer),
-            [self._geometry.record_bytes] * count,
-            self._geometry.planes,
-            records,
-            lambda checksums: shard_header(layer, self._geometry, checksums, error),
-        )
+        self._layers[layer] = write_layer(self._directory, layer, self._geometry, count, records, error)
         self._errors[layer] = error
-        start = len(shard_header(layer, self._geometry, checksums, error))
-        self._layers[layer] = layer_records(layer, self._geometry, checksums, start)
 
     def write_dense(
         self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
@@ -182,7 +173,13 @@ class StoreWriter:
             if path.exists():
                 found = Manifest.read(path)
                 conversion = replace(
-                    found, layers={}, files={}, source_format="", source_error=None, compensators=None
+                    found,
+                    layers={},
+                    files={},
+                    source_format="",
+                    source_error=None,
+                    compensators=None,
+                    codes=None,
                 )
                 if conversion != self._empty:
                     raise self._occupied(_difference(found, self._empty))

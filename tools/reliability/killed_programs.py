@@ -18,6 +18,8 @@ from edgemoe.kernels.registry import compute
 from edgemoe.kv.own_directory import SECRET
 from edgemoe.models.resolve import resolve_store
 from edgemoe.models.store_model import StoreModel
+from edgemoe.recode.request import RecodeRequest
+from edgemoe.recode.run import recode
 from tools.reliability.killed_jobs import Compensation, Conversion
 
 TOKENS = 512
@@ -53,6 +55,17 @@ class Calibrating(Compensation):
 
 def _write_secret(directory: Path) -> None:
     (directory / SECRET).write_bytes(bytes(8))
+
+
+@dataclass(frozen=True)
+class Recoding(Compensation):
+    """`edgemoe recode` of the store, on a text that the model writes."""
+
+    def run(self, directory: Path, begins: Callable[[], None]) -> None:
+        """Samples TOKENS tokens, and codes every expert on two threads."""
+        store = StoreModel.open(directory)
+        begins()
+        recode(store, self.source, RecodeRequest(None, TOKENS, "low", threads=2))
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
     python -m tools.reliability.kills [--job NAME] [--model DIR] [--kills 1000] [--work DIR]
 
-Jobs: convert, first-use, compensate, calibrate, prefix-cache (the writing of a prompt's KV), save (/save in a chat).
-Every run is a process of its own. The k-th kill comes at a random moment of the k-th part of the time that a whole run
-takes. What it leaves must be usable; the job then runs to its end, and all files must have the bytes of an
+Jobs: convert, first-use, compensate, calibrate, recode, prefix-cache (the writing of a prompt's KV), save (/save in a
+chat). Every run is a process of its own. The k-th kill comes at a random moment of the k-th part of the time that a
+whole run takes. What it leaves must be usable; the job then runs to its end, and all files must have the bytes of an
 uninterrupted run. Exit code 0: both held after every kill; 1: not after each.
 """
 
@@ -35,7 +35,7 @@ from tools.reliability.killed_jobs import (
     whole,
 )
 
-JOBS = "convert", "first-use", "compensate", "calibrate", "prefix-cache", "save"
+JOBS = "convert", "first-use", "compensate", "calibrate", "recode", "prefix-cache", "save"
 
 TIMED = 5
 """Whole runs, whose median time is the span of the kills."""
@@ -107,6 +107,8 @@ def _job(name: str, source: Path, plain: Path) -> Job:
         return programs.FirstUse(source)
     if name == "calibrate":
         return programs.Calibrating(source, plain)
+    if name == "recode":
+        return programs.Recoding(source, plain)
     return programs.PrefixCaching(plain) if name == "prefix-cache" else programs.Saving(plain)
 
 

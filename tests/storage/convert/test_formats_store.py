@@ -261,3 +261,11 @@ def test_a_gpt_oss_in_mxfp4_answers_as_its_dequantized_self(open_engine, tmp_pat
     assert kl.median() < 0.001
     wrong = want.roll(1, 0)
     assert (wrong.exp() * (wrong - got)).sum(-1).median() > 0.05
+
+
+def test_kept_codes_are_not_calibrated(run, gptq, tmp_path):
+    """A checkpoint with 4-bit codes is refused before anything is converted."""
+    code, _, err = run("convert", gptq, tmp_path / "store", "--calibrate", "self")
+    assert code == 2
+    assert "4-bit codes, which a store keeps" in err
+    assert not (tmp_path / "store").exists()

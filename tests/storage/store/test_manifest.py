@@ -17,6 +17,7 @@ from small_store import geometry
 from edgemoe.errors import BadManifest, UserError
 from edgemoe.storage.base import ByteRange
 from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.codes import CalibratedCodes
 from edgemoe.storage.store.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, RecordEntry
 
@@ -33,6 +34,7 @@ MANIFEST = Manifest(
     8,
     {3: LAYER, 7: OTHER},
     {"config.json": FileEntry(12, 0xAB), "dense.safetensors": FileEntry(34, 0xCD)},
+    codes=CalibratedCodes({2: 1, 4: 4}, "a.txt", 512, "0123abcd"),
 )
 Content = dict[str, Any]
 
@@ -206,6 +208,11 @@ FAULTS = {
     "two layers in one file": put("layers", "3", "file", OTHER.file),
     "another file that is a layer's": put("files", OTHER.file, [1, "0" * 16]),
     "another file outside": put("files", "a/b", [1, "0" * 16]),
+    "codes of a level that does not exist": put("codes", "importance", {"3": 1}),
+    "codes without weights": put("codes", "importance", {}),
+    "codes whose run is a path": put("codes", "run", "../../ab"),
+    "codes without tokens": put("codes", "tokens", 0),
+    "codes that are a list": put("codes", []),
     "a file of negative size": put("files", "config.json", 0, -1),
     "a file without a size": put("files", "config.json", ["0" * 16]),
 }

@@ -1,0 +1,1 @@
+"""Codes of a store chosen again, with error feedback on sampled inputs of the experts."""

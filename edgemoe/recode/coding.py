@@ -1,0 +1,138 @@
+"""Codes the experts of a store again: Hessians from the sample, then every matrix with error feedback."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from edgemoe.experts.step import MeasuredLayer
+from edgemoe.recode.sample import ExpertSample, LayerSample, hessian_of
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.convert.source_error import SourceError
+from edgemoe.storage.formats.base import FourBit
+from edgemoe.storage.record.encode import assemble, squared_error
+from edgemoe.storage.record.layout import Layout
+from edgemoe.storage.record.nested_codes import ColumnOrder, nested_codes
+from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.planes import Bytes
+from edgemoe.storage.store.recoded import RecodedLayers
+from edgemoe.storage.threads import in_order, one_core_each
+
+MEMORY = 1_500_000_000
+"""Bytes: limit of all experts that are coded at a time, or wait for their write; one is always allowed."""
+
+_T = TypeVar("_T")
+
+_MEAN = 32
+"""Pairs of a token and an expert, as the layer has them on average, that are added to each expert's own."""
+
+
+class Coding:
+    """Codes every layer of a store that has no new file yet.
+
+    Args:
+        sample: complete and open.
+        experts: the weights of the checkpoint.
+        layers: number of a layer -> its experts, for their activation.
+        geometry, layout: of the store's records.
+        importance: weights of the levels.
+        progress: called with experts done and in all, from the calling thread; each is counted twice.
+    """
+
+    def __init__(
+        self,
+        sample: ExpertSample,
+        experts: ExpertWeights,
+        layers: Mapping[int, MeasuredLayer],
+        geometry: RecordGeometry,
+        layout: Layout,
+        importance: Mapping[int, float],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._sample, self._experts, self._layers = sample, experts, layers
+        self._geometry, self._layout, self._importance = geometry, layout, importance
+        self._progress, self._done = progress, 0
+        self._total = 2 * len(experts.layers) * experts.count
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes that one expert takes while it is coded, at most."""
+        largest = max(matrix.padded_rows * matrix.padded_cols for matrix in self._geometry.matrices)
+        columns = max(matrix.padded_cols for matrix in self._geometry.matrices)
+        # Weights as they are read and in float32, a copy for each level, Hessian, its factor and what makes it.
+        return 4 * self._geometry.weights + 4 * (len(self._importance) + 2) * largest + 4 * 4 * columns**2
+
+    def write(self, files: RecodedLayers, threads: int) -> None:
+        """Writes the files that are missing."""
+        missing = files.missing()
+        self._advance(2 * self._experts.count * (len(self._experts.layers) - len(missing)))
+        files.require_free()
+        with one_core_each(threads) as pool:
+            for layer in missing:
+                error = SourceError()
+                records = self._records(layer, pool, error)
+                with closing(records):
+                    files.write(layer, records, error)
+
+    def _records(self, layer: int, pool: ThreadPoolExecutor, error: SourceError) -> Generator[Bytes]:
+        """Yields the records of a layer."""
+        sample, count = self._sample.of_layer(layer), self._experts.count
+        mean = [sample.hessian(), torch.zeros(0)]
+        with closing(in_order(pool, self._tasks(self._down, layer, sample), MEMORY)) as made:
+            for each in made:
+                mean[1] = each if not len(mean[1]) else mean[1] + each
+                self._advance(1)
+        shared = [each.mul_(_MEAN / sample.pairs) for each in mean]
+        tasks = self._tasks(partial(self._record, shared=shared), layer, sample)
+        with closing(in_order(pool, tasks, MEMORY)) as records:
+            for expert, (record, of_record) in enumerate(records):
+                if expert in (0, count // 2):
+                    error.add(of_record)
+                yield record
+                self._advance(1)
+
+    def _tasks(
+        self, call: Callable[[int, int, LayerSample], _T], layer: int, sample: LayerSample
+    ) -> Iterator[tuple[int, Callable[[], _T]]]:
+        """Yields the memory and the call for each expert of a layer."""
+        for expert in range(self._experts.count):
+            yield self.expert_bytes, partial(call, layer, expert, sample)
+
+    def _read(self, layer: int, expert: int) -> deque[torch.Tensor]:
+        """gate_up and down of an expert, float32."""
+        return deque(
+            m.weights() if isinstance(m, FourBit) else m.float() for m in self._experts.read(layer, expert)
+        )
+
+    def _inner(self, layer: int, expert: int, gate_up: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """What the expert's second matrix is given for the sampled inputs, float32 [n, I]."""
+        return self._layers[layer].inner(expert, inputs @ gate_up.t())
+
+    def _down(self, layer: int, expert: int, sample: LayerSample) -> torch.Tensor:
+        """The Hessian of the inputs of the expert's second matrix, float32 [I, I]."""
+        inputs, gates = sample.of_expert(expert)
+        return hessian_of(self._inner(layer, expert, self._read(layer, expert)[0], inputs), gates)
+
+    def _record(
+        self, layer: int, expert: int, sample: LayerSample, *, shared: list[torch.Tensor]
+    ) -> tuple[Bytes, SourceError]:
+        weights, (inputs, gates) = self._read(layer, expert), sample.of_expert(expert)
+        given = [inputs, self._inner(layer, expert, weights[0], inputs)]
+        quantized, error, level = [], SourceError(), self._geometry.max_level
+        for spec, rows, mean in zip(self._geometry.matrices, given, shared, strict=True):
+            weight = weights.popleft()
+            order = ColumnOrder(hessian_of(rows, gates).add_(mean), spec.padded_cols)
+            made = nested_codes(weight, order, spec, self._importance)
+            error.add(SourceError(*squared_error(weight, made, spec, level)))
+            quantized.append(made)
+        return assemble(self._geometry, self._layout, quantized), error
+
+    def _advance(self, steps: int) -> None:
+        self._done += steps
+        self._progress(self._done, self._total)

@@ -1,0 +1,86 @@
+"""Chooses the codes of a store's experts again: takes a sample of their inputs, then codes layer after layer."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+from edgemoe.console.progress import CountProgress
+from edgemoe.experts.step import MeasuredLayer
+from edgemoe.machine.cgroups import cores
+from edgemoe.models.store_model import StoreModel
+from edgemoe.recode.coding import Coding
+from edgemoe.recode.request import WINDOW, RecodeRequest, codes_of, weights_of, windows_of
+from edgemoe.recode.sample import ExpertSample
+from edgemoe.recode.sampling import take_sample
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.convert.system_errors import destination_errors, require_unchanged
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.codes import CalibratedCodes
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.recoded import RecodedLayers, remove_others
+
+FOLDER = "recoding"
+"""Folder of the sample in a store's directory while its experts are coded."""
+
+
+def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manifest:
+    """Replaces the codes of a store's experts by codes that were chosen with error feedback.
+
+    Shows progress and remaining time on stderr. The store can be read meanwhile, and uses the new codes once all layers
+    have them. Killed and run again, it goes on after the last complete window or layer, and ends with the same bytes. A
+    store that has these codes is not changed. The disk holds the experts twice until the end.
+
+    Args:
+        store: an opened store of level 4 or 8.
+        checkpoint: directory or file of the checkpoint that the store was converted from.
+        request: how.
+
+    Returns:
+        the manifest of the store with the new codes.
+
+    Raises:
+        UserError: the text is unusable, or the store has level 2 alone.
+        ModelRefused: another checkpoint, or one whose 4-bit codes the store keeps.
+        StoreBusy: another process codes the store.
+        DoesNotFit: the limits or the disk are too small.
+        DamagedData, WriteFailed: the checkpoint is damaged or changed, or the store cannot be written.
+    """
+    experts = weights_of(store, checkpoint)
+    windows = windows_of(store, request)
+    codes = codes_of(store.manifest, windows, request)
+    if store.manifest.codes == codes:
+        remove_others(store.directory, {layer.file for layer in store.manifest.layers.values()})
+        return store.manifest
+    folder = store.directory / FOLDER
+    with destination_errors(store.directory):
+        folder.mkdir(exist_ok=True)
+        with StoreLock(folder, exclusive=True):
+            sample = ExpertSample(folder, codes.run, experts.layers, len(windows), WINDOW, store.shape.hidden)
+            with closing(sample):
+                found = take_sample(store, sample, windows, request)
+                made = _write(store, experts, sample, found, codes, request)
+                require_unchanged(checkpoint, store.manifest.source)
+            manifest = made.finish()
+            shutil.rmtree(folder, ignore_errors=True)
+            return manifest
+
+
+def _write(
+    store: StoreModel,
+    experts: ExpertWeights,
+    sample: ExpertSample,
+    layers: dict[int, MeasuredLayer],
+    codes: CalibratedCodes,
+    request: RecodeRequest,
+) -> RecodedLayers:
+    """Writes the new file of every layer that has none."""
+    manifest = store.manifest
+    files = RecodedLayers(store.directory, manifest, codes)
+    with CountProgress(f"coding {store.directory.name}", 1) as progress:
+        layout = LAYOUTS[manifest.layout]
+        coding = Coding(sample, experts, layers, manifest.geometry, layout, codes.importance, progress.update)
+        coding.write(files, request.threads or cores())
+    return files
