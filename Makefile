@@ -5,6 +5,7 @@
 #   make serve [MODEL=DIR] [ARGS="--port 8000"]        serve it over HTTP, for clients of OpenAI, Anthropic and ollama
 #   make test [ARGS="-k planes"]                       run all tests
 #   make test-fast [ARGS="-x"]                         run the tests that need no other process, whole model or GPU
+#   make test-folders [ARGS="-k qwen3_5"]              run a small model of each family of transformers with experts
 #   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows
 #   make check                                         format, lint, types, imports and all tests
 #   make install [TORCH_BUILD=cpu|cuda]                make only .venv with the edgemoe command
@@ -25,7 +26,7 @@ CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
-.PHONY: help chat serve test test-fast test-lowest check install
+.PHONY: help chat serve test test-fast test-folders test-lowest check install
 
 # The first target, for make alone. The list is the comment at the top of this file.
 help:
@@ -42,6 +43,9 @@ test: $(VENV)/.installed-dev
 
 test-fast: $(VENV)/.installed-dev
 	$(TESTS) -m "not e2e and not gpu and not triton" $(ARGS)
+
+test-folders: $(VENV)/.installed-dev
+	$(TESTS) -m folders $(ARGS) tests/edgemoe/families
 
 test-lowest .venv-lowest/.installed: VENV := .venv-lowest
 test-lowest: .venv-lowest/.installed

@@ -11,6 +11,11 @@ import pytest
 import torch
 from terminals import ROOT, environment
 
+from edgemoe.families.kept import _kept
+from edgemoe.families.table import family_of
+from edgemoe.storage.convert.config import bounded_config
+from edgemoe.storage.files.untrusted import read_json
+
 pytestmark = pytest.mark.e2e
 
 HEAVY = ("torch", "transformers", "tokenizers", "huggingface_hub")
@@ -34,7 +39,7 @@ import triton
 """
 
 
-def test_commands_import_what_they_need(tmp_path, tiny_store):
+def test_commands_import_what_they_need(tmp_path, tiny_store, monkeypatch):
     """Listings, removal and help answer without torch, a plan without transformers, a piped chat without a compiler.
 
     A Triton that is installed is not imported, and can be imported by name afterwards.
@@ -48,6 +53,11 @@ def test_commands_import_what_they_need(tmp_path, tiny_store):
     chat = ("chat", *store, "--prompt", "hi", "--max-new-tokens", "2", "--context", "64")
     light = [("--version",), ("--help",), ("chat", "--help"), ("models",), ("inspect", str(tiny_store))]
     commands = [*light, ("rm", "small", "--yes"), ("plan", *store), chat]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _kept.cache_clear()
+    family_of(
+        bounded_config(read_json(tiny_store, "config.json"))
+    )  # a plan derives a config that is new to it
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)],
         env=environment(tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT)))),

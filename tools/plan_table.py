@@ -21,7 +21,7 @@ from edgemoe.memory.limits import Limits
 from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.settings import RunSettings
-from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.record.forms import PlaneForm
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
@@ -62,20 +62,20 @@ def stored_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 def shape_of(config: dict[str, Any]) -> tuple[ModelShape, RecordGeometry]:
     """The model's shape and its experts' geometry, as make_plan needs them."""
-    family, bounded = family_of(config), bounded_config(config)
+    family = family_of(bounded_config(config))
     shapes, _ = dense_shapes(config)
-    hidden, inner = config["hidden_size"], family.intermediate(bounded)
+    hidden, inner = config["hidden_size"], family.intermediate
     matrices = MatrixSpec.of("gate_up", 2 * inner, hidden), MatrixSpec.of("down", hidden, inner)
     sides = [max(s) for s in shapes.values() if len(s) == 2 and s[0] != config["vocab_size"]]
     shape = ModelShape(
         layers=config["num_hidden_layers"],
-        experts=len(family.moe_layers(bounded)) * family.experts(bounded),
-        experts_per_layer=family.experts(bounded),
-        top_k=config[family.top_k_key],
+        experts=len(family.moe_layers) * family.experts,
+        experts_per_layer=family.experts,
+        top_k=family.top_k,
         hidden=hidden,
         intermediate=inner,
         heads=config["num_attention_heads"],
-        kv=family.kv(bounded),
+        kv=family.kv,
         widest=max(sides),
         vocab=config["vocab_size"],
         dense_bytes=stored_bytes(shapes),

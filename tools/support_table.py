@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edgemoe.families.base import Family
-from edgemoe.families.table import FAMILIES, REFUSED
+from edgemoe.families.table import REFUSED, TEXT_HALVES, TRAITS
 from edgemoe.storage.formats import FORMATS
 from tools.checkout import ROOT
 from tools.command_line import make_parser
@@ -83,7 +82,7 @@ class Row:
 
     Args:
         name: name of a family or format, the argument of `covers`.
-        remark: the forms or variants that are read.
+        remark: the forms or variants that are read, or the models of a family that people know.
         refused: why the family is not supported; None: it is supported.
     """
 
@@ -96,13 +95,9 @@ def rows_of(section: str) -> list[Row]:
     """The rows of a section: formats in their registry's order, families by name, refused families last."""
     if section == "formats":
         return [Row(name, "; stored: ".join(FORMAT_REMARKS[name])) for name in FORMATS]
-    known = [Row(family.model_type, _remark(family)) for family in FAMILIES.values()]
+    outer = {text: f"; config.json says `{name}`" for name, text in TEXT_HALVES.items()}
+    known = [Row(name, traits.models + outer.get(name, "")) for name, traits in TRAITS.items()]
     return sorted(known, key=lambda row: row.name) + [Row(name, "", why) for name, why in REFUSED.items()]
-
-
-def _remark(family: Family) -> str:
-    """The forms in which a family's experts are read."""
-    return "experts fused by layer" if family.fused_checkpoints else "experts one by one, or fused by layer"
 
 
 @dataclass(eq=False)  # a plugin of pytest, which some versions of it want to hash
@@ -152,7 +147,7 @@ def _verdict(row: Row, outcomes: Outcomes) -> str:
     passed, failed = outcomes.passed[row.name], outcomes.failed[row.name]
     if failed:
         return f"no: {len(failed)} of {passed + len(failed)} tests failed"
-    return f"yes ({passed} tests)" if passed else "no: nothing tests it"
+    return f"yes ({passed} test{'s' if passed > 1 else ''})" if passed else "no: nothing tests it"
 
 
 def sections(text: str) -> dict[str, str]:
@@ -171,7 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table would change")
     check: bool = parser.parse_args(argv).check
     outcomes = Outcomes()
-    pytest.main(["-q", "--continue-on-collection-errors", str(ROOT / "tests")], plugins=[outcomes])
+    pytest.main(
+        ["-q", "-m", "covers", "--continue-on-collection-errors", str(ROOT / "tests")], plugins=[outcomes]
+    )
     stale = []
     for path in FILES:
         old = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -62,7 +62,7 @@ def export_command(
     store = named_store(store)
     from edgemoe.console.progress import ByteProgress
     from edgemoe.families.table import family_of
-    from edgemoe.storage.convert.checkpoint import bounded_config
+    from edgemoe.storage.convert.config import bounded_config
     from edgemoe.storage.export.run import export
     from edgemoe.storage.files.untrusted import read_json
     from edgemoe.storage.store.manifest import Manifest

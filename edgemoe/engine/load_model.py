@@ -9,6 +9,7 @@ from torch import nn
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.runtime import ExpertRuntime
+from edgemoe.families.table import family_of
 from edgemoe.layers.build import build_model
 from edgemoe.layers.skeleton import skeleton
 from edgemoe.machine.out_of_memory import taking
@@ -47,7 +48,7 @@ def load_model(
     """
     with taking(store.device, "dense weights", plan.minimum_vram_bytes):
         file = store.manifest.files[DENSE_NAME]
-        model = build_model(skeleton, store.directory / DENSE_NAME, file, runtime)
+        model = build_model(skeleton, family_of(store.config), store.directory / DENSE_NAME, file, runtime)
         if store.device:
             return model, DeviceModelRunner(model, runtime, plan)
         return model, ModelRunner(model, runtime, plan.parallel)

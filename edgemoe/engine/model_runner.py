@@ -19,7 +19,7 @@ from torch import nn
 from edgemoe.errors import NotFinite
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
-from edgemoe.families.table import known_family
+from edgemoe.families.table import traits_of
 from edgemoe.kernels import threads
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Step
@@ -46,8 +46,8 @@ class ModelRunner:
     def __init__(self, model: Any, runtime: ExpertRuntime, rows: int = 1) -> None:
         self._model, self._runtime = model, runtime
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
-        family = known_family(model.config.model_type)
-        parts = model, family.fused_gqa, runtime
+        traits = traits_of(model.config.model_type)
+        parts = model, traits.fused_gqa, runtime
         self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
         self.fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
         self._layers: LayerByLayer | None = None

@@ -1,25 +1,28 @@
-"""The declaration of a model family: its config keys, tensor names, KV shape and the traits of its layers."""
+"""A model family: traits of its layers that are declared, and sizes and names that are derived from transformers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any
 
-from edgemoe.errors import ModelRefused
-from edgemoe.kv.shape import KVShape, keys_and_values
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.kv.shape import KVShape
+from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 _NEVER_USED = (
-    r".*\.rotary_emb\.inv_freq",
+    r"(?:.*\.)?rotary_emb\.inv_freq",
     r".*\.(?:[qkv]|kv|attn|prob|p|input|output|activation)_(?:scale|zero_point)",
 )
 """Tensors that no model uses: rotary frequencies, which are computed from the config, and scales of quantized KV,
 attention, inputs and outputs, which edgemoe does not quantize so.
 """
+
+
+SAME_MODULES = {"kimi_k2": "deepseek_v3"}
+"""model_type of checkpoints that bring code of their own -> the one of transformers that computes the same."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +58,32 @@ class FusedGQA:
 
 
 @dataclass(frozen=True)
-class Family:
-    """One `model_type`. Implements storage's ExpertNames.
-
-    Templates of tensor names have {layer} and {expert} in place of numbers.
+class QuantizedForm:
+    """The family without multipliers in whose form engines load quantized experts (storage/export/multipliers.py).
 
     Args:
         model_type: as in config.json.
-        experts_keys: config keys for the number of experts of a layer, of which a config has one or more.
-        intermediate_key: config key for an expert's inner size I.
-        moe_layers: config -> the layers that have experts, ascending.
-        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
-        fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
-        fused_checkpoints: whether checkpoints of the Hub have the first of fused_names, not expert_names.
-        quantized_as: the family without multipliers in whose form engines load the model with quantized experts
-            (storage/export/multipliers.py); None: its own.
-        router_names: templates of a layer's router weight [E, H].
-        top_k_key: config key for the number of experts that a token is routed to.
-        transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
-        renames: (part of a dense tensor's name, its name in transformers' modules), applied in this order.
-        precise: templates of dense tensors that stay float32.
-        unused: regular expressions of tensors that are not part of the model.
-        predicts_ahead: whether layers for multi-token prediction follow the model's layers.
-        kv: config -> shape of a sequence's KV.
+        expert_names: templates of one expert's gate, up and down.
+        router_name: template of a layer's router weight.
+    """
+
+    model_type: str
+    expert_names: tuple[str, str, str]
+    router_name: str
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a `model_type` and cannot be derived from transformers' modules.
+
+    The defaults are true of every family: its layers run by transformers' modules, and its routers choose for
+    themselves.
+
+    Args:
+        models: the models that people know, for documents and messages.
+        expert_names: templates of tensors that some checkpoints have and transformers does not know: one expert's gate
+            [I, H], up [I, H] and down [H, I].
+        quantized_as: the form in which engines load the model with quantized experts; None: its own.
         product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
             and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
@@ -85,45 +91,69 @@ class Family:
         fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
 
-    model_type: str
-    experts_keys: tuple[str, ...]
-    intermediate_key: str
-    moe_layers: Callable[[Config], tuple[int, ...]]
-    expert_names: tuple[str, str, str] | None
-    fused_names: tuple[tuple[str, str], ...]
-    router_names: tuple[str, ...]
-    fused_checkpoints: bool = False
-    quantized_as: Family | None = None
-    top_k_key: str = "num_experts_per_tok"
-    transposed: bool = False
-    renames: tuple[tuple[str, str], ...] = ()
-    precise: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    predicts_ahead: bool = False
-    kv: Callable[[Config], KVShape] = keys_and_values
-    product_router: bool = True
-    rms_norm: bool = True
-    gate: Gate | None = Gate()
+    models: str
+    expert_names: tuple[str, str, str] | None = None
+    quantized_as: QuantizedForm | None = None
+    product_router: bool = False
+    rms_norm: bool = False
+    gate: Gate | None = None
     fused_gqa: FusedGQA | None = None
 
-    def experts(self, config: Config) -> int:
-        """Returns the number of experts of each layer in moe_layers.
 
-        Raises:
-            ModelRefused: the config has none of the keys, or two with different values.
-        """
-        found = {key: config[key] for key in self.experts_keys if config.get(key) is not None}
-        if len(set(found.values())) != 1:
-            raise ModelRefused(
-                f"one number of experts in config.json, as {' or '.join(self.experts_keys)}",
-                " and ".join(f"{key} {value}" for key, value in found.items()) or "none of these keys",
-                "check that config.json belongs to this checkpoint",
-            )
-        return int(next(iter(found.values())))
+Rename = tuple[str, str]
+"""A regular expression, and what stands for its first match; `\\1` is the match's first group."""
 
-    def intermediate(self, config: Config) -> int:
-        """Returns an expert's inner size I."""
-        return int(config[self.intermediate_key])
+
+@dataclass(frozen=True)
+class Family:
+    """The sizes and tensor names of one model. Implements storage's ExportNames.
+
+    families.derive makes it from transformers' modules. Templates of tensor names have {layer} and {expert} in place of
+    numbers.
+
+    Args:
+        model_type: as in transformers' config.
+        traits: what is declared of the model_type.
+        moe_layers: the layers that have experts, ascending.
+        experts: number of experts of each of them.
+        hidden: size H of a hidden state.
+        intermediate: an expert's inner size I.
+        top_k: experts that a token is routed to.
+        kv: shape of a sequence's KV.
+        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
+        fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
+        fused_checkpoints: whether checkpoints of the Hub have the first of fused_names, not expert_names.
+        transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
+        either_way: whether transposed ones may also be [E, 2I, H] and [E, H, I], which their shapes show.
+        router_name: template of a layer's router weight in transformers' modules.
+        renames: make a dense tensor's name in transformers' modules of its name in a checkpoint.
+        restores: make the name in checkpoints of the Hub of the name in transformers' modules.
+        precise: regular expressions found in the names, in modules, of tensors that stay float32.
+        unused: regular expressions found in the names of tensors that are not part of the model.
+        ahead: first and last + 1 of the layers for multi-token prediction, which follow the model's layers.
+        dense: names in modules of all dense tensors.
+    """
+
+    model_type: str
+    traits: Traits
+    moe_layers: tuple[int, ...]
+    experts: int
+    hidden: int
+    intermediate: int
+    top_k: int
+    kv: KVShape
+    expert_names: tuple[str, str, str] | None
+    fused_names: tuple[tuple[str, str], ...]
+    fused_checkpoints: bool
+    transposed: bool
+    either_way: bool
+    router_name: str
+    renames: tuple[Rename, ...] = ()
+    restores: tuple[Rename, ...] = ()
+    precise: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    ahead: tuple[int, int] = (0, 0)
+    dense: frozenset[str] = field(default=frozenset(), repr=False)
 
     def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
         """Names an expert's tensors: gate, up, down. Returns None where only fused tensors exist."""
@@ -138,7 +168,7 @@ class Family:
 
     def router(self, layer: int) -> str:
         """Names a layer's router weight in checkpoints of the Hub."""
-        return self.router_names[0].format(layer=layer)
+        return self.in_checkpoint(self.router_name.format(layer=layer))
 
     def is_expert(self, name: str) -> bool:
         """Whether a tensor of this name has expert weights, of any layer and expert."""
@@ -147,34 +177,60 @@ class Family:
 
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight."""
-        return any(_pattern(template).fullmatch(name) for template in self.router_names)
+        return _pattern(self.router_name).fullmatch(self.in_modules(name)) is not None
 
     def keeps_precision(self, name: str) -> bool:
         """Whether a dense tensor of this name stays float32, because transformers computes with it in float32."""
-        return any(_pattern(template).fullmatch(name) for template in self.precise)
+        return any(re.search(pattern, self.in_modules(name)) for pattern in self.precise)
 
-    def is_unused(self, name: str, config: Config) -> bool:
+    def is_unused(self, name: str) -> bool:
         """Whether a tensor of this name is not part of the model; transformers does not load it either."""
-        if any(re.fullmatch(pattern, name) for pattern in (*_NEVER_USED, *self.unused)):
+        if any(re.fullmatch(pattern, name) for pattern in _NEVER_USED):
             return True
-        layer = re.match(r"model\.layers\.([0-9]{1,6})\.", name)
-        if layer is None or not self.predicts_ahead:
+        renamed = self.in_modules(name)
+        if renamed in self.dense:
             return False
-        first, more = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 1
-        return bool(first <= int(layer[1]) < first + more)
+        if any(re.search(pattern, each) for pattern in self.unused for each in (name, renamed)):
+            return True
+        layer = re.match(r"model\.layers\.([0-9]{1,6})\.", renamed)
+        return layer is not None and self.ahead[0] <= int(layer[1]) < self.ahead[1]
 
     def in_modules(self, name: str) -> str:
-        """Returns the name in transformers' modules of a checkpoint's dense tensor."""
-        for part, renamed in self.renames:
-            name = name.replace(part, renamed)
-        return name
+        """Returns the name in transformers' modules of a checkpoint's dense tensor, or of a tensor's scales."""
+        stem = name.removesuffix(SCALE_SUFFIX)
+        return renamed(stem, self.renames) + name[len(stem) :]
 
     def in_checkpoint(self, name: str) -> str:
         """Returns the name in checkpoints of the Hub of a dense tensor, whose name may be that of the modules."""
-        if self.in_modules(name) == name:
-            for part, renamed in reversed(self.renames):
-                name = name.replace(renamed, part)
-        return name
+        own = self.in_modules(name)
+        restored = renamed(own, self.restores)
+        return restored if self.in_modules(restored) == own else own
+
+    @cached_property
+    def quantized_as(self) -> Family | None:
+        """The model in the form in which engines load quantized experts; None: this one."""
+        form = self.traits.quantized_as
+        if form is None:
+            return None
+        return replace(
+            self,
+            model_type=form.model_type,
+            expert_names=form.expert_names,
+            fused_checkpoints=False,
+            router_name=form.router_name,
+            renames=(),
+            restores=(),
+        )
+
+
+def renamed(name: str, renames: Iterable[Rename]) -> str:
+    """Applies renames in their order, each at most once."""
+    for pattern, replacement in renames:
+        name = _compiled(pattern).sub(replacement, name, count=1)
+    return name
+
+
+_compiled = cache(re.compile)
 
 
 @cache

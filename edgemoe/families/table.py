@@ -1,57 +1,15 @@
-"""The table of supported model families. transformers has the code of their modules."""
+"""The table of supported model families: what cannot be derived of them, and why others are refused."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.base import Family, FusedGQA, Gate
-from edgemoe.kv.shape import hybrid, latents, sized
-from edgemoe.storage.convert.checkpoint import Config
-from edgemoe.storage.files.untrusted import CHECK_ORIGIN, read_json, shortened
-
-
-def _every_layer(config: Config) -> tuple[int, ...]:
-    return tuple(range(config["num_hidden_layers"]))
-
-
-def _every_sparse_step(config: Config) -> tuple[int, ...]:
-    """Every decoder_sparse_step-th layer, without the layers of mlp_only_layers."""
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise ModelRefused(
-            "a list of layers for mlp_only_layers in config.json", f"a {type(dense).__name__}", CHECK_ORIGIN
-        )
-    step = config.get("decoder_sparse_step") or 1
-    return tuple(i for i in _every_layer(config) if (i + 1) % step == 0 and i not in dense)
-
-
-def _after_dense(config: Config, *, default: int) -> tuple[int, ...]:
-    """Every layer from first_k_dense_replace on; from `default` on where the config lacks the key."""
-    first = config.get("first_k_dense_replace", default)
-    if type(first) is not int or first < 0:
-        raise ModelRefused(
-            "a whole number of dense layers for first_k_dense_replace in config.json",
-            shortened(first),
-            CHECK_ORIGIN,
-        )
-    return _every_layer(config)[first:]
-
-
-def _from_start_to_end(config: Config) -> tuple[int, ...]:
-    """Every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index, both included."""
-    interval = sized({"moe_layer_interval": 1} | dict(config), "moe_layer_interval")
-    start, end = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
-    if type(start) is not int or type(end) is not int:
-        raise ModelRefused(
-            "whole numbers for moe_layer_start_index and moe_layer_end_index in config.json",
-            f"{shortened(start)} and {shortened(end)}",
-            "choose a model for text only",
-        )
-    last = config["num_hidden_layers"] - 1 if end == -1 else end
-    return tuple(i for i in _every_layer(config) if (i + 1) % interval == 0 and start <= i <= last)
+from edgemoe.families.base import SAME_MODULES, Family, FusedGQA, Gate, QuantizedForm, Traits
+from edgemoe.storage.convert.config import WRAPPED_IN, Config
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, read_json
 
 
 def _all_tokens(config: Any) -> list[int]:
@@ -77,151 +35,150 @@ def _never(config: Any) -> bool:
     return False
 
 
-_MLP = "model.layers.{layer}.mlp."
 _SPARSE = "model.layers.{layer}.block_sparse_moe."
-_FUSED = (_MLP + "experts.gate_up_proj", _MLP + "experts.down_proj")
+_MIXTRAL_NAMES = (
+    _SPARSE + "experts.{expert}.w1.weight",
+    _SPARSE + "experts.{expert}.w3.weight",
+    _SPARSE + "experts.{expert}.w2.weight",
+)
 
-_qwen = partial(
-    Family,
-    experts_keys=("num_experts", "num_local_experts"),
-    intermediate_key="moe_intermediate_size",
-    moe_layers=_every_sparse_step,
-    expert_names=(
-        _MLP + "experts.{expert}.gate_proj.weight",
-        _MLP + "experts.{expert}.up_proj.weight",
-        _MLP + "experts.{expert}.down_proj.weight",
+_SOFTMAX, _SIGMOID = Gate(), Gate(function="sigmoid")
+_SCALED_TO_1 = Gate(_always, rounded=False)
+
+TRAITS = {
+    "qwen2_moe": Traits(
+        "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+        product_router=True,
+        rms_norm=True,
+        gate=_SOFTMAX,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
     ),
-    fused_names=(_FUSED,),
-    router_names=(_MLP + "gate.weight",),
-)
-"""The names that most families share."""
-
-_deepseek = partial(
-    _qwen, experts_keys=("n_routed_experts", "num_experts", "num_local_experts"), product_router=False
-)
-"""Routers that may choose groups of experts first."""
-
-_deepseek_v3 = partial(
-    _deepseek,
-    gate=Gate(function="sigmoid"),
-    precise=(_MLP + "gate.e_score_correction_bias",),
-    predicts_ahead=True,
-)
-"""Routers with a correction bias, and layers for multi-token prediction."""
-
-_mixtral = partial(
-    Family,
-    gate=Gate(_always, rounded=False),
-    experts_keys=("num_local_experts", "num_experts"),
-    intermediate_key="intermediate_size",
-    moe_layers=_every_layer,
-    expert_names=(
-        _SPARSE + "experts.{expert}.w1.weight",
-        _SPARSE + "experts.{expert}.w3.weight",
-        _SPARSE + "experts.{expert}.w2.weight",
+    "qwen3_moe": Traits(
+        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B",
+        product_router=True,
+        rms_norm=True,
+        gate=_SOFTMAX,
+        fused_gqa=FusedGQA(_one_window),
     ),
-    fused_names=(_FUSED,),
-)
-
-_MIXTRAL = _mixtral(
-    model_type="mixtral",
-    fused_gqa=FusedGQA(_one_window),
-    router_names=(_SPARSE + "gate.weight", _MLP + "gate.weight"),
-    renames=((".block_sparse_moe.", ".mlp."),),
-)
-
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        _qwen(model_type="qwen2_moe", fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False)),
-        _qwen(model_type="qwen3_moe", fused_gqa=FusedGQA(_one_window)),
-        _qwen(model_type="qwen3_next", unused=(r"mtp\..*",), kv=hybrid, rms_norm=False),
-        _qwen(
-            model_type="olmoe",
-            intermediate_key="intermediate_size",
-            moe_layers=_every_layer,
-            fused_gqa=FusedGQA(_all_tokens),
+    "qwen3_next": Traits("Qwen3-Next-80B-A3B, Qwen3-Coder-Next", product_router=True, gate=_SOFTMAX),
+    "olmoe": Traits(
+        "OLMoE-1B-7B",
+        product_router=True,
+        rms_norm=True,
+        gate=_SOFTMAX,
+        fused_gqa=FusedGQA(_all_tokens),
+    ),
+    "deepseek_v2": Traits("DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5", rms_norm=True, gate=Gate(_never)),
+    "deepseek_v3": Traits("DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2", rms_norm=True, gate=_SIGMOID),
+    "glm4_moe": Traits("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7", rms_norm=True, gate=_SIGMOID),
+    "ernie4_5_moe": Traits("ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B", rms_norm=True, gate=Gate(_always)),
+    "mixtral": Traits(
+        "Mixtral-8x7B, Mixtral-8x22B",
+        product_router=True,
+        rms_norm=True,
+        gate=_SCALED_TO_1,
+        fused_gqa=FusedGQA(_one_window),
+    ),
+    "phimoe": Traits("Phi-3.5-MoE, Phi-mini-MoE", product_router=True),
+    "granitemoe": Traits(
+        "PowerMoE-3B, Granite-3.0-1B-A400M, Granite-3.1-3B-A800M",
+        expert_names=(
+            _SPARSE + "experts.{expert}.gate_proj.weight",
+            _SPARSE + "experts.{expert}.up_proj.weight",
+            _SPARSE + "experts.{expert}.down_proj.weight",
         ),
-        _deepseek(
-            model_type="deepseek_v2",
-            gate=Gate(_never),
-            moe_layers=partial(_after_dense, default=0),
-            kv=latents,
-        ),
-        _deepseek_v3(model_type="deepseek_v3", moe_layers=partial(_after_dense, default=3), kv=latents),
-        _deepseek_v3(model_type="glm4_moe", moe_layers=partial(_after_dense, default=1)),
-        _qwen(
-            model_type="ernie4_5_moe",
-            experts_keys=("moe_num_experts", "num_experts", "num_local_experts"),
-            top_k_key="moe_k",
-            gate=Gate(_always),
-            product_router=False,
-            moe_layers=_from_start_to_end,
-            renames=((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
-            precise=(
-                _MLP + "gate.weight",
-                _MLP + "moe_statics.e_score_correction_bias",
-                _MLP + "gate.moe_statics.e_score_correction_bias",
-            ),
-            unused=(r"(model\.)?mtp.*",),
-        ),
-        _MIXTRAL,
-        _mixtral(
-            model_type="phimoe",
-            gate=None,
-            rms_norm=False,
-            router_names=(_SPARSE + "gate.weight", _MLP + "router.weight"),
-            renames=((".block_sparse_moe.", ".mlp."), (".mlp.gate.", ".mlp.router.")),
-        ),
-        _mixtral(
-            model_type="granitemoe",
-            expert_names=(
-                _SPARSE + "experts.{expert}.gate_proj.weight",
-                _SPARSE + "experts.{expert}.up_proj.weight",
-                _SPARSE + "experts.{expert}.down_proj.weight",
-            ),
-            fused_names=(
-                (_SPARSE + "input_linear.weight", _SPARSE + "output_linear.weight"),
-                (_SPARSE + "experts.gate_up_proj", _SPARSE + "experts.down_proj"),
-            ),
-            fused_checkpoints=True,
-            quantized_as=_MIXTRAL,
-            router_names=(_SPARSE + "router.layer.weight", _SPARSE + "router.weight"),
-            renames=((".router.layer.", ".router."),),
-        ),
-        _mixtral(
-            model_type="gpt_oss",
-            product_router=False,
-            rms_norm=False,
-            expert_names=None,
-            fused_checkpoints=True,
-            transposed=True,
-            router_names=(_MLP + "router.weight",),
-        ),
-    )
+        quantized_as=QuantizedForm("mixtral", _MIXTRAL_NAMES, _SPARSE + "gate.weight"),
+        product_router=True,
+        rms_norm=True,
+        gate=_SCALED_TO_1,
+    ),
+    "gpt_oss": Traits("gpt-oss-20b, gpt-oss-120b", gate=_SCALED_TO_1),
+    "qwen3_5_moe_text": Traits("Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, without images"),
+    "glm4_moe_lite": Traits("GLM-4.7-Flash"),
+    "minimax_m2": Traits("MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5"),
+    "hy_v3": Traits("Hy3-preview"),
+    "hunyuan_v1_moe": Traits("Hunyuan-A13B"),
+    "dots1": Traits("dots.llm1"),
+    "exaone_moe": Traits("K-EXAONE-236B-A23B"),
+    "laguna": Traits("Laguna-XS.2"),
+    "solar_open": Traits("Solar-Open-100B"),
+    "mellum": Traits("Mellum2-12B-A2.5B"),
+    "flex_olmo": Traits("FlexOlmo-7x7B-1T"),
+    "kolibri1": Traits("Kolibri-1"),
+    "granitemoeshared": Traits("Granite models with shared experts, without Mamba layers"),
+    "aria_text": Traits("Aria's language model"),
+    "axk1": Traits("A.X-K1"),
+    "cohere2_moe": Traits("Command A+"),
+    "lfm2_moe": Traits("LFM2-8B-A1B, LFM2-24B-A2B"),
+    "qwen3_vl_moe_text": Traits("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images"),
+    "glm4v_moe_text": Traits("GLM-4.5V, GLM-4.6V, without images"),
 }
+"""model_type -> what cannot be derived of it."""
+
+TEXT_HALVES = {
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "glm4v_moe": "glm4v_moe_text",
+}
+"""model_type of a multimodal model -> the one of TRAITS that its language model has. Images are not supported."""
 
 _DENSE_PRODUCT = "its experts are one product over all of them, which edgemoe cannot compute expert by expert"
+_INDEX = "its attention chooses tokens by an index, which edgemoe does not compute yet"
+_STATE = "some of its layers keep a state of a kind that edgemoe does not keep yet"
+_SHAPES = "its layers have keys and values of different shapes, which edgemoe does not keep yet"
+_OWN_CACHE = "its layers keep what they have seen in a cache of their own, which edgemoe does not have"
+_NO_TEXT = "it does not continue text, or only with another model of its own"
+_NOT_PROVEN = "no test has shown yet that edgemoe computes what transformers computes"
 
-REFUSED = {"llama4": _DENSE_PRODUCT, "llama4_text": _DENSE_PRODUCT}
+REFUSED = {
+    **dict.fromkeys(("llama4", "llama4_text"), _DENSE_PRODUCT),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "minimax_m3_vl", "minimax_m3_vl_text"), _INDEX),
+    **dict.fromkeys(("granitemoehybrid", "jamba", "kimi_linear", "bailing_hybrid", "zaya"), _STATE),
+    "nemotron_h": "its experts have no gate, and its Mamba layers keep a state that edgemoe does not keep yet",
+    **dict.fromkeys(("mimo_v2_flash", "gemma4", "gemma4_text"), _SHAPES),
+    **dict.fromkeys(("deepseek_v4", "hy_v4", "minimax"), _OWN_CACHE),
+    **dict.fromkeys(("inkling_mm_model", "inkling_text", "inkling2", "inkling2_text"), _OWN_CACHE),
+    **dict.fromkeys(("glm5_next", "glm5_next_text", "qwen4_exp", "qwen4_exp_text"), _OWN_CACHE),
+    **dict.fromkeys(("diffusion_gemma", "openai_privacy_filter"), _NO_TEXT),
+    **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr", "qwen3_omni_moe", "ernie4_5_vl_moe"), _NO_TEXT),
+    **dict.fromkeys(("afmoe", "beam", "flint", "granitemoe_swa", "mistral4"), _NOT_PROVEN),
+    **dict.fromkeys(("mistral_large4", "dots3_note", "muse_spark"), _NOT_PROVEN),
+}
 """model_type -> the reason why the table lacks it."""
 
 
-def known_family(model_type: str) -> Family:
-    """Returns the family of a model_type.
+def traits_of(model_type: str, config: Config = MappingProxyType({})) -> Traits:
+    """Returns what is declared of a model_type.
+
+    Args:
+        model_type: as in config.json.
+        config: config.json, which says whether a model without a row is dense.
 
     Raises:
-        ModelRefused: the table has none; the message lists the model types of the table.
+        ModelRefused: the table has none; the message has the reason, or lists the model types of the table.
     """
-    family = FAMILIES.get(model_type)
-    if family is None:
-        reason = f"; {REFUSED[model_type]}" if model_type in REFUSED else ""
+    traits = TRAITS.get(SAME_MODULES.get(model_type, model_type))
+    if traits is not None:
+        return traits
+    if model_type not in REFUSED and _is_dense(config):
         raise ModelRefused(
-            "a supported model family",
-            f"model_type {model_type!r}{reason}",
-            f"choose a model of one of the families {', '.join(sorted(FAMILIES))}",
+            "a mixture of experts",
+            f"model_type {model_type!r}, a dense model, whose weights are all needed for every token",
+            "run it with another program, such as llama.cpp, ollama or vLLM",
         )
-    return family
+    reason = f"; {REFUSED[model_type]}" if model_type in REFUSED else ""
+    raise ModelRefused(
+        "a supported model family",
+        f"model_type {model_type!r}{reason}",
+        f"choose a model of one of the families {', '.join(sorted({*TRAITS, *SAME_MODULES, *TEXT_HALVES}))}",
+    )
+
+
+def _is_dense(config: Config) -> bool:
+    """Whether a config has layers, and no key that speaks of experts."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    keys = {key for part in parts for key in part}
+    return "num_hidden_layers" in keys and not any("expert" in key or "moe" in key for key in keys)
 
 
 def require_known(directory: Path) -> None:
@@ -232,24 +189,33 @@ def require_known(directory: Path) -> None:
     """
     if not (directory / "config.json").exists():
         return
-    found = read_json(directory, "config.json").get("model_type")
-    if isinstance(found, str):
-        known_family(found)
+    config = read_json(directory, "config.json")
+    found = config.get("model_type")
+    if isinstance(found, str) and found not in TEXT_HALVES:
+        traits_of(found, config)
 
 
-def family_of(config: Config) -> Family:
+def family_of(config: Config, directory: Path = Path()) -> Family:
     """Returns the family of a bounded config.
 
+    Args:
+        config: the config.
+        directory: where its config.json lies, for messages.
+
     Raises:
-        ModelRefused: the model type is not in the table, or the config lacks a key that the family needs.
+        ModelRefused: the model type is not in the table, or families.derive refuses the config.
     """
-    family = known_family(config["model_type"])
-    family.experts(config)
-    for key in (family.top_k_key, family.intermediate_key):
-        if config.get(key) is None:
-            raise ModelRefused(
-                f"{key} in config.json for model_type {family.model_type}",
-                "none",
-                "check that config.json belongs to this checkpoint",
-            )
-    return family
+    outer = config.get(WRAPPED_IN)
+    if outer is not None and TEXT_HALVES.get(outer) != config["model_type"]:
+        traits_of(outer)
+        raise ModelRefused(
+            f"a language model of the kind that {outer} has", f"{config['model_type']}", CHECK_ORIGIN
+        )
+    traits = traits_of(config["model_type"])
+    from edgemoe.families.kept import kept_family
+
+    try:
+        return kept_family(config, traits)
+    except ModelRefused as error:
+        error.reword(lambda text: text.replace("config.json", str(directory / "config.json")))
+        raise

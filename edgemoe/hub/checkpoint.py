@@ -12,7 +12,8 @@ from edgemoe.hub.gguf_files import choose_gguf
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository
 from edgemoe.hub.shards import STATE, StreamedShards
-from edgemoe.storage.convert.checkpoint import COMPANIONS, bounded_config
+from edgemoe.storage.convert.checkpoint import COMPANIONS
+from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.untrusted import read_json, shortened
 

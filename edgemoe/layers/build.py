@@ -11,8 +11,8 @@ from torch import nn
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
-from edgemoe.families.base import Family
-from edgemoe.families.table import known_family
+from edgemoe.families.base import Family, Traits
+from edgemoe.families.meta_model import buffers_of_config
 from edgemoe.layers.dense_tensors import dense_specs, place_tensors, require_tensors
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.load import load_dense
@@ -20,16 +20,18 @@ from edgemoe.layers.remapped_router import remap_choices
 from edgemoe.layers.replace_modules import replace_modules
 from edgemoe.layers.router import choose_by_row, next_gates, next_logits, router_of
 from edgemoe.layers.skeleton import without_weights
-from edgemoe.layers.trial import buffers_of_config
 from edgemoe.machine.pages import in_huge_pages
 from edgemoe.storage.store.manifest_entries import FileEntry
 
 
-def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime) -> nn.Module:
+def build_model(
+    model: Any, family: Family, dense: Path, file: FileEntry, runtime: ExpertRuntime
+) -> nn.Module:
     """Makes a skeleton ready to run, with its experts left to `runtime`.
 
     Args:
         model: the model without weights (layers.skeleton.skeleton).
+        family: the family of its config.
         dense: the store's dense.safetensors.
         file: its size and checksum in the manifest.
         runtime: shared by all MoE layers; dense weights go to its device.
@@ -38,34 +40,34 @@ def build_model(model: Any, dense: Path, file: FileEntry, runtime: ExpertRuntime
         MissingTensor, ModelRefused: as check_dense.
         ChecksumMismatch, TruncatedFile, BadHeader: the file is damaged.
     """
-    family, device = known_family(model.config.model_type), runtime.device
+    traits, device = family.traits, runtime.device
     modules = without_weights(model)
-    require_tensors(model, dense_specs(dense), dense.parent)
+    require_tensors(model, family, dense_specs(dense), dense.parent)
     # No name keeps the tensors: parts that are joined below free theirs, layer by layer.
     place_tensors(
         model, {family.in_modules(k): tensor for k, tensor in load_dense(dense, file, device).items()}
     )
     _place_buffers(model, device.place if device else None)
-    _bind_experts(model, modules, runtime, family)
-    replace_modules(model, family)
+    _bind_experts(model, modules, runtime, traits)
+    replace_modules(model, traits)
     for layer, name in modules.items():
         router = router_of(_block_of(model, name))
         choose_by_row(router)
-        remap_choices(layer, router, family, model.config)
+        remap_choices(layer, router, traits, model.config)
     if device is None:
         in_huge_pages(model.parameters())
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRuntime, family: Family) -> None:
+def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRuntime, traits: Traits) -> None:
     """Attaches an ExpertLayer to every experts module, with the next one's router."""
     following: list[int | None] = [*list(modules)[1:], None]
     kind = DeviceExpertLayer if runtime.device else ExpertLayer
-    gates = next_gates(family, model.config)
+    gates = next_gates(traits, model.config)
     for (layer, name), after in zip(modules.items(), following, strict=True):
         next_router = None
         if after is not None:
-            next_router = after, next_logits(_block_of(model, modules[after]), family)
+            next_router = after, next_logits(_block_of(model, modules[after]), traits)
         module: Any = model.get_submodule(name)
         module.edgemoe = kind(layer, runtime, module, fused_activation(module), next_router, gates)
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from edgemoe.errors import MissingTensor, ModelRefused
-from edgemoe.families.table import known_family
+from edgemoe.families.base import Family
+from edgemoe.families.table import family_of
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear
 from edgemoe.layers.skeleton import skeleton, without_weights
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.header import Spec, read_header
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
@@ -34,7 +35,7 @@ def check_dense(directory: Path, bounded: Config, stored: Mapping[str, Spec]) ->
     """
     model = skeleton(directory, bounded)
     without_weights(model)
-    require_tensors(model, stored, directory)
+    require_tensors(model, family_of(bounded), stored, directory)
 
 
 def dense_specs(path: Path) -> dict[str, Spec]:
@@ -46,13 +47,12 @@ def dense_specs(path: Path) -> dict[str, Spec]:
     return {name: entry.spec for name, entry in read_header(path).tensors.items()}
 
 
-def require_tensors(model: Any, stored: Mapping[str, Spec], directory: Path) -> None:
+def require_tensors(model: Any, family: Family, stored: Mapping[str, Spec], directory: Path) -> None:
     """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
     Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; biases are BF16, and
     other parameters BF16 or F32.
     """
-    family = known_family(model.config.model_type)
     left = {family.in_modules(name): spec for name, spec in stored.items()}
     _tie(model, left)
     wrong = []

@@ -1,4 +1,4 @@
-"""Linear attention over the sequences of a step, each of which has a state of its own."""
+"""Linear attention and other layers with a state of fixed size, over the sequences of a step: each has its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ from edgemoe.kv.step import StepKV
 from edgemoe.layers.rows_alike import RowsAlike
 
 
+def stateful_modules(model: nn.Module) -> dict[str, Any]:
+    """The modules of decoder layers that keep a state of fixed size, by name: those with a convolution over tokens."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "layer_idx") and any(isinstance(part, nn.Conv1d) for part in module.children())
+    }
+
+
 class PerSequence(nn.Module):
-    """Runs a linear-attention module for each sequence of a step.
+    """Runs a module that keeps a state of fixed size for each sequence of a step.
 
     Args:
         module: transformers' module, or a DeltaNet.
@@ -30,18 +39,32 @@ class PerSequence(nn.Module):
         super().__init__()
         self.module, self.layer = module, layer
 
-    def forward(self, hidden_states: torch.Tensor, cache_params: StepKV, **kwargs: Any) -> torch.Tensor:
-        """Maps bf16 [1, rows, H] of all sequences to bf16 [1, rows, H], and updates each sequence's state."""
-        if cache_params.signal:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cache_params: StepKV | None = None,
+        past_key_values: StepKV | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Maps bf16 [1, rows, H] of all sequences to bf16 [1, rows, H], and updates each sequence's state.
+
+        The step's state has one of two names, by family.
+        """
+        name, kv = "past_key_values", past_key_values
+        if kv is None:
+            name, kv = "cache_params", cache_params
+        assert kv is not None
+        if kv.signal:
             _warn_of_load()
-        cache_params.ranks = None
+        kv.ranks = None
         out = []
-        for (sequence, row, rows), place in zip(cache_params.spans, cache_params.places, strict=True):
+        for (sequence, row, rows), place in zip(kv.spans, kv.places, strict=True):
             assert sequence.states is not None
             continued = place.part.start > 0
             state = sequence.states.of(self.layer, fresh=sequence.length == 0, continued=continued)
             with threads.for_product(64 * rows * hidden_states.shape[2]):
-                out.append(self.module(hidden_states=hidden_states[:, row : row + rows], cache_params=state))
+                own = hidden_states[:, row : row + rows]
+                out.append(self.module(hidden_states=own, **{name: state}))
         return torch.cat(out, dim=1)
 
 
@@ -61,20 +84,18 @@ class DeltaNet(nn.Module):
 
     @classmethod
     def try_from(cls, module: Any) -> DeltaNet | None:
-        """Wraps a module of a kind that the compiled kernel supports; None without the kernel."""
-        fits = native.available() and module.conv1d.weight.device.type == "cpu"
-        if not fits or module.activation != "silu" or module.head_k_dim > MOST_KEY_DIM:
+        """Wraps a module of a kind that the compiled kernel supports; None for others, and without the kernel."""
+        delta = hasattr(module, "in_proj_qkvz") or hasattr(module, "in_proj_qkv")
+        if not delta or not native.available() or module.conv1d.weight.device.type != "cpu":
             return None
-        return cls(module)
+        return cls(module) if module.activation == "silu" and module.head_k_dim <= MOST_KEY_DIM else None
 
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
         """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""
         net, state = self.module, cache_params
         rows, layer = hidden_states.shape[1], net.layer_idx
         with RowsAlike():
-            mixed = net.in_proj_qkvz(hidden_states), net.in_proj_ba(hidden_states)
-            query, key, value, z, b, a = net.fix_query_key_value_ordering(*mixed)
-            joined = torch.cat([each.reshape(1, rows, -1) for each in (query, key, value)], dim=-1)
+            joined, z, b, a = self._projected(hidden_states)
             convolved = self._convolved(state.update_conv_state(joined.transpose(1, 2), layer), rows)
             decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
             query, key, value = convolved.split((net.key_dim, net.key_dim, net.value_dim), dim=-1)
@@ -90,6 +111,21 @@ class DeltaNet(nn.Module):
             normed = net.norm(core.view(-1, net.head_v_dim), z.reshape(-1, net.head_v_dim))
             out: torch.Tensor = net.out_proj(normed.view(1, rows, -1))
         return out
+
+    def _projected(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Maps bf16 [1, R, H] to queries, keys and values [1, R, channels], the output's gate, and b and a of decay."""
+        net = self.module
+        if hasattr(net, "in_proj_qkv"):
+            return (
+                net.in_proj_qkv(hidden),
+                net.in_proj_z(hidden),
+                net.in_proj_b(hidden),
+                net.in_proj_a(hidden),
+            )
+        mixed = net.in_proj_qkvz(hidden), net.in_proj_ba(hidden)
+        query, key, value, z, b, a = net.fix_query_key_value_ordering(*mixed)
+        parts = [each.reshape(1, hidden.shape[1], -1) for each in (query, key, value)]
+        return torch.cat(parts, dim=-1), z, b, a
 
     def _convolved(self, inputs: torch.Tensor, rows: int) -> torch.Tensor:
         """Convolves bf16 [1, channels, kernel + R], the earlier inputs first, to bf16 [R, channels]."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgemoe.experts.step import current_step
-from edgemoe.families.base import Family, Gate
+from edgemoe.families.base import Gate, Traits
 
 Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """What a router returns: logits [T, E], gate weights [T, k], experts int64 [T, k]."""
@@ -21,11 +21,11 @@ Choose = Callable[[torch.Tensor, int], torch.Tensor]
 _LEAST_SCORE = 1e-30
 
 
-def remap_choices(layer: int, router: nn.Module, family: Family, config: Any) -> None:
+def remap_choices(layer: int, router: nn.Module, traits: Traits, config: Any) -> None:
     """Makes a router's choices again, and counts the changes, in steps whose tokens agree or that a study reroutes."""
-    if family.gate:
-        normalise = bool(family.gate.normalise(config))
-        router.register_forward_hook(partial(_remapped, layer, family.gate, normalise))
+    if traits.gate:
+        normalise = bool(traits.gate.normalise(config))
+        router.register_forward_hook(partial(_remapped, layer, traits.gate, normalise))
 
 
 def _remapped(
@@ -58,7 +58,7 @@ def remapped(choose: Choose, gate: Gate, router: Any, choice: Choice, *, normali
 
     Args:
         choose: makes it.
-        gate: the gate of the router's family.
+        gate: the gate of the router's traits.
         router: transformers' module; its bias for the choice and its groups of experts count.
         choice: the router's own.
         normalise: as Gate.normalise of the model's config.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.base import Family, Gate
+from edgemoe.families.base import Gate, Traits
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.layers.dense import DenseLinear
@@ -74,7 +74,7 @@ def _forward_by_row(forward: Callable[..., Any], *arguments: torch.Tensor) -> An
         return forward(*arguments)
 
 
-def next_logits(block: Any, family: Family) -> Callable[[torch.Tensor], torch.Tensor]:
+def next_logits(block: Any, traits: Traits) -> Callable[[torch.Tensor], torch.Tensor]:
     """Returns a function from hidden states [T, H] to logits [T, E], of which the top k are the router's own choice.
 
     The product of weight and state where the family's routers choose by it. Elsewhere the router runs, with its biases,
@@ -82,29 +82,28 @@ def next_logits(block: Any, family: Family) -> Callable[[torch.Tensor], torch.Te
 
     Args:
         block: the MoE block of a later layer, transformers' module with its router.
-        family: the family of the model.
+        traits: the traits of its family.
 
     Raises:
         ModelRefused: the router needs an argument that the block does not have under its name.
     """
     router = router_of(block)
-    if family.product_router:
+    if traits.product_router:
         return DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
     return partial(_chosen_logits, block, router, _further_arguments(block, router))
 
 
 def _further_arguments(block: Any, router: Any) -> list[str]:
     """Names of what a router takes after the hidden states: attributes of its block, such as a bias for the choice."""
-    names = list(signature(type(router).forward).parameters.values())[2:]
-    further = [each.name for each in names if each.default is each.empty]
-    for name in further:
-        if not hasattr(block, name):
+    further = list(signature(type(router).forward).parameters.values())[2:]
+    for each in further:
+        if each.default is each.empty and not hasattr(block, each.name):
             raise ModelRefused(
-                f"{name} in {type(block).__name__}, for its router {type(router).__name__}",
+                f"{each.name} in {type(block).__name__}, for its router {type(router).__name__}",
                 "no such attribute",
                 "choose a model of another family",
             )
-    return further
+    return [each.name for each in further if hasattr(block, each.name)]
 
 
 def _chosen_logits(block: Any, router: Any, further: Sequence[str], hidden: torch.Tensor) -> torch.Tensor:
@@ -116,20 +115,20 @@ def _chosen_logits(block: Any, router: Any, further: Sequence[str], hidden: torc
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())
 
 
-def next_gates(family: Family, config: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+def next_gates(traits: Traits, config: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
     """Returns a function from logits [T, E] of `next_logits` and experts int64 [T, k] to their gate weights [T, k].
 
     None where the family's gate weights are no function of such logits.
 
     Args:
-        family: the family of the model.
+        traits: the traits of its family.
         config: transformers' config of the model.
     """
-    if not family.product_router:
+    if not traits.product_router:
         return lambda logits, chosen: logits.gather(1, chosen).exp()
-    if family.gate is None:
+    if traits.gate is None:
         return None
-    sigmoid, normalise = family.gate.function == "sigmoid", bool(family.gate.normalise(config))
+    sigmoid, normalise = traits.gate.function == "sigmoid", bool(traits.gate.normalise(config))
 
     def gates(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         scores = logits.float().sigmoid() if sigmoid else logits.float().softmax(-1)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgemoe.errors import ModelRefused
 from edgemoe.experts import layer as experts
+from edgemoe.families.meta_model import meta_model
 from edgemoe.families.table import family_of
 from edgemoe.layers import attention
 from edgemoe.layers.trial import try_step
 from edgemoe.machine.model_code import without_compiler
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.untrusted import foreign_code
-
-_LOGITS_ONLY = {
-    "return_dict": True,
-    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_router_logits"), False),
-}
-"""Keys of a config that are for training and would change what a model returns."""
 
 
 @without_compiler()
@@ -42,12 +34,8 @@ def skeleton(directory: Path, bounded: Config) -> nn.Module:
     """
     file = directory / "config.json"
     family = family_of(bounded)
-    with foreign_code(f"values in {file} that transformers accepts", values=bounded), torch.device("meta"):
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, **_LOGITS_ONLY)
-        model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation=attention.NAME, trust_remote_code=False
-        )
-        model.set_experts_implementation(experts.NAME)
+    with foreign_code(f"values in {file} that transformers accepts", values=bounded):
+        model = meta_model(bounded, attention=attention.NAME, experts=experts.NAME)
     with foreign_code(f"values in {file} that transformers' modules compute with", values=bounded):
         try_step(model, family, bounded)
     return model  # type: ignore[no-any-return]

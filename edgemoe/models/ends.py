@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.models.runnable import generation_config
+from edgemoe.storage.convert.config import language_model
 from edgemoe.storage.files.untrusted import foreign_code, read_json
 
 TURN_ENDS = (
@@ -40,7 +41,7 @@ def ends_of(directory: Path, tokenizer: Any) -> frozenset[int]:
     Raises:
         ModelRefused: a value in generation_config.json that no sampler can use.
     """
-    config = read_json(directory, "config.json")
+    config = language_model(read_json(directory, "config.json"))
     named = generation_config(directory).eos_token_id, config.get("eos_token_id"), tokenizer.eos_token_id
     ends = {end for each in named for end in _ids(each)}
     with foreign_code(f"a tokenizer in {directory} that lists its tokens"):

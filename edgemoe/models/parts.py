@@ -13,7 +13,8 @@ from edgemoe.machine.device import Device
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.models.conversion.first_use import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
-from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
 from edgemoe.storage.files.untrusted import read_json, refuse_special_files
@@ -50,8 +51,8 @@ class StoreParts:
         refuse_special_files(directory)
         check_small_files(directory, manifest)
         config = bounded_config(read_json(directory, "config.json"))
-        family = family_of(config)
-        check_store(directory, manifest, config, family)
+        family = family_of(config, directory)
+        check_store(directory, manifest, family)
         tensors = read_header(directory / DENSE_NAME).tensors
         check_vocabulary(directory, config, family, tensors)
         experts = sum(len(layer.records) for layer in manifest.layers.values())
@@ -76,19 +77,19 @@ class StoreParts:
         """The sizes for a memory plan on a device; None: on the CPU."""
         config, family = self.config, self.family
         vocab, matrices = config["vocab_size"], [shape for _, shape in self.dense if len(shape) == 2]
-        heads, kv = config["num_attention_heads"], family.kv(config)
+        heads, kv = config["num_attention_heads"], family.kv
         return ModelShape(
             layers=config["num_hidden_layers"],
             experts=self.experts,
-            experts_per_layer=family.experts(config),
-            top_k=config[family.top_k_key],
-            hidden=config["hidden_size"],
-            intermediate=config[family.intermediate_key],
+            experts_per_layer=family.experts,
+            top_k=family.top_k,
+            hidden=family.hidden,
+            intermediate=family.intermediate,
             heads=heads,
             kv=kv,
             widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
             vocab=vocab,
             dense_bytes=sum(tensor_bytes(*spec) for spec in self.dense),
             compiled_attention=device is None and kernel_fits(heads, kv.heads, kv.key_dim),
-            attention_copies=2 if family.fused_gqa else 4,
+            attention_copies=2 if family.traits.fused_gqa else 4,
         )

@@ -40,11 +40,11 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
         UserError, ModelRefused: no tokenizer, or one that does not work.
     """
     config = checkpoint.config
-    family = family_of(config)
-    experts = ExpertWeights(checkpoint, family)
-    dense = DenseWeights(checkpoint, experts.names, family, dense_bits).specs()
     # A GGUF file contains its companions, which are unpacked elsewhere.
     directory = checkpoint.companions()[0].parent
+    family = family_of(config, directory)
+    experts = ExpertWeights(checkpoint, family)
+    dense = DenseWeights(checkpoint, experts.names, family, dense_bits).specs()
     check_dense(directory, config, dense)
     generation_config(directory)
     check_tokenizer(directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgemoe.errors import BadManifest
 from edgemoe.families.base import Family
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.header import TensorEntry
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
@@ -19,20 +19,19 @@ from edgemoe.storage.store.verify import check_file
 _ACTION = "convert the model again"
 
 
-def check_store(directory: Path, manifest: Manifest, config: Config, family: Family) -> None:
-    """Compares the experts of a manifest with a config.
+def check_store(directory: Path, manifest: Manifest, family: Family) -> None:
+    """Compares the experts of a manifest with a family.
 
     Args:
         directory: the store's, named in messages.
         manifest: its store.json.
-        config: its config.json, bounded.
-        family: the config's.
+        family: the family of its config.json.
 
     Raises:
         BadManifest: with the first field that differs, and both values.
     """
-    inner, hidden, experts = family.intermediate(config), config["hidden_size"], family.experts(config)
-    layers = list(family.moe_layers(config))
+    inner, hidden, experts = family.intermediate, family.hidden, family.experts
+    layers = list(family.moe_layers)
     matrices = {"gate_up": [2 * inner, hidden], "down": [hidden, inner]}
     stored = {matrix.name: [matrix.rows, matrix.cols] for matrix in manifest.geometry.matrices}
     fields = [

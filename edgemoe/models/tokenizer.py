@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from edgemoe.errors import ModelRefused, UserError
 from edgemoe.machine.confined import confined
-from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code, read_json
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")

@@ -7,6 +7,7 @@ Files are never mapped; a read takes the memory of one tensor.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import weakref
 from collections.abc import Iterable, Mapping
@@ -19,26 +20,22 @@ from typing import Any
 import xxhash
 
 from edgemoe.errors import ModelRefused
+from edgemoe.storage.convert.config import WRAPPED_IN, bounded_config
 from edgemoe.storage.files.content import content_digests
 from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.files.tensors import INDEX_NAME, WEIGHTS_NAME, StoredTensors
 from edgemoe.storage.files.untrusted import (
-    CHECK_ORIGIN,
     inside,
     no_tensor,
     read_json,
     refuse_remote_code,
     refuse_special_files,
-    shortened,
 )
 from edgemoe.storage.formats import GGUF, open_weights
 from edgemoe.storage.formats.base import Weight
 
 Places = tuple[tuple[str, Path], ...]
 """Name and file of every stored tensor, sorted by name."""
-
-Config = Mapping[str, Any]
-"""A model's config.json after bounded_config."""
 
 COMPANIONS = (
     "config.json",
@@ -54,72 +51,11 @@ COMPANIONS = (
 )
 """Files besides the weights that a model needs to run."""
 
-EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-TOP_K_KEYS = ("num_experts_per_tok", "moe_k")
-
-REQUIRED_BOUNDS = {
-    "num_hidden_layers": 1024,
-    "hidden_size": 131_072,
-    "num_attention_heads": 4096,
-    "vocab_size": 10_000_000,
-}
-OPTIONAL_BOUNDS = {
-    **dict.fromkeys(EXPERT_COUNT_KEYS, 4096),
-    **dict.fromkeys(TOP_K_KEYS, 4096),
-    "num_key_value_heads": 4096,
-    "head_dim": 131_072,
-    "intermediate_size": 1_048_576,
-    "moe_intermediate_size": 131_072,
-    "max_position_embeddings": 1 << 30,
-    "decoder_sparse_step": 1024,
-    "sliding_window": 1 << 30,
-    "full_attention_interval": 1024,
-    "num_nextn_predict_layers": 1024,
-}
-"""Config key -> largest value accepted; the smallest is 1. Several times the values of all known models."""
+_WITHIN, _HEAD = re.compile(r"(?:model\.)?language_model\.(?:model\.)?"), "lm_head."
+"""Prefix of the language model's names in a multimodal one, and the beginning of its head's, which may have none."""
 
 MAGIC, _SUFFIX = b"GGUF", ".gguf"
 """First bytes of a GGUF file, and the end of its name in lower case."""
-
-ZERO_ALLOWED = ("sliding_window", "num_nextn_predict_layers")
-"""Keys of OPTIONAL_BOUNDS whose smallest value is 0, which some published configs have."""
-
-
-def bounded_config(config: object) -> dict[str, Any]:
-    """Returns a copy of the config after a check that every size in it is within bounds.
-
-    The copy has no `auto_map`, the checkpoint's own code: transformers' code runs the model types that it supports,
-    and other types are refused.
-
-    Args:
-        config: config.json as parsed.
-
-    Raises:
-        ModelRefused: with the key and the value.
-    """
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelRefused(
-            "a config.json with a model_type", shortened(config), "use a checkpoint made for transformers"
-        )
-    for key, bound in (REQUIRED_BOUNDS | OPTIONAL_BOUNDS).items():
-        value = config.get(key)
-        if value is None and key in OPTIONAL_BOUNDS:
-            continue
-        least = int(key not in ZERO_ALLOWED)
-        if type(value) is not int or not least <= value <= bound:
-            raise ModelRefused(
-                f"a whole number from {least} to {bound} for {key} in config.json",
-                shortened(value),
-                CHECK_ORIGIN,
-            )
-    top_k_key = next((key for key in TOP_K_KEYS if config.get(key)), TOP_K_KEYS[0])
-    top_k = config.get(top_k_key) or 1
-    for key in EXPERT_COUNT_KEYS:
-        if top_k > (config.get(key) or top_k):
-            raise ModelRefused(
-                f"{top_k_key} of at most {key} = {config[key]} in config.json", str(top_k), CHECK_ORIGIN
-            )
-    return {key: value for key, value in config.items() if key != "auto_map"}
 
 
 class Checkpoint:
@@ -163,7 +99,10 @@ class Checkpoint:
         if (directory / "tokenizer_config.json").exists():
             refuse_remote_code("tokenizer_config.json", read_json(directory, "tokenizer_config.json"))
         tensors = StoredTensors.open(directory)
-        return cls(directory, config, *open_weights(config, tensors), tuple(tensors.places()))
+        format, weights = open_weights(config, tensors)
+        if WRAPPED_IN in config:
+            weights = _of_language_model(weights)
+        return cls(directory, config, format, weights, tuple(tensors.places()))
 
     def names(self) -> set[str]:
         """Names of all tensors."""
@@ -243,6 +182,18 @@ class GgufCheckpoint(Checkpoint):
         (into / "config.json").write_text(json.dumps(self._model.config, indent=2) + "\n")
         unpack_tokenizer(self._model.path, self._model.fields, into)
         return [into / name for name in COMPANIONS if (into / name).exists()]
+
+
+def _of_language_model(weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """The tensors of the language model within a multimodal one, by the names that they have in a model of its own.
+
+    Tensors of other parts, such as vision, and of layers for multi-token prediction are left out.
+    """
+    found = {
+        _WITHIN.sub("", name, count=1): weight for name, weight in weights.items() if _WITHIN.match(name)
+    }
+    own = {name if name.startswith(_HEAD) else f"model.{name}": weight for name, weight in found.items()}
+    return {name: weight for name, weight in weights.items() if name.startswith(_HEAD)} | own
 
 
 def find_gguf(path: Path) -> Path | None:

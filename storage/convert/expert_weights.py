@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
-from edgemoe.storage.convert.checkpoint import Checkpoint, Config
+from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
 from edgemoe.storage.formats.base import FourBit, Matrix
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
@@ -17,20 +17,31 @@ _WEIGHT, _BIAS = ".weight", ".bias"
 
 
 class ExpertNames(Protocol):
-    """Number and tensor names of a model family's experts. Pure functions of their arguments."""
+    """Sizes and tensor names of a model's experts. Immutable."""
 
-    def moe_layers(self, config: Config) -> Sequence[int]:
+    @property
+    def moe_layers(self) -> Sequence[int]:
         """Layers with experts, ascending."""
 
-    def experts(self, config: Config) -> int:
+    @property
+    def experts(self) -> int:
         """Experts of every layer with experts."""
 
-    def intermediate(self, config: Config) -> int:
+    @property
+    def hidden(self) -> int:
+        """The size H of a hidden state."""
+
+    @property
+    def intermediate(self) -> int:
         """An expert's inner size I."""
 
     @property
     def transposed(self) -> bool:
         """Whether fused tensors are [E, H, 2I] and [E, I, H]."""
+
+    @property
+    def either_way(self) -> bool:
+        """Whether transposed fused tensors may also be [E, 2I, H] and [E, H, I], which their shapes show."""
 
     def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
         """Names of an expert's gate [I, H], up [I, H] and down [H, I]; None if the family has only fused tensors."""
@@ -49,7 +60,7 @@ class ExpertNames(Protocol):
     def keeps_precision(self, name: str) -> bool:
         """Whether a dense tensor of this name stays float32, as the model computes with it."""
 
-    def is_unused(self, name: str, config: Config) -> bool:
+    def is_unused(self, name: str) -> bool:
         """Whether a tensor of this name is outside of the model, such as a layer for multi-token prediction."""
 
 
@@ -63,20 +74,16 @@ class ExpertWeights:
 
     Raises:
         MissingTensor: an expert's tensor is missing or has another shape than the config. No weights are read.
-        ModelRefused: the config has no layer with experts, the checkpoint has more experts than the config, or they
-            are not floating point.
+        ModelRefused: the checkpoint has more experts than the config, or they are not floating point.
     """
 
     def __init__(self, checkpoint: Checkpoint, family: ExpertNames) -> None:
         self._checkpoint, self._family = checkpoint, family
-        config = checkpoint.config
-        self.layers = tuple(family.moe_layers(config))
-        self.count = family.experts(config)
-        self._hidden, self._inner = config["hidden_size"], family.intermediate(config)
+        self.layers = tuple(family.moe_layers)
+        self.count = family.experts
+        self._hidden, self._inner = family.hidden, family.intermediate
         self.names = {
-            name
-            for name in checkpoint.names()
-            if family.is_expert(name) and not family.is_unused(name, config)
+            name for name in checkpoint.names() if family.is_expert(name) and not family.is_unused(name)
         }
         self._biases = {
             name for name in checkpoint.names() if name.endswith(_BIAS) and family.is_expert(_weight_of(name))
@@ -85,12 +92,6 @@ class ExpertWeights:
         self._fused = {
             layer: pair for layer in self.layers for pair in family.fused(layer) if pair[0] in self.names
         }
-        if not self.layers:
-            raise ModelRefused(
-                f"a mixture of experts in {checkpoint.directory}",
-                "a config.json with no layer with experts",
-                "run a dense model with another program",
-            )
         self._check_names()
         self._groups = self._common_groups()
 
@@ -144,8 +145,13 @@ class ExpertWeights:
     def _read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
         source = self._checkpoint
         if layer in self._fused:
-            fused = (source[name].read_slice(expert) for name in self._fused[layer])
-            first, second = (w.t().contiguous() if self._family.transposed else w for w in fused)
+            first, second = (
+                weight.t().contiguous() if turned else weight
+                for weight, turned in (
+                    (source[name].read_slice(expert), self._is_transposed(name, shape))
+                    for name, shape in self._plain(layer)
+                )
+            )
             return first, second
         names = self._separate(layer, expert)
         for name in names:
@@ -182,16 +188,24 @@ class ExpertWeights:
         """Yields name and shape of every tensor that holds a layer's experts."""
         hidden, inner = self._hidden, self._inner
         if layer in self._fused:
-            gate_up, down = self._fused[layer]
-            rows, columns = (hidden, 2 * inner), (inner, hidden)
-            if not self._family.transposed:
-                rows, columns = rows[::-1], columns[::-1]
-            yield gate_up, (self.count, *rows)
-            yield down, (self.count, *columns)
+            for name, (count, rows, columns) in self._plain(layer):
+                turned = self._is_transposed(name, (count, rows, columns))
+                yield name, (count, columns, rows) if turned else (count, rows, columns)
             return
         for expert in range(self.count):
             gate, up, down = self._separate(layer, expert)
             yield from ((gate, (inner, hidden)), (up, (inner, hidden)), (down, (hidden, inner)))
+
+    def _plain(self, layer: int) -> tuple[tuple[str, tuple[int, int, int]], ...]:
+        """Names of a layer's two fused tensors, and their shapes as the modules have them."""
+        (gate_up, down), hidden, inner = self._fused[layer], self._hidden, self._inner
+        return (gate_up, (self.count, 2 * inner, hidden)), (down, (self.count, hidden, inner))
+
+    def _is_transposed(self, name: str, plain: tuple[int, int, int]) -> bool:
+        """Whether a fused tensor, whose shape is `plain` where it is not, is transposed in the checkpoint."""
+        if not self._family.transposed or not self._family.either_way:
+            return self._family.transposed
+        return name not in self.names or self._checkpoint[name].shape != plain
 
     def _separate(self, layer: int, expert: int) -> tuple[str, str, str]:
         names = self._family.separate(layer, expert)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from edgemoe.errors import UserError
-from edgemoe.storage.convert.checkpoint import COMPANIONS, Config
+from edgemoe.storage.convert.checkpoint import COMPANIONS
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.export.dense import DenseTensors
 from edgemoe.storage.export.levels import Levels, layer_level
 from edgemoe.storage.export.matrices import Affine, StoreExperts

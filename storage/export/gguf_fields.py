@@ -12,7 +12,7 @@ import gguf
 from gguf.gguf_writer import WriterState
 
 from edgemoe.errors import ModelRefused
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.untrusted import read_json, shortened
 from edgemoe.storage.formats.gguf_model import ARCHITECTURES, REALS, Architecture
 

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from edgemoe.errors import ModelRefused, UserError
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.export.dense import DenseTensors
 from edgemoe.storage.export.gguf_blocks import BLOCK, blocks_bytes, encode, q8_0
 from edgemoe.storage.export.gguf_fields import add_fields, architecture_of, header, sizes

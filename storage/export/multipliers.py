@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.errors import ModelRefused
-from edgemoe.storage.convert.checkpoint import Config
+from edgemoe.storage.convert.config import Config
 from edgemoe.storage.export.dense import EMBEDDING, HEAD, DenseTensors
 from edgemoe.storage.export.names import ExportNames
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, shortened
@@ -59,7 +59,7 @@ def without_multipliers(
     layers = range(config["num_hidden_layers"])
     factors = {f"model.layers.{layer}.self_attn.q_proj.weight": queries for layer in layers}
     factors |= {EMBEDDING: embedding / residual, HEAD: 1 / logits}
-    routers = {family.router(layer): other.router(layer) for layer in family.moe_layers(config)}
+    routers = {family.router(layer): other.router(layer) for layer in family.moe_layers}
 
     def rename(name: str) -> str:
         name = family.in_checkpoint(name)

@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from edgemoe.errors import UserError
-from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.storage.convert.config import WRAPPED_IN, Config, bounded_config
 from edgemoe.storage.convert.system_errors import destination_errors
 from edgemoe.storage.export.directory import ExportDirectory
 from edgemoe.storage.export.levels import Levels
@@ -64,7 +64,7 @@ def export(
     with StoreExperts(store, manifest) as experts:
         for name in manifest.files.keys() - {DENSE_NAME}:
             require_whole(store, manifest, name)
-        plan = FORMATS[format](experts, family, bounded_config(read_json(store, "config.json")), levels)
+        plan = FORMATS[format](experts, family, _config_of(store), levels)
         content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}
         return _write(store, manifest, plan, destination, content, progress, threads or reading_threads())
 
@@ -90,6 +90,18 @@ def _write(
             job.write(threads)
             out.finish()
         return job.errors()
+
+
+def _config_of(store: Path) -> Config:
+    """The config of a store; raises UserError for that of a multimodal model."""
+    config = bounded_config(read_json(store, "config.json"))
+    if WRAPPED_IN in config:
+        raise UserError(
+            f"a model of text alone in {store}",
+            f"the language model of a {config[WRAPPED_IN]}, whose other parts a store does not have",
+            "export from the checkpoint with another tool",
+        )
+    return config
 
 
 def _layout_of(plan: Plan) -> str:

@@ -65,7 +65,7 @@ class DenseWeights:
     def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
         self._checkpoint = checkpoint
         there = checkpoint.names()
-        self.names = sorted(name for name in there - experts if not family.is_unused(name, checkpoint.config))
+        self.names = sorted(name for name in there - experts if not family.is_unused(name))
         self._full = {name for name in self.names if family.keeps_precision(name)}
         self._eight_bit = {
             name

@@ -35,6 +35,7 @@ IMPORTED = (
     "edgemoe.models.open",
     "edgemoe.models.conversion.run",
     "edgemoe.chat.loop",
+    "edgemoe.families.derive",
     "sympy",
     "torch.fx.experimental.symbolic_shapes",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",

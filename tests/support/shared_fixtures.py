@@ -48,7 +48,7 @@ with without_compiler():
     from edgemoe.models.demo import DEMO
     from edgemoe.models.resolve import resolve_store
     from edgemoe.policy.settings import RunSettings
-    from edgemoe.storage.convert.checkpoint import Config
+    from edgemoe.storage.convert.config import Config
     from edgemoe.storage.store.calibration import CALIBRATION_NAME
     from edgemoe.storage.store.manifest import MANIFEST_NAME
 

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from edgemoe.families.table import FAMILIES, family_of
+from edgemoe.families.table import TRAITS, family_of
 from edgemoe.models.store_model import StoreModel
-from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.run import store_bytes
 from edgemoe.storage.files.header import read_header
@@ -45,11 +46,10 @@ def mutated(path: Path, raw: bytes, random: Random) -> bytes:
 
 
 def _read_config(path: Path) -> None:
-    """Reads a config.json as far as no library takes part: its bounds, and everything that a family reads from it."""
+    """Reads a config.json: its bounds, and the family that transformers' modules make of it."""
     config = bounded_config(read_json(path.parent, path.name))
     family = family_of(config)
-    family.moe_layers(config), family.intermediate(config), family.kv(config).bytes_for(512)
-    family.is_unused("model.layers.9.mlp.gate.weight", config)
+    family.kv.bytes_for(512), family.is_unused("model.layers.9.mlp.gate.weight")
 
 
 def _read_weights(path: Path) -> None:
@@ -84,9 +84,7 @@ def _files(make: Callable[[Path], Path], *names: str) -> Callable[[Path], Sequen
 
 
 def _configs(directory: Path) -> Sequence[Path]:
-    return [
-        samples.write_config(directory / name, family) / "config.json" for name, family in FAMILIES.items()
-    ]
+    return [samples.write_config(directory / name, name) / "config.json" for name in TRAITS]
 
 
 def _packed(method: str) -> Parser:

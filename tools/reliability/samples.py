@@ -10,10 +10,10 @@ from typing import Any
 
 from edgemoe.bench.synthetic.tokenizer import save_tokenizer
 from edgemoe.bench.synthetic.workload import Shape
-from edgemoe.families.base import Family
-from edgemoe.families.table import FAMILIES, family_of
+from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import compute
 from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.config import EXPERT_COUNT_KEYS, TOP_K_KEYS
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.files.header import header_bytes, tensor_bytes
 from tools.reliability.mutators import gguf_bytes
@@ -70,18 +70,20 @@ def write_store(directory: Path) -> Path:
     return directory / "store"
 
 
-def write_config(directory: Path, family: Family) -> Path:
+def write_config(directory: Path, model_type: str) -> Path:
     """The config.json of a small model of a family, with every key that transformers writes."""
     from transformers import AutoConfig
 
     sizes = {
         **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
         **{"vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0, "intermediate_size": 96},
-        **{family.experts_keys[0]: 8, family.intermediate_key: 32, family.top_k_key: 2},
+        **dict.fromkeys(EXPERT_COUNT_KEYS, 8),
+        **dict.fromkeys(TOP_K_KEYS, 2),
+        "moe_intermediate_size": 32,
     }
     directory.mkdir(parents=True)
-    config = AutoConfig.for_model(family.model_type, **sizes).to_dict()
-    (directory / "config.json").write_text(json.dumps(config | {"model_type": family.model_type}))
+    config = AutoConfig.for_model(model_type, **sizes).to_dict()
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
     return directory
 
 
@@ -89,7 +91,8 @@ def write_packed(directory: Path, method: str) -> Path:
     """A checkpoint whose experts are packed by a quant_method of config.json's quantization_config, all codes zero."""
     settings, tensors = _mxfp4() if method == "mxfp4" else _packed(method)
     family = "gpt_oss" if method == "mxfp4" else "qwen3_moe"
-    inner = FAMILIES[family].intermediate_key
+    inner = "intermediate_size" if method == "mxfp4" else "moe_intermediate_size"
+    count = "num_local_experts" if method == "mxfp4" else "num_experts"
     config: dict[str, Any] = {
         **{
             "model_type": family,
@@ -97,7 +100,7 @@ def write_packed(directory: Path, method: str) -> Path:
             "num_hidden_layers": 1,
             "vocab_size": SHAPE.vocab,
         },
-        **{"num_attention_heads": SHAPE.heads, FAMILIES[family].experts_keys[0]: SHAPE.experts},
+        **{"num_attention_heads": SHAPE.heads, count: SHAPE.experts},
         **{inner: SHAPE.inner, "num_experts_per_tok": SHAPE.top_k, "quantization_config": settings},
     }
     directory.mkdir(parents=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edgemoe.families.table import known_family
+from edgemoe.families.table import traits_of
 from edgemoe.kernels.activation import CUSTOM
 from edgemoe.layers.dense import DenseLinear, is_rms_norm
 from edgemoe.layers.graph.memory import GraphMemory
@@ -40,7 +40,7 @@ class GraphLaunches:
     ) -> None:
         self._memory, self._kernel, self._blocks = memory, kernel, list(model.model.layers)
         self._activation = self._blocks[0].mlp.experts.edgemoe.activation
-        gate = known_family(model.config.model_type).gate
+        gate = traits_of(model.config.model_type).gate
         assert gate
         self._normalise, self._rounded = bool(gate.normalise(model.config)), gate.rounded
         keys, values = self._first_kv()

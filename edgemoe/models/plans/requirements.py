@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgemoe.errors import ModelRefused, UserError
-from edgemoe.families.table import known_family
+from edgemoe.families.table import traits_of
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.policy.settings import RunSettings, format_levels
@@ -121,6 +121,6 @@ def require_gate(config: Mapping[str, Any], option: str) -> None:
         UserError: the family's routers do not choose by one score for each expert.
     """
     family = config["model_type"]
-    if known_family(family).gate is None:
+    if traits_of(family).gate is None:
         wanted = f"a model whose routers choose by one score for each expert, for {option}"
         raise UserError(wanted, f"model_type {family}", f"leave {option} out")

@@ -1,4 +1,4 @@
-"""Model families: names and config keys against what transformers itself writes and builds."""
+"""Families, derived from transformers' modules, against what transformers itself writes and builds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 from family_models import SEPARATE, SMALL, random_model, save, small_config
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family
-from edgemoe.families.table import FAMILIES, family_of, known_family
+from edgemoe.families.table import family_of, traits_of
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.resolve import resolve_store
-from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.files.header import read_header
 
-QWEN3 = FAMILIES["qwen3_moe"]
-CONFIG = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 6,
-    "hidden_size": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
+
+def derived(model_type: str, **changes: object) -> Family:
+    """The family of a small model's config."""
+    return family_of(bounded_config(small_config(model_type, **changes).to_dict()))
 
 
 def test_names_are_those_that_transformers_saves(checkpoint, fused_checkpoint):
@@ -43,19 +38,10 @@ def test_names_are_those_that_transformers_saves(checkpoint, fused_checkpoint):
 
 def test_routers_are_the_gates_of_moe_layers(checkpoint):
     """mlp.gate of the two MoE layers is a router; the dense layer's gate_proj is not."""
-    with safe_open(checkpoint / "model.safetensors", "pt") as file:
-        routers = [name for name in sorted(file.keys()) if QWEN3.is_router(name)]
+    opened = Checkpoint.open(checkpoint)
+    family = family_of(opened.config)
+    routers = [name for name in sorted(opened.names()) if family.is_router(name)]
     assert routers == ["model.layers.0.mlp.gate.weight", "model.layers.2.mlp.gate.weight"]
-
-
-@pytest.mark.parametrize(
-    ("step", "dense"), [(1, []), (2, []), (3, []), (1, [0, 5]), (2, [1, 2])], ids=lambda value: str(value)
-)
-def test_sparse_steps_are_those_that_transformers_builds(step, dense):
-    """A layer has experts exactly where transformers' model built from the same config has them."""
-    changes = {"decoder_sparse_step": step, "mlp_only_layers": dense, "num_hidden_layers": 6}
-    expected = built_moe_layers("qwen3_moe", **changes)
-    assert QWEN3.moe_layers(CONFIG | changes) == expected
 
 
 def built_moe_layers(model_type: str, **changes) -> tuple[int, ...]:
@@ -67,6 +53,10 @@ def built_moe_layers(model_type: str, **changes) -> tuple[int, ...]:
 
 
 STARTS = {
+    "qwen3_moe": [
+        {"decoder_sparse_step": step, "mlp_only_layers": dense, "num_hidden_layers": 6}
+        for step, dense in ((2, []), (3, []), (1, [0, 5]), (2, [1, 2]))
+    ],
     "ernie4_5_moe": [
         {"moe_layer_start_index": 0},
         {"moe_layer_start_index": 2, "moe_layer_interval": 2, "num_hidden_layers": 7},
@@ -85,52 +75,39 @@ STARTS = {
 )
 def test_moe_layers_are_those_that_transformers_builds(model_type, changes):
     """A layer has experts where transformers' model has them, in every family, with default values left out or not."""
-    config = small_config(model_type, **changes).to_dict()
     expected = built_moe_layers(model_type, **changes)
     assert expected
-    assert family_of(bounded_config(config)).moe_layers(config) == expected
+    assert derived(model_type, **changes).moe_layers == expected
 
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
-        ("deepseek_v3", {"first_k_dense_replace": -1}),
         ("deepseek_v3", {"first_k_dense_replace": "1"}),
         ("ernie4_5_moe", {"moe_layer_start_index": [1, 1]}),
         ("ernie4_5_moe", {"moe_layer_interval": 0}),
+        ("qwen3_moe", {"mlp_only_layers": 1}),
+        ("qwen3_moe", {"num_experts": [8]}),
+        ("qwen3_moe", {"moe_intermediate_size": 1 << 40}),
     ],
 )
-def test_layer_keys_of_a_wrong_kind_are_refused(model_type, changes):
-    """A key of the wrong kind is an error that names it."""
+def test_keys_of_a_wrong_kind_are_refused(model_type, changes):
+    """A key of the wrong kind, or an absurd size, is an error of the model that names config.json."""
     config = small_config(model_type).to_dict() | changes
-    with pytest.raises(ModelRefused, match=next(iter(changes))):
-        FAMILIES[model_type].moe_layers(config)
+    with pytest.raises(ModelRefused, match=r"config\.json"):
+        family_of(bounded_config(config))
+
+
+def test_a_model_whose_layers_are_all_dense_is_refused():
+    """A config that leaves no layer with experts is one of a dense model."""
+    with pytest.raises(ModelRefused, match="dense"):
+        derived("deepseek_v3", first_k_dense_replace=3)
 
 
 def test_unknown_model_type_is_refused_by_name():
     """The message has the model type that was found and every one that is known."""
     with pytest.raises(ModelRefused, match=r"'tiny_llama'.*qwen3_moe"):
-        family_of(CONFIG | {"model_type": "tiny_llama"})
-
-
-@pytest.mark.parametrize("key", ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
-def test_a_key_that_the_family_needs_must_be_there(key):
-    """A config without one of the sizes of its experts is refused, naming the key."""
-    with pytest.raises(ModelRefused, match=key):
-        family_of({k: v for k, v in CONFIG.items() if k != key})
-
-
-def test_expert_counts_that_disagree_are_refused():
-    """Both spellings may be there only with the same number."""
-    assert QWEN3.experts(CONFIG | {"num_local_experts": 4}) == 4
-    with pytest.raises(ModelRefused, match="num_local_experts"):
-        QWEN3.experts(CONFIG | {"num_local_experts": 5})
-
-
-def test_mlp_only_layers_must_be_a_list():
-    """A value that is no list is refused, not iterated."""
-    with pytest.raises(ModelRefused, match="mlp_only_layers"):
-        QWEN3.moe_layers(CONFIG | {"mlp_only_layers": "01"})
+        family_of({"model_type": "tiny_llama"})
 
 
 def test_llama4_is_refused_with_its_reason_and_the_list():
@@ -138,7 +115,7 @@ def test_llama4_is_refused_with_its_reason_and_the_list():
     with pytest.raises(
         ModelRefused, match=r"'llama4'; its experts are one product.*deepseek_v2, .*qwen3_next"
     ):
-        known_family("llama4")
+        traits_of("llama4")
 
 
 @pytest.mark.covers("llama4")
@@ -155,36 +132,11 @@ def test_an_unknown_family_is_refused_before_any_work(tmp_path, model_type):
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_new_family_is_only_a_row(monkeypatch):
-    """A family with w1, w3, w2 and other keys works from a row of the table alone."""
-    block = "model.layers.{layer}.block_sparse_moe."
-    row = Family(
-        model_type="madeup",
-        experts_keys=("num_local_experts",),
-        intermediate_key="intermediate_size",
-        moe_layers=lambda config: tuple(range(config["num_hidden_layers"])),
-        expert_names=tuple(block + f"experts.{{expert}}.{name}.weight" for name in ("w1", "w3", "w2")),
-        fused_names=((block + "experts.w13", block + "experts.w2"),),
-        router_names=(block + "gate.weight",),
-    )
-    monkeypatch.setitem(FAMILIES, row.model_type, row)
-    config = {"model_type": "madeup", "num_hidden_layers": 2, "num_local_experts": 3}
-    config |= {"num_experts_per_tok": 1, "intermediate_size": 24}
-    family = family_of(config)
-    assert (family.experts(config), family.intermediate(config), family.moe_layers(config)) == (3, 24, (0, 1))
-    assert family.separate(1, 2) == (
-        "model.layers.1.block_sparse_moe.experts.2.w1.weight",
-        "model.layers.1.block_sparse_moe.experts.2.w3.weight",
-        "model.layers.1.block_sparse_moe.experts.2.w2.weight",
-    )
-    assert family.is_expert("model.layers.0.block_sparse_moe.experts.2.w2.weight")
-    assert family.is_router("model.layers.11.block_sparse_moe.gate.weight")
-
-
 def test_dots_of_a_template_match_only_dots():
     """Templates are names, not patterns."""
-    assert not replace(QWEN3, router_names=("a.{layer}",)).is_router("ax1")
-    assert not QWEN3.is_expert("model.layers.x.mlp.experts.down_proj")
+    family = derived("qwen3_moe")
+    assert not replace(family, router_name="a.{layer}").is_router("ax1")
+    assert not family.is_expert("model.layers.x.mlp.experts.down_proj")
 
 
 @pytest.mark.e2e
@@ -194,9 +146,9 @@ def test_names_of_every_family_are_those_that_transformers_saves(tmp_path, model
     """Expert names cover all expert weights, router names are found, and every other name has a module."""
     model = random_model(model_type)
     names = Checkpoint.open(save(model, tmp_path / "model", fused=fused)).names()
-    family, config = FAMILIES[model_type], model.config.to_dict()
+    family = family_of(model.config.to_dict())
     experts = {name for name in names if family.is_expert(name)}
-    layers = family.moe_layers(config)
+    layers = family.moe_layers
     wanted = {name for layer in layers for pair in family.fused(layer) for name in pair}
     if not fused and model_type in SEPARATE:
         wanted = {name for layer in layers for e in range(8) for name in family.separate(layer, e) or ()}
@@ -206,12 +158,14 @@ def test_names_of_every_family_are_those_that_transformers_saves(tmp_path, model
     assert sum(family.is_router(name) for name in names) == len(layers)
     modules = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
     assert {family.in_modules(name) for name in names - experts} <= modules
+    if not fused:
+        assert {family.in_checkpoint(family.in_modules(name)) for name in names - experts} == names - experts
 
 
 @pytest.mark.parametrize("model_type", SMALL)
 def test_precise_tensors_are_those_that_transformers_keeps_in_float32(model_type):
     """A dense tensor stays float32 exactly where transformers' bf16 model has it in float32."""
-    model, family = random_model(model_type), FAMILIES[model_type]
+    model, family = random_model(model_type), derived(model_type)
     kept = {name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float32}
     assert {name for name in model.state_dict() if family.keeps_precision(name)} == kept
 
@@ -243,4 +197,4 @@ def test_unexplained_layers_are_refused(tmp_path):
     more = {"model.layers.4.mlp.experts.0.up_proj.weight": torch.zeros(32, 64)}
     save_file(tensors | more, source / "model.safetensors")
     with pytest.raises(ModelRefused, match=r"layers\.4\."):
-        ExpertWeights(Checkpoint.open(source), FAMILIES["deepseek_v3"])
+        ExpertWeights(Checkpoint.open(source), derived("deepseek_v3"))

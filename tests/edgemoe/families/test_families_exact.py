@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.step import Study
-from edgemoe.families.table import FAMILIES
+from edgemoe.families.table import TRAITS
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import PromptAttention
@@ -278,7 +278,7 @@ def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
     for here, after, block in zip(bound, bound[1:], theirs[1:], strict=False):
         layer, scored = here.next_router
         assert layer == after.layer
-        if FAMILIES[model_type].product_router:
+        if TRAITS[model_type].product_router:
             assert torch.equal(scored.weight, router_of(block).weight.to(torch.bfloat16))
             continue
         with torch.no_grad():
@@ -292,7 +292,7 @@ def test_look_ahead_has_every_next_router(case_of, open_engine, model_type):
 def test_look_ahead_makes_no_choice(case_of, open_engine, model_type):
     """A rule in the routers' place is called once for each layer and step, though routers predict between layers."""
     case = case_of(model_type)
-    if not FAMILIES[model_type].gate:
+    if not TRAITS[model_type].gate:
         pytest.skip("a rule cannot choose in this family's routers' place")
     engine, layers = open_engine(case.store(), experts=4, speculate="full"), []
 

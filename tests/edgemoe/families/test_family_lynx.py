@@ -6,23 +6,23 @@ import pytest
 import torch
 from family_models import SMALL, blocks_of, random_model, router_of
 
-from edgemoe.families.table import FAMILIES
+from edgemoe.families.table import TRAITS
 from edgemoe.layers.remapped_router import remapped
 from edgemoe.policy.remapping import Remapping
 
-AGREEING = [name for name in SMALL if FAMILIES[name].gate]
+AGREEING = [name for name in SMALL if TRAITS[name].gate]
 
 
 def choices(model_type: str, rows: torch.Tensor, **changes: object):
     """(router, its choice, the choice after the rows have agreed) of each block."""
-    model, family = random_model(model_type, **changes), FAMILIES[model_type]
+    model, traits = random_model(model_type, **changes), TRAITS[model_type]
     for block in blocks_of(model):
         router = router_of(block)
         with torch.no_grad():
             router.weight.mul_(20)
             own = router(rows)
-            normalise = bool(family.gate.normalise(model.config))
-            yield router, own, remapped(Remapping(1, 2).choose, family.gate, router, own, normalise=normalise)
+            normalise = bool(traits.gate.normalise(model.config))
+            yield router, own, remapped(Remapping(1, 2).choose, traits.gate, router, own, normalise=normalise)
 
 
 def rows(count: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_weights_of_new_experts_keep_the_routers_rule(model_type):
         assert len(chosen.unique()) <= len(own.unique())
         assert all(len(set(row)) == own.shape[1] for row in chosen.tolist())
         assert (made > 0).all()
-        if FAMILIES[model_type].gate.normalise(router_config(model_type)):
+        if TRAITS[model_type].gate.normalise(router_config(model_type)):
             torch.testing.assert_close(made.float().sum(1), gates.float().sum(1), rtol=0.02, atol=1e-3)
         groups = getattr(router, "num_group", None) or 1
         size = logits.shape[1] // groups
@@ -76,4 +76,4 @@ def test_an_unnormalised_weight_is_a_part_of_the_whole_softmax():
 
 def test_a_router_of_its_own_kind_is_declared():
     """phimoe's second expert comes from masked scores, so its choice cannot be made again from one score each."""
-    assert [name for name in SMALL if FAMILIES[name].gate is None] == ["phimoe"]
+    assert [name for name in SMALL if TRAITS[name].gate is None] == ["phimoe"]

@@ -9,7 +9,7 @@ import torch
 from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of, save
 
-from edgemoe.families.table import FAMILIES
+from edgemoe.families.table import TRAITS
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.layers import attention
 from edgemoe.layers.attend import attend_tiles
@@ -20,7 +20,7 @@ from edgemoe.layers.router import SoftmaxRouter, next_logits
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.lookahead import predict
 
-FUSED = [name for name, family in FAMILIES.items() if family.fused_gqa]
+FUSED = [name for name, traits in TRAITS.items() if traits.fused_gqa]
 
 
 def hidden(rows: int, seed: int = 1) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_a_softmax_gate_is_transformers_router(model_type, normalise):
     for block in blocks_of(model):
         theirs = router_of(block)
         theirs.weight.data.mul_(20)
-        ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].gate, model.config)
+        ours = SoftmaxRouter.try_from(theirs, TRAITS[model_type].gate, model.config)
         x = hidden(400)
         logits, gates, experts = ours(x)
         _, their_gates, their_experts = theirs(x)
@@ -60,7 +60,7 @@ def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
     """On rows whose logits are exact, gate weights are transformers' own, to the last bits of exp in float32."""
     model = random_model(model_type, num_experts_per_tok=3)
     theirs = router_of(blocks_of(model)[0])
-    ours = SoftmaxRouter.try_from(theirs, FAMILIES[model_type].gate, model.config)
+    ours = SoftmaxRouter.try_from(theirs, TRAITS[model_type].gate, model.config)
     x = torch.eye(64).mul(16).bfloat16()  # a logit is a power of two times a weight
     (logits, gates, experts), (_, their_gates, their_experts) = ours(x), theirs(x)
     assert torch.equal(logits, (theirs.weight.data.float() * 16).bfloat16().T)
@@ -82,7 +82,7 @@ def test_look_ahead_predicts_the_routers_own_choice(model_type):
     That is by the product where the family declares that it decides, on rows where products are further apart than
     rounding; elsewhere by gate weight, and the product alone chooses other experts on some row.
     """
-    family = FAMILIES[model_type]
+    traits = TRAITS[model_type]
     # The best two experts of a row are always in its best two groups; the third need not be.
     changes = {"num_experts_per_tok": 3} if model_type == "deepseek_v2" else {}
     for block in blocks_of(random_model(model_type, **changes)):
@@ -90,12 +90,12 @@ def test_look_ahead_predicts_the_routers_own_choice(model_type):
         router.weight.data.mul_(5)
         with torch.no_grad():
             _, gates, experts = router(x)
-            logits = next_logits(block, family)(x)
+            logits = next_logits(block, traits)(x)
             product = x.float() @ router.weight.float().T
         k = experts.shape[1]
         got = torch.tensor(predict(logits, k, decode=True))
         by_product = product.topk(k).indices
-        if family.product_router:
+        if traits.product_router:
             best = product.sort(descending=True).values
             decided = ((best[:, :k] - best[:, 1 : k + 1]) > 0.05).all(1)
             assert torch.equal(by_product[decided].sort().values, experts[decided].sort().values)
@@ -118,7 +118,7 @@ def test_a_chosen_expert_of_no_weight_is_still_predicted():
 
     block = torch.nn.Module()
     block.router = Router()
-    logits = next_logits(block, FAMILIES["gpt_oss"])(torch.zeros(1, 2))
+    logits = next_logits(block, TRAITS["gpt_oss"])(torch.zeros(1, 2))
     assert predict(logits, 2, decode=True) == [[1, 3]]
 
 
@@ -158,7 +158,7 @@ WINDOWS = [
 def test_windows_are_those_of_transformers_masks(model_type, changes):
     """Each layer's window is the number of keys that transformers' mask leaves visible; 0 where it leaves all."""
     model = random_model(model_type, **changes)
-    windows = FAMILIES[model_type].fused_gqa.windows(model.config)
+    windows = TRAITS[model_type].fused_gqa.windows(model.config)
     assert [min(window or 12, 12) for window in windows] == visible(model, 12)
 
 
@@ -179,7 +179,7 @@ def test_block_is_experts_where_the_block_adds_nothing(model_type):
         handle.remove()
         whole = found[0] if isinstance(found, tuple) else found
         alone = torch.equal(whole.reshape(5, -1), outputs.pop().reshape(5, -1))
-        assert alone == FAMILIES[model_type].fused_gqa.block_is_experts
+        assert alone == TRAITS[model_type].fused_gqa.block_is_experts
 
 
 @needs_native
@@ -201,7 +201,7 @@ def test_rms_norm_is_transformers_norm(model_type):
         with torch.no_grad():
             differing += int((dense(x) != norm(x)).sum())
         numbers += x.numel()
-    if FAMILIES[model_type].rms_norm:
+    if TRAITS[model_type].rms_norm:
         assert numbers
         assert differing <= numbers // 2000
     else:

@@ -14,7 +14,7 @@ from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2SparseMo
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.table import FAMILIES
+from edgemoe.families.table import TRAITS
 from edgemoe.layers.attention import attention
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.router import choose_by_row, next_logits, router_of
@@ -70,7 +70,7 @@ def test_look_ahead_predicts_routers_with_arguments_of_their_block(model_type):
         x = torch.randn(50, 32)
         _, gates, chosen = router_of(block)(x, *further)
         choose_by_row(router_of(block))
-        got = predict(next_logits(block, FAMILIES["gpt_oss"])(x), 2, decode=True)
+        got = predict(next_logits(block, TRAITS["gpt_oss"])(x), 2, decode=True)
     assert got == chosen.gather(1, gates.sort(descending=True).indices).tolist()
     assert len({tuple(sorted(row)) for row in got}) > 5
 
@@ -85,4 +85,4 @@ def test_a_router_that_its_block_cannot_serve_is_refused():
     block = torch.nn.Module()
     block.gate = Router()
     with pytest.raises(ModelRefused, match="weights_of_the_past in Module, for its router Router"):
-        next_logits(block, FAMILIES["gpt_oss"])
+        next_logits(block, TRAITS["gpt_oss"])

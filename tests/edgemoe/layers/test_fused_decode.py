@@ -15,7 +15,7 @@ from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
-from edgemoe.families.table import FAMILIES
+from edgemoe.families.table import TRAITS
 from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
@@ -374,5 +374,5 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
 
 def test_every_family_with_fused_gqa_is_compared():
     """The models above cover the families that declare fused_gqa."""
-    declared = {name for name, family in FAMILIES.items() if family.fused_gqa}
+    declared = {name for name, traits in TRAITS.items() if traits.fused_gqa}
     assert {model.partition(",")[0] for model in MODELS} == declared

@@ -10,10 +10,11 @@ import torch
 from family_models import SMALL, small_config
 
 from edgemoe.errors import ModelRefused
+from edgemoe.families.meta_model import LARGEST_BUFFER
 from edgemoe.families.table import family_of
 from edgemoe.layers.skeleton import skeleton
-from edgemoe.layers.trial import LARGEST_BUFFER, try_step
-from edgemoe.storage.convert.checkpoint import bounded_config
+from edgemoe.layers.trial import try_step
+from edgemoe.storage.convert.config import bounded_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about values
 

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from edgemoe.errors import BadHeader, MissingTensor, ModelRefused, ReadFailed, TruncatedFile
-from edgemoe.storage.convert.checkpoint import Checkpoint, bounded_config
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.config import bounded_config
 
 INDEX = "model.safetensors.index.json"
 FUSED = "model.layers.2.mlp.experts.gate_up_proj"

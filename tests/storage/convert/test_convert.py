@@ -230,7 +230,7 @@ def test_a_model_without_experts_is_refused(checkpoint, tmp_path):
     source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"mlp_only_layers": [0, 1, 2]}))
-    with pytest.raises(ModelRefused, match="no layer with experts"):
+    with pytest.raises(ModelRefused, match="the model is dense"):
         run(source, tmp_path / "store")
 
 

@@ -1,0 +1,218 @@
+"""What a step of a model without weights shows: the shapes of its KV, and how many experts a token has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from edgemoe.errors import ModelRefused
+from edgemoe.families.meta_model import Passes, Rotary, buffers_of_config, repeated_layers, replaced
+from edgemoe.kv.shape import KVShape, LinearState
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN
+
+NAME = "edgemoe-shapes"
+"""Under which transformers finds the attention and the experts of this module."""
+
+_ROWS = 3
+
+_LARGEST_SIZE = 131_072
+"""Largest legal size of one cached dimension."""
+
+_ACTION = "choose a model of another family"
+
+
+@dataclass
+class Seen:
+    """What the layers of a step have shown.
+
+    Attributes:
+        cached: layer -> heads and sizes of what it caches as keys and as values.
+        attended: layer -> heads of the keys that it attends to.
+        convolved: layer -> channels and kernel of its convolution.
+        recurrent: layer -> heads, key and value size of its recurrence.
+        chosen: experts module -> experts of each token.
+    """
+
+    cached: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    attended: dict[int, int] = field(default_factory=dict)
+    convolved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    recurrent: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    chosen: dict[int, int] = field(default_factory=dict)
+
+
+class _Cache(Cache):  # type: ignore[misc]  # transformers ships no types
+    """Notes what layers cache, and has nothing from before."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__(layers=[])
+        self.seen = seen
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Notes the heads and sizes of keys and values."""
+        keys, values = key_states.shape, value_states.shape
+        self.seen.cached[layer_idx] = keys[1], keys[3], values[1], values[3]
+        return key_states, value_states
+
+    def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
+        """Notes channels and kernel; the earlier inputs are zeros."""
+        kernel = kwargs.get("conv_kernel_size") or conv_states.shape[-1]
+        self.seen.convolved[layer_idx] = conv_states.shape[1], kernel
+        return torch.cat((conv_states.new_zeros(*conv_states.shape[:2], kernel), conv_states), dim=-1)
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> None:
+        """Notes the shape."""
+        self.seen.recurrent[layer_idx] = tuple(recurrent_states.shape[1:])
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Returns None: the step is a sequence's first."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Returns None: the step is a sequence's first."""
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        """Returns False: the step is a sequence's first."""
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Returns False: nothing is undone."""
+        return False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns 0: the step is a sequence's first."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Returns 0: the step is a sequence's first."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Returns the rows of the step, and no offset."""
+        return query_length, 0
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    module.edgemoe_seen.attended[module.layer_idx] = key.shape[1]
+    return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    module.edgemoe_seen.chosen[id(module)] = chosen.shape[-1]
+    if chosen.shape != gates.shape or len(chosen) != len(hidden):
+        raise ValueError(
+            f"experts {list(chosen.shape)} and gate weights {list(gates.shape)} of {len(hidden)} tokens"
+        )
+    return torch.empty_like(hidden)
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)
+ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
+
+
+def seen_of(model: Any) -> Seen:
+    """Runs a step of three tokens through one layer of each kind of a model on the meta device.
+
+    Args:
+        model: made with the attention and the experts of this module (NAME).
+
+    Returns:
+        what the layers have shown, for all layers.
+
+    Raises:
+        Exception: whatever a module raises.
+    """
+    seen, first = Seen(), repeated_layers(model)
+    rotary: dict[str, nn.Module] = {name: Rotary(real) for name, real in buffers_of_config(model).items()}
+    alike = {f"model.layers.{number}": Passes() for number in first}
+    with torch.inference_mode(), _noting(model, seen), replaced(model, rotary), replaced(model, alike):
+        model(
+            input_ids=torch.zeros(1, _ROWS, dtype=torch.int64, device="meta"),
+            position_ids=torch.arange(_ROWS)[None],
+            past_key_values=_Cache(seen),
+            use_cache=True,
+        )
+    notes: list[dict[int, Any]] = [seen.cached, seen.attended, seen.convolved, seen.recurrent]
+    for number, other in first.items():
+        for note in notes:
+            if other in note:
+                note[number] = note[other]
+    return seen
+
+
+@contextmanager
+def _noting(model: nn.Module, seen: Seen) -> Iterator[None]:
+    """Gives every module the place of its notes, within the block."""
+    modules: list[Any] = [*model.modules()]
+    for module in modules:
+        module.edgemoe_seen = seen
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.edgemoe_seen
+
+
+def kv_shape(seen: Seen) -> KVShape:
+    """The shape of a sequence's KV.
+
+    A layer that attends to more heads than it caches has expanded them from latents, with one head: its keys are cached
+    as latents, and its values as the rotary part that all heads share.
+
+    Raises:
+        ModelRefused: layers cache keys and values of different shapes, of an absurd size, or a state that is not
+            supported.
+    """
+    shapes = set(seen.cached.values())
+    if len(shapes) != 1:
+        raise ModelRefused(
+            "keys and values of one shape in all layers",
+            f"{len(shapes)} shapes of heads and sizes, {sorted(shapes)[:2]}",
+            _ACTION,
+        )
+    heads, key_dim, value_heads, value_dim = shape = shapes.pop()
+    if not all(1 <= size <= _LARGEST_SIZE for size in shape):
+        raise ModelRefused(
+            f"sizes from 1 to {_LARGEST_SIZE} of keys and values, as config.json gives them",
+            f"heads and sizes {shape}",
+            CHECK_ORIGIN,
+        )
+    latent = 0
+    if any(seen.attended.get(layer, heads) != heads for layer in seen.cached):
+        latent, key_dim, value_dim = key_dim, key_dim + value_dim, 0
+    elif value_heads != heads:
+        raise ModelRefused("as many values as keys", f"{heads} keys and {value_heads} values", _ACTION)
+    return KVShape(tuple(sorted(seen.cached)), heads, key_dim, value_dim, latent, _linear(seen))
+
+
+def _linear(seen: Seen) -> LinearState | None:
+    """The state of the linear-attention layers; None where there are none."""
+    if not seen.convolved and not seen.recurrent:
+        return None
+    states = {(seen.convolved.get(i), seen.recurrent.get(i)) for i in {*seen.convolved, *seen.recurrent}}
+    convolved, recurrent = states.pop()
+    if recurrent is None:
+        recurrent = 0, 0, 0
+    if states or convolved is None or len(recurrent) != 3:
+        raise ModelRefused(
+            "a state of one convolution, and of no recurrence or one of three sizes, in each layer without attention",
+            f"convolutions {convolved} and recurrences {recurrent}",
+            _ACTION,
+        )
+    heads, key_dim, value_dim = recurrent
+    return LinearState(tuple(sorted(seen.convolved)), *convolved, heads, key_dim, value_dim)
