@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -87,6 +88,12 @@ def options(
     """Declares the options before a command's name."""
 
 
+@cache
+def _program() -> Any:
+    """The commands with all their options, which take 25 ms to make; a program that calls main again has them."""
+    return typer.main.get_command(app)
+
+
 def main() -> int:
     """Runs the command line; returns its exit code."""
     logging.setLogRecordFactory(PrintableRecord)
@@ -94,7 +101,7 @@ def main() -> int:
     logging.basicConfig(format="edgemoe: %(message)s", level=logging.WARNING, handlers=[_Warnings()])
     try:
         with standard_streams():
-            result = typer.main.get_command(app).main(prog_name="edgemoe", standalone_mode=False)
+            result = _program().main(prog_name="edgemoe", standalone_mode=False)
     except EdgemoeError as error:
         say(f"edgemoe: {error}")
         return error.exit_code
