@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,7 @@ def fused_name(function: object) -> str:
     """
     if function is F.silu:
         return "silu"
-    # transformers has a class for several formulas of gelu: `act` is the one that it computes.
-    if getattr(function, "act", F.gelu) is not F.gelu and type(function).__name__ == "GELUActivation":
+    # transformers' classes of gelu have torch's function in `act`, or a method with a formula of their own.
+    if isinstance(getattr(function, "act", None), MethodType):
         return CUSTOM
     return _OF_CLASS.get(type(function).__name__, CUSTOM)
