@@ -74,8 +74,9 @@ def scored_rows(model: PlannedModel, limits: Limits, long_step: int) -> int:
     """
     shape = model.shape
     left = _largest_part(model, limits) + shape.vocab * LOGIT_BYTES * limits.parallel + long_step
-    of_slice = SLICE_BYTES // (4 * shape.hidden)
-    return max(min((left - SLICE_BYTES) // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
+    converted = _converted_bytes(shape, shape.vocab)
+    of_slice = converted // (4 * shape.hidden)
+    return max(min((left - converted) // ((shape.vocab + of_slice) * LOGIT_BYTES), BLOCK_ROWS), 1)
 
 
 def _largest_part(model: PlannedModel, limits: Limits) -> int:
@@ -158,8 +159,13 @@ def _product_bytes(shape: ModelShape, rows: int, widest: int, outputs: int) -> i
         widest: numbers of the longest row, of the input or of a slice's result.
         outputs: number of the matrix's rows, one for each output.
     """
-    converted = min(SLICE_BYTES, 4 * shape.hidden * outputs)
+    converted = _converted_bytes(shape, outputs)
     return converted + rows * (widest + converted // (4 * shape.hidden)) * (4 + 2)
+
+
+def _converted_bytes(shape: ModelShape, outputs: int) -> int:
+    """Bytes of the part of a dense matrix with so many rows that is float32 at a time."""
+    return min(SLICE_BYTES, 4 * shape.hidden * outputs)
 
 
 def _experts_bytes(model: PlannedModel, rows: int) -> int:

@@ -25,7 +25,7 @@ from edgemoe.memory.limits import Limits
 from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.split import MINIMUM_EXPERTS
-from edgemoe.memory.workspace import workspace_bytes
+from edgemoe.memory.workspace import scored_rows, workspace_bytes
 from edgemoe.models.plans.division import Division, plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
@@ -134,6 +134,19 @@ def test_rows_that_are_scored_at_once_fit_the_workspace():
     assert 1 < made.scored_rows <= 512
     assert made.scored_rows * SHAPE.vocab * 6 < made.workspace_bytes
     assert plan(context=2).scored_rows >= 1
+
+
+def test_a_small_head_leaves_room_for_scored_rows():
+    """No more of the head is float32 at a time than it has: rows share a step where the workspace has their logits."""
+    small = dataclasses.replace(
+        SHAPE,
+        hidden=256,
+        heads=4,
+        kv=KVShape((0,), heads=2, key_dim=64, value_dim=64),
+        vocab=4096,
+        widest=768,
+    )
+    assert scored_rows(PlannedModel(small, GEOMETRY, FORM), Limits(None, 512), 0) >= 64
 
 
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
