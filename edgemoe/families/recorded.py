@@ -23,6 +23,9 @@ NAME = "edgemoe-shapes"
 
 _ROWS = 3
 
+_NO_KEYS = 1, 1, 1, 1
+"""Heads and sizes of keys and values of a model whose layers all have states, and so none of them."""
+
 _LARGEST_SIZE = 131_072
 """Largest legal size of one cached dimension."""
 
@@ -178,7 +181,7 @@ def kv_shape(seen: Seen) -> KVShape:
         ModelRefused: layers cache keys and values of different shapes, of an absurd size, or a state that is not
             supported.
     """
-    shapes = set(seen.cached.values())
+    shapes = set(seen.cached.values()) or {_NO_KEYS}
     if len(shapes) != 1:
         raise ModelRefused(
             "keys and values of one shape in all layers",

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from edgemoe.families.table import TRAITS, family_of
+from edgemoe.families.table import family_of
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config
@@ -83,8 +83,15 @@ def _files(make: Callable[[Path], Path], *names: str) -> Callable[[Path], Sequen
     return lambda directory: [made / name for made in (make(directory / "model"),) for name in names]
 
 
+_KINDS = (
+    *("qwen3_moe", "deepseek_v3", "qwen3_next", "gpt_oss"),
+    *("ernie4_5_moe", "minimax_m2", "glm4_moe", "granitemoe"),
+)
+"""Families whose configs have keys of different kinds."""
+
+
 def _configs(directory: Path) -> Sequence[Path]:
-    return [samples.write_config(directory / name, name) / "config.json" for name in TRAITS]
+    return [samples.write_config(directory / name, name) / "config.json" for name in _KINDS]
 
 
 def _packed(method: str) -> Parser:

@@ -79,7 +79,7 @@ def write_config(directory: Path, model_type: str) -> Path:
         **{"vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0, "intermediate_size": 96},
         **dict.fromkeys(EXPERT_COUNT_KEYS, 8),
         **dict.fromkeys(TOP_K_KEYS, 2),
-        "moe_intermediate_size": 32,
+        **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
     }
     directory.mkdir(parents=True)
     config = AutoConfig.for_model(model_type, **sizes).to_dict()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from small_conversion import FAMILY
-
+from edgemoe.families.table import family_of
 from edgemoe.storage.compensators.making import compensate
+from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.store.manifest import Manifest
 
 
@@ -25,7 +25,7 @@ def add(
     return compensate(
         source,
         store,
-        FAMILY if source else None,
+        family_of(Checkpoint.open(source).config) if source else None,
         base_level=base_level,
         rule=rule,
         mean_rank=mean_rank,
