@@ -15,7 +15,7 @@ from mutated_models import CHECKPOINTS, STORES, Edit, edit
 from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-SECONDS = 4.0
+SECONDS = 2.5
 """Of one test; on a busy machine it sees fewer cases, and at least LEAST."""
 
 LEAST = 30

@@ -18,6 +18,7 @@ import pytest
 import torch
 from availability import needs_native
 from cgroups import controller, has_cgroup, needs_cgroup
+from short_probes import probe_briefly
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import UserError
@@ -46,8 +47,9 @@ def restored_signal_handlers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_threads() -> Iterator[None]:
-    """Restores the number of torch's threads, which a child that is called in this process sets."""
+def child_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Measures bandwidths for a moment, and restores the number of torch's threads, which a child sets."""
+    probe_briefly(monkeypatch)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -281,6 +283,7 @@ def outcome(*times: float, **more: Any) -> Outcome:
     return Outcome({"token_times": list(times), "load_s": 1.0, **more}, None, Usage(100, 90, 0, 0))
 
 
+@pytest.mark.e2e
 def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer and edgemoe's first row answer the longest prompt once more, unlimited and without warm-up."""
     requested = []

@@ -45,6 +45,7 @@ def raising(path: Path) -> None:
         time.sleep(5)
 
 
+@pytest.mark.e2e
 def test_the_runner_counts_every_outcome(monkeypatch):
     """Typed errors, accepted files, other errors and cases that take too long, each with what its case was."""
     monkeypatch.setattr(outcomes, "LIMIT", 0.05)

@@ -241,6 +241,7 @@ def test_batches_depend_on_seed_and_step_only(mixture: Mixture) -> None:
     ]
 
 
+@pytest.mark.e2e
 def test_threads_split_a_step(mixture: Mixture, tmp_path: Path) -> None:
     """Two threads, and more threads than rows, take the same step as one, up to rounding."""
     trained = []
