@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,13 @@ from edgemoe.errors import UserError
 
 
 @pytest.fixture
-def pipe(monkeypatch):
+def stdin(monkeypatch):
+    """Puts a file in the place of stdin."""
+    return partial(monkeypatch.setattr, sys, "stdin")
+
+
+@pytest.fixture
+def pipe(stdin):
     """Makes bytes the contents of a pipe on stdin."""
     with ExitStack() as opened:
 
@@ -23,29 +30,29 @@ def pipe(monkeypatch):
             reading, writing = os.pipe()
             os.write(writing, data)
             os.close(writing)
-            monkeypatch.setattr(sys, "stdin", opened.enter_context(os.fdopen(reading)))
+            stdin(opened.enter_context(os.fdopen(reading)))
 
         yield make
 
 
-def test_a_prompt_alone(monkeypatch):
+def test_a_prompt_alone(stdin):
     """Without a file, and with a stdin that is no pipe, the prompt is unchanged."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("another program's"))
+    stdin(io.StringIO("another program's"))
     assert whole_prompt("a prompt", None) == "a prompt"
     with open(os.devnull) as null:  # noqa: PTH123
-        monkeypatch.setattr(sys, "stdin", null)
+        stdin(null)
         assert whole_prompt("a prompt", None) == "a prompt"
 
 
-def test_a_file_and_a_pipe_follow(pipe, tmp_path, monkeypatch):
+def test_a_file_and_a_pipe_follow(pipe, stdin, tmp_path):
     """The file comes first; empty lines separate the parts, and an empty pipe adds nothing."""
     (tmp_path / "notes").write_text("one\ntwo\n\n", encoding="utf-8")
     pipe("größer 🙂\n".encode())
     assert whole_prompt("sum up", tmp_path / "notes") == "sum up\n\none\ntwo\n\ngrößer 🙂"
     pipe(b"")
     assert whole_prompt("sum up", None) == "sum up"
-    with (tmp_path / "notes").open() as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin)
+    with (tmp_path / "notes").open() as file:
+        stdin(file)
         assert whole_prompt("sum up", None) == "sum up\n\none\ntwo"
 
 
