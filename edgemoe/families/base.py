@@ -62,7 +62,7 @@ class QuantizedForm:
     """The family without multipliers in whose form engines load quantized experts (storage/export/multipliers.py).
 
     Args:
-        model_type: as in config.json.
+        model_type: the value of `model_type` in config.json, such as qwen3_moe.
         expert_names: templates of one expert's gate, up and down.
         router_name: template of a layer's router weight.
     """
@@ -112,7 +112,7 @@ class Family:
     numbers.
 
     Args:
-        model_type: as in transformers' config.
+        model_type: the value of `model_type` in transformers' config, such as qwen3_moe.
         traits: what is declared of the model_type.
         moe_layers: the layers that have experts, ascending.
         experts: number of experts of each of them.

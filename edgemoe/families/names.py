@@ -28,8 +28,8 @@ class Conversions:
     """How from_pretrained makes the tensors of modules from those of a checkpoint.
 
     Args:
-        renames: as Family.renames.
-        restores: as Family.restores.
+        renames: pairs that turn a checkpoint's tensor names into the model's (Family.renames).
+        restores: pairs that turn the model's tensor names into a checkpoint's (Family.restores).
         converters: transformers' conversions that compute with tensors.
     """
 

@@ -151,7 +151,7 @@ def traits_of(model_type: str, config: Config = MappingProxyType({})) -> Traits:
     """Returns what is declared of a model_type.
 
     Args:
-        model_type: as in config.json.
+        model_type: the value of `model_type` in config.json, such as qwen3_moe.
         config: config.json, which says whether a model without a row is dense.
 
     Raises:

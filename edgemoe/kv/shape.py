@@ -18,7 +18,7 @@ class LinearState:
     Args:
         layers: the layers with such a state, ascending.
         channels, kernel: of the convolution, whose last inputs are stored as bf16 [channels, kernel].
-        heads, key_dim, value_dim: of the recurrence, stored as float32 [heads, key_dim, value_dim]; 0: there is none.
+        heads, key_dim, value_dim: shape of the recurrence's state, float32 [heads, key_dim, value_dim]; 0: none.
     """
 
     layers: tuple[int, ...]

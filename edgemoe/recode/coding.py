@@ -40,7 +40,7 @@ class Coding:
         sample: complete and open.
         experts: the weights of the checkpoint.
         layers: number of a layer -> its experts, for their activation.
-        geometry, layout: of the store's records.
+        geometry, layout: sizes of the store's records, and the order of codes in them.
         importance: weights of the levels.
         progress: called with experts done and in all, from the calling thread; each is counted twice.
     """

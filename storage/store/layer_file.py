@@ -40,7 +40,7 @@ def shard_name(layer: int, run: str = "") -> str:
 
 
 def shards(directory: Path) -> dict[Path, tuple[str, int]]:
-    """The files of records in a directory, whole or not: path -> (run, layer) as for shard_name."""
+    """The files of records in a directory, whole or not: path -> (run, layer), which shard_name takes."""
     found = ((path, _SHARD_NAME.fullmatch(path.name)) for path in directory.iterdir())
     return {path: (match[1] or "", int(match[2])) for path, match in found if match}
 
@@ -76,7 +76,7 @@ def write_layer(
         count: number of records, from expert 0 on.
         records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
         error: the error of the layer against its source; complete once the last record is taken.
-        run: as for shard_name.
+        run: CalibratedCodes.run of the codes, 8 hex digits; "": codes that were rounded to nearest.
 
     Raises:
         ValueError: another number or length of records; no file is written.

@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -171,6 +172,32 @@ def tiny_store(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     directory = tmp_path_factory.mktemp("store") / "tiny"
     convert_checkpoint(checkpoint, directory, max_level=8, layout="auto", dense_bits=16)
     return directory
+
+
+@pytest.fixture(scope="session")
+def foxes_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of sentences about foxes, dogs and sums."""
+    chance = random.Random(0)
+    words = (
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "a",
+        "dog",
+        "and",
+        "12",
+        "+",
+        "30",
+        "makes",
+        "42",
+        ".",
+    )
+    path = tmp_path_factory.mktemp("texts") / "foxes.txt"
+    path.write_text(" ".join(chance.choices(words, k=6000)))
+    return path
 
 
 @pytest.fixture

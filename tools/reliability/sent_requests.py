@@ -38,7 +38,7 @@ class Sent:
     Args:
         path: the endpoint of a body; None: `raw` is all that goes through a socket.
         raw: the bytes that are sent.
-        status: of the response; None: the connection was closed without one.
+        status: status code of the response; None: the connection was closed without one.
         seconds: until the end of the response.
         error: why there is no end; "": there is one.
     """

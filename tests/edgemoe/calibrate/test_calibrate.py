@@ -59,32 +59,6 @@ def uninterrupted(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return (store / CALIBRATION_NAME).read_bytes()
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    """A file of sentences about foxes, dogs and sums."""
-    chance = random.Random(0)
-    words = (
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "a",
-        "dog",
-        "and",
-        "12",
-        "+",
-        "30",
-        "makes",
-        "42",
-        ".",
-    )
-    path = tmp_path_factory.mktemp("texts") / "foxes.txt"
-    path.write_text(" ".join(chance.choices(words, k=6000)))
-    return path
-
-
 def measure(store: Path, text: Path | None = None, **changes) -> Calibration:
     return calibrate(StoreModel.open(store), CalibrationRequest(text, TOKENS, **changes))
 
@@ -138,11 +112,11 @@ def independent_errors(model, windows) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.e2e
-def test_errors_equal_an_independent_computation(store, tiny_model, text):
+def test_errors_equal_an_independent_computation(store, tiny_model, foxes_text):
     """Of every expert with enough tokens, within what 8-bit activations and a router's rare other choice explain."""
-    made = measure(store, text)
+    made = measure(store, foxes_text)
     assert (made.origin, made.measured_on) == (TEXT, "1,024 tokens of foxes.txt")
-    windows = spread_windows(load_tokenizer(store), text, TOKENS, 512)
+    windows = spread_windows(load_tokenizer(store), foxes_text, TOKENS, 512)
     squared, counts = independent_errors(tiny_model, windows)
     assert len(windows) == 2
     assert made.layers == (0, 2)
@@ -401,10 +375,10 @@ def test_the_demo_ships_calibrated():
 
 
 @pytest.mark.e2e
-def test_eval_measures_bits(run, store, checkpoint, text):
+def test_eval_measures_bits(run, store, checkpoint, foxes_text):
     """`--bits` replaces the retention of four levels alone; the report names what damage was measured on."""
     measure(store)
-    options = ("--text", text, "--reference", checkpoint, "--tokens", 256, "--window", 64, "--json")
+    options = ("--text", foxes_text, "--reference", checkpoint, "--tokens", 256, "--window", 64, "--json")
     levels = ("--levels", "4", "--levels", "4/2", "--levels", "8/4/2/0")
     code, out, _ = run("eval", "--model", store, *options, *levels, "--retention", "0.75", "--bits", "3")
     assert code == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -43,39 +42,13 @@ def recoded(store: Path, source: Path, text: Path | None = None, **changes) -> M
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of random words."""
-    chance = random.Random(0)
-    words = [
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "a",
-        "dog",
-        "and",
-        "12",
-        "+",
-        "30",
-        "makes",
-        "42",
-        ".",
-    ]
-    path = tmp_path_factory.mktemp("texts") / "foxes.txt"
-    path.write_text(" ".join(chance.choices(words, k=6000)))
-    return path
-
-
-@pytest.fixture(scope="module")
 def uninterrupted(
-    tiny_store: Path, checkpoint: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_store: Path, checkpoint: Path, foxes_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     """Name -> bytes of the files after a run without an interruption, on one thread."""
     store = tmp_path_factory.mktemp("recoded") / "store"
     shutil.copytree(tiny_store, store, ignore=shutil.ignore_patterns(CALIBRATION_NAME))
-    recoded(store, checkpoint, text, threads=1)
+    recoded(store, checkpoint, foxes_text, threads=1)
     return files(store)
 
 
@@ -94,7 +67,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, cal
 
 
 @pytest.mark.e2e
-def test_inner_products_lose_less_at_two_and_four_bits(damageable, checkpoint, text):
+def test_inner_products_lose_less_at_two_and_four_bits(damageable, checkpoint, foxes_text):
     """On the sampled inputs themselves, computed from the checkpoint's own tensors in float64."""
     before = weights_of(damageable)
     inputs = {}
@@ -107,7 +80,7 @@ def test_inner_products_lose_less_at_two_and_four_bits(damageable, checkpoint, t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgemoe.recode.run.ExpertSample", Kept)
-        made = recoded(damageable, checkpoint, text)
+        made = recoded(damageable, checkpoint, foxes_text)
     after, source = weights_of(damageable), load_file(checkpoint / "model.safetensors")
     assert made.codes is not None
     assert set(inputs) == {0, 2}
@@ -137,11 +110,11 @@ def weights_of(store: Path) -> dict[tuple[int, int], dict[int, torch.Tensor]]:
 
 
 @pytest.mark.e2e
-def test_the_bytes_do_not_depend_on_threads_or_limits(damageable, checkpoint, text, uninterrupted):
+def test_the_bytes_do_not_depend_on_threads_or_limits(damageable, checkpoint, foxes_text, uninterrupted):
     opened = StoreModel.open(damageable)
     settings = RunSettings.uniform(8)
     least = opened.plan(vram_limit=None, settings=settings, context=512).minimum_vram_bytes
-    recoded(damageable, checkpoint, text, threads=3, vram_limit=least)
+    recoded(damageable, checkpoint, foxes_text, threads=3, vram_limit=least)
     assert files(damageable) == uninterrupted
 
 
@@ -156,23 +129,23 @@ def test_the_bytes_do_not_depend_on_threads_or_limits(damageable, checkpoint, te
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    damageable, checkpoint, text, uninterrupted, owner, name, calls
+    damageable, checkpoint, foxes_text, uninterrupted, owner, name, calls
 ):
     """Stopped after a window, after a layer and before the end: usable meanwhile, and the same bytes in the end."""
     before = Manifest.load(damageable)
     with pytest.MonkeyPatch.context() as patch:
         stopped_after(patch, owner, name, calls)
         with pytest.raises(KeyboardInterrupt):
-            recoded(damageable, checkpoint, text)
+            recoded(damageable, checkpoint, foxes_text)
     assert Manifest.load(damageable) == before
     assert not verify(damageable, lambda done, total: None).damage
-    recoded(damageable, checkpoint, text)
+    recoded(damageable, checkpoint, foxes_text)
     assert files(damageable) == uninterrupted
     assert not (damageable / FOLDER).exists()
 
 
 @pytest.mark.e2e
-def test_a_recoded_store_is_whole_says_how_and_is_not_changed_again(damageable, checkpoint, text):
+def test_a_recoded_store_is_whole_says_how_and_is_not_changed_again(damageable, checkpoint, foxes_text):
     """What was measured on the old codes goes: the calibration of levels, and compensators."""
     (damageable / CALIBRATION_NAME).write_bytes(b"of the old codes")
     family = family_of(Checkpoint.open(checkpoint).config)
@@ -180,7 +153,7 @@ def test_a_recoded_store_is_whole_says_how_and_is_not_changed_again(damageable, 
         None, damageable, family, base_level=2, rule="uniform", mean_rank=4, progress=lambda done, total: None
     )
     old = Manifest.load(damageable)
-    made = recoded(damageable, checkpoint, text)
+    made = recoded(damageable, checkpoint, foxes_text)
     assert made == Manifest.load(damageable)
     assert made.compensators is None
     assert not (damageable / CALIBRATION_NAME).exists()
@@ -191,19 +164,19 @@ def test_a_recoded_store_is_whole_says_how_and_is_not_changed_again(damageable, 
     assert made.coded_source != old.coded_source
     assert "calibrated on 1,024 tokens of foxes.txt" in describe(damageable)["codes"]
     before = {name: (damageable / name).stat().st_mtime_ns for name in files(damageable)}
-    recoded(damageable, checkpoint, text)
+    recoded(damageable, checkpoint, foxes_text)
     assert before == {name: (damageable / name).stat().st_mtime_ns for name in files(damageable)}
-    other = recoded(damageable, checkpoint, text, favour="high")
+    other = recoded(damageable, checkpoint, foxes_text, favour="high")
     assert other.codes is not None
     assert other.codes.importance == {2: 1, 4: 8, 8: 64}
 
 
 @pytest.mark.e2e
-def test_another_checkpoint_is_refused(damageable, checkpoint, small_source, text, tmp_path):
+def test_another_checkpoint_is_refused(damageable, checkpoint, small_source, foxes_text, tmp_path):
     """Before anything is written; too short a text as well."""
     before = files(damageable)
     with pytest.raises(ModelRefused, match="the checkpoint that"):
-        recoded(damageable, small_source, text)
+        recoded(damageable, small_source, foxes_text)
     short = tmp_path / "short.txt"
     short.write_text("a few words")
     with pytest.raises(UserError, match="at least 512 tokens"):
@@ -212,29 +185,29 @@ def test_another_checkpoint_is_refused(damageable, checkpoint, small_source, tex
 
 
 @pytest.mark.e2e
-def test_a_damaged_sample_is_refused(damageable, checkpoint, text):
+def test_a_damaged_sample_is_refused(damageable, checkpoint, foxes_text):
     """A bit of the inputs that changes between two runs; without the folder the run begins again."""
     with pytest.MonkeyPatch.context() as patch:
         stopped_after(patch, ExpertSample, "end_window", 2)
         with pytest.raises(KeyboardInterrupt):
-            recoded(damageable, checkpoint, text)
+            recoded(damageable, checkpoint, foxes_text)
     flip(damageable / FOLDER / "inputs.bin", 1000)
     with pytest.raises(ChecksumMismatch, match="sampled inputs of layer 0"):
-        recoded(damageable, checkpoint, text)
+        recoded(damageable, checkpoint, foxes_text)
     assert Manifest.load(damageable).codes is None
     shutil.rmtree(damageable / FOLDER)
-    assert recoded(damageable, checkpoint, text).codes
+    assert recoded(damageable, checkpoint, foxes_text).codes
 
 
 @pytest.mark.e2e
-def test_commands(run, checkpoint, tmp_path, text):
+def test_commands(run, checkpoint, tmp_path, foxes_text):
     """`convert --calibrate` makes the store that `convert` and `recode` make."""
     one, two = tmp_path / "one", tmp_path / "two"
-    code, _, err = run("convert", checkpoint, one, "--calibrate", text, "--samples", TOKENS, "--json")
+    code, _, err = run("convert", checkpoint, one, "--calibrate", foxes_text, "--samples", TOKENS, "--json")
     assert code == 0, err
     assert "coding one" in err
     assert run("convert", checkpoint, two, "--json")[0] == 0
-    code, out, err = run("recode", two, checkpoint, "--text", text, "--samples", TOKENS, "--json")
+    code, out, err = run("recode", two, checkpoint, "--text", foxes_text, "--samples", TOKENS, "--json")
     assert code == 0, err
     assert "calibrated on 1,024 tokens of foxes.txt" in json.loads(out)["codes"]
     assert files(one) == files(two)
