@@ -130,6 +130,8 @@ class Family:
         restores: make the name in checkpoints of the Hub of the name in transformers' modules.
         precise: regular expressions found in the names, in modules, of tensors that stay float32.
         unused: regular expressions found in the names of tensors that are not part of the model.
+        joins: endings of names in modules: of a dense tensor, and of its parts in checkpoints, in the order of their
+            rows.
         ahead: first and last + 1 of the layers for multi-token prediction, which follow the model's layers.
         dense: names in modules of all dense tensors.
     """
@@ -152,6 +154,7 @@ class Family:
     restores: tuple[Rename, ...] = ()
     precise: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    joins: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ahead: tuple[int, int] = (0, 0)
     dense: frozenset[str] = field(default=frozenset(), repr=False)
 

@@ -30,19 +30,18 @@ def derive(bounded: Config, traits: Traits) -> Family:
             model has a part that edgemoe does not run; the message names it.
     """
     model, seen = _step_of(bounded)
-    experts = _experts_of(model)
+    experts, conversions = _experts_of(model), Conversions.of(model, bounded.get(WRAPPED_IN))
     one, places = next(iter(experts.values())), _names_of(model, experts).values()
-    conversions = Conversions.of(model, bounded.get(WRAPPED_IN))
     path = one_template(f"{name}." for name in places)
     names, fused, turned = _expert_names(conversions, path + "gate_up_proj", path + "down_proj")
-    hidden, intermediate = _sides(one)
+    hidden, inner = _sides(one)
     return Family(
         model_type=model.config.model_type,
         traits=traits,
         moe_layers=tuple(experts),
         experts=len(one.gate_up_proj),
         hidden=hidden,
-        intermediate=intermediate,
+        intermediate=inner,
         top_k=max(seen.chosen.values()),
         kv=kv_shape(seen),
         expert_names=names or traits.expert_names,
@@ -55,6 +54,7 @@ def derive(bounded: Config, traits: Traits) -> Family:
         restores=conversions.restores,
         precise=tuple(sorted(map(re.escape, model._keep_in_fp32_modules_strict or ()))),
         unused=tuple(sorted(p for p in model._keys_to_ignore_on_load_unexpected or () if "layers" not in p)),
+        joins=conversions.joins(),
         ahead=_ahead(model),
         dense=_dense_names(model, experts, path),
     )

@@ -93,17 +93,20 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 def _written(family: Family) -> dict[str, Any]:
     """A family as JSON, without what is declared of its model_type."""
     values = {each.name: getattr(family, each.name) for each in fields(family) if each.name != "traits"}
-    kv = {key: value for key, value in asdict(family.kv).items() if key != "format"}
-    return values | {"kv": kv, "dense": sorted(family.dense)}
+    return values | {"kv": asdict(family.kv), "dense": sorted(family.dense)}
 
 
 def _read(values: dict[str, Any], traits: Traits) -> Family:
     """The family of `_written`."""
-    kv = values.pop("kv")
-    linear = kv.pop("linear")
-    state = linear and LinearState(**_tuples(linear))
-    dense = frozenset(values.pop("dense"))
-    return Family(traits=traits, kv=KVShape(**_tuples(kv), linear=state), dense=dense, **_tuples(values))
+    kv, dense = _shape(values.pop("kv")), frozenset(values.pop("dense"))
+    return Family(traits=traits, kv=kv, dense=dense, **_tuples(values))
+
+
+def _shape(values: dict[str, Any]) -> KVShape:
+    """The shape whose fields `_written` has taken apart; families have their KV as bf16."""
+    linear, others = values.pop("linear"), tuple(map(_shape, values.pop("others")))
+    del values["format"]
+    return KVShape(**_tuples(values), linear=linear and LinearState(**_tuples(linear)), others=others)
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,9 @@ def meta_model(bounded: Config, *, attention: str, experts: str) -> Any:
     model_type = SAME_MODULES.get(bounded["model_type"], bounded["model_type"])
     # transformers changes dicts within a config.
     values = deepcopy({key: value for key, value in bounded.items() if key != "quantization_config"})
-    config = CONFIG_MAPPING[model_type].from_dict(values | {"model_type": model_type} | _LOGITS_ONLY)
+    kind = CONFIG_MAPPING[model_type]
+    # JSON has no infinity: transformers writes an object in its place.
+    config = kind.from_dict(kind._decode_special_floats(values) | {"model_type": model_type} | _LOGITS_ONLY)
     bounded_config(config.to_dict())
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     with torch.device("meta"):
@@ -89,6 +92,39 @@ def buffers_of_config(model: Any) -> dict[str, nn.Module]:
         ModelRefused: a buffer of more than LARGEST_BUFFER elements.
         Exception: whatever a module raises.
     """
+    return {
+        name: type(module)(config=model.config)
+        for name, module in _with_computed_buffers(model).items()
+        if _takes_config(module)
+    }
+
+
+def place_buffers(model: Any, place: torch.device | None) -> None:
+    """Computes all buffers that no checkpoint has, which the meta device left empty.
+
+    Args:
+        model: transformers' model, with its weights on the meta device.
+        place: the device of the buffers; None: RAM.
+
+    Raises:
+        Exception: as buffers_of_config.
+    """
+    for name, module in buffers_of_config(model).items():
+        model.set_submodule(name, module.to(place))
+    initialiser = next(module for module in model.modules() if hasattr(module, "_init_weights"))
+    for module in _with_computed_buffers(model).values():
+        for name in module._non_persistent_buffers_set:
+            module._buffers[name] = torch.empty_like(module._buffers[name], device=place or "cpu")
+        # transformers gives such buffers their values when it initialises weights; on the meta device these have none.
+        initialiser._init_weights(module)
+
+
+def _with_computed_buffers(model: Any) -> dict[str, Any]:
+    """The modules with empty buffers that no checkpoint has, by name.
+
+    Raises:
+        ModelRefused: a buffer of more than LARGEST_BUFFER elements.
+    """
     out = {}
     for name, module in model.named_modules():
         computed = [
@@ -102,8 +138,13 @@ def buffers_of_config(model: Any) -> dict[str, nn.Module]:
                     CHECK_ORIGIN,
                 )
         if any(value.is_meta for _, value in computed):
-            out[name] = type(module)(config=model.config)
+            out[name] = module
     return out
+
+
+def _takes_config(module: nn.Module) -> bool:
+    """Whether a module is made of a config alone."""
+    return "config" in signature(type(module)).parameters
 
 
 class Rotary(nn.Module):
@@ -112,6 +153,13 @@ class Rotary(nn.Module):
     def __init__(self, real: Any) -> None:
         super().__init__()
         self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        """The module's own attributes: layers may read its config."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("real"), name)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """As the module's own."""

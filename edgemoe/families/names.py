@@ -80,7 +80,7 @@ class Conversions:
             ModelRefused: another operation than those that a conversion knows.
         """
         for converter in self.converters:
-            (pattern, *more), sources = converter.target_patterns, converter.source_patterns
+            (pattern, *more), sources = map(_plain, (converter.target_patterns, converter.source_patterns))
             if more or pattern not in target:
                 continue
             kinds = [type(operation) for operation in converter.operations]
@@ -92,15 +92,30 @@ class Conversions:
                     f"{target} by {', '.join(kind.__name__ for kind in kinds)}",
                     _ACTION,
                 )
-            parts = [source.replace("\\.", ".").replace("*.", "{expert}.", 1) for source in sources]
+            parts = [source.replace("*.", "{expert}.", 1) for source in sources]
             return [self.restored(target.replace(pattern, part, 1)) for part in parts], None
         return [], None
+
+    def joins(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Endings of the names of dense tensors that are joined along their rows (Family.joins)."""
+        found = []
+        for converter in self.converters:
+            kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
+            if kinds == [(Concatenate, 0)] and len(converter.target_patterns) == 1:
+                (whole,), parts = map(_plain, (converter.target_patterns, converter.source_patterns))
+                found.append((whole, tuple(parts)))
+        return tuple(found)
 
     def restored(self, name: str) -> str:
         """The name in checkpoints of the Hub of a name in modules; the same where there is no other."""
         made = renamed(_numbered(name), self.restores)
         made = made if renamed(made, self.renames) == _numbered(name) else _numbered(name)
         return made.replace(f".{_LAYER}.", ".{layer}.", 1).replace(f".{_EXPERT}.", ".{expert}.", 1)
+
+
+def _plain(patterns: Iterable[str]) -> list[str]:
+    """Patterns whose only special characters are escaped points, as text."""
+    return [pattern.replace("\\.", ".") for pattern in patterns]
 
 
 _LAYER, _EXPERT = 7, 5

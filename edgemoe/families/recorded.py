@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,6 @@ NAME = "edgemoe-shapes"
 """Under which transformers finds the attention and the experts of this module."""
 
 _ROWS = 3
-
-_NO_KEYS = 1, 1, 1, 1
-"""Heads and sizes of keys and values of a model whose layers all have states, and so none of them."""
 
 _LARGEST_SIZE = 131_072
 """Largest legal size of one cached dimension."""
@@ -172,35 +169,48 @@ def _noting(model: nn.Module, seen: Seen) -> Iterator[None]:
 
 
 def kv_shape(seen: Seen) -> KVShape:
-    """The shape of a sequence's KV.
-
-    A layer that attends to more heads than it caches has expanded them from latents, with one head: its keys are cached
-    as latents, and its values as the rotary part that all heads share.
+    """The shape of a sequence's KV: that of the first layer with attention, and others that differ from it.
 
     Raises:
-        ModelRefused: layers cache keys and values of different shapes, of an absurd size, or a state that is not
-            supported.
+        ModelRefused: keys and values of an absurd size, a layer that attends to what another one caches, or a state
+            that is not supported.
     """
-    shapes = set(seen.cached.values()) or {_NO_KEYS}
-    if len(shapes) != 1:
+    borrowing = [layer for layer in seen.attended if layer not in seen.cached]
+    if borrowing:
         raise ModelRefused(
-            "keys and values of one shape in all layers",
-            f"{len(shapes)} shapes of heads and sizes, {sorted(shapes)[:2]}",
-            _ACTION,
+            "layers that attend to their own keys", f"layer {borrowing[0]} with another one's", _ACTION
         )
-    heads, key_dim, value_heads, value_dim = shape = shapes.pop()
+    layers = dict[KVShape, list[int]]()
+    for layer in sorted(seen.cached):
+        layers.setdefault(_layer_shape(seen, layer), []).append(layer)
+    first, *others = [replace(each, layers=tuple(of)) for each, of in layers.items()] or [
+        KVShape((), 1, 1, 1)
+    ]
+    return replace(first, linear=_linear(seen), others=tuple(others))
+
+
+def _layer_shape(seen: Seen, layer: int) -> KVShape:
+    """The shape of what a layer caches, without a layer.
+
+    A layer that attends to more heads than it caches has expanded them from latents, with one head: its keys are cached
+    as latents, and its values as the rotary part that all heads share. Values shorter than keys are padded: compiled
+    attention takes both at one size.
+
+    Raises:
+        ModelRefused: a number of values other than that of keys, or an absurd size.
+    """
+    heads, key_dim, value_heads, value_dim = shape = seen.cached[layer]
     if not all(1 <= size <= _LARGEST_SIZE for size in shape):
         raise ModelRefused(
             f"sizes from 1 to {_LARGEST_SIZE} of keys and values, as config.json gives them",
             f"heads and sizes {shape}",
             CHECK_ORIGIN,
         )
-    latent = 0
-    if any(seen.attended.get(layer, heads) != heads for layer in seen.cached):
-        latent, key_dim, value_dim = key_dim, key_dim + value_dim, 0
-    elif value_heads != heads:
+    if seen.attended.get(layer, heads) != heads:
+        return KVShape((), heads, key_dim + value_dim, 0, latent=key_dim)
+    if value_heads != heads:
         raise ModelRefused("as many values as keys", f"{heads} keys and {value_heads} values", _ACTION)
-    return KVShape(tuple(sorted(seen.cached)), heads, key_dim, value_dim, latent, _linear(seen))
+    return KVShape((), heads, key_dim, max(key_dim, value_dim))
 
 
 def _linear(seen: Seen) -> LinearState | None:

@@ -112,6 +112,11 @@ TRAITS = {
     "lfm2_moe": Traits("LFM2-8B-A1B, LFM2-24B-A2B"),
     "qwen3_vl_moe_text": Traits("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images"),
     "glm4v_moe_text": Traits("GLM-4.5V, GLM-4.6V, without images"),
+    "afmoe": Traits("Trinity-Nano, Trinity-Mini, Trinity-Large"),
+    "granitemoe_swa": Traits("Granite-Swash-3B-A600M"),
+    "flint": Traits("Flint"),
+    "mimo_v2_flash": Traits("MiMo-V2-Flash"),
+    "gemma4_text": Traits("Gemma-4-26B-A4B, without images"),
 }
 """model_type -> what cannot be derived of it."""
 
@@ -119,13 +124,13 @@ TEXT_HALVES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "glm4v_moe": "glm4v_moe_text",
+    "gemma4": "gemma4_text",
 }
 """model_type of a multimodal model -> the one of TRAITS that its language model has. Images are not supported."""
 
 _DENSE_PRODUCT = "its experts are one product over all of them, which edgemoe cannot compute expert by expert"
 _INDEX = "its attention chooses tokens by an index, which edgemoe does not compute yet"
 _STATE = "some of its layers keep a state of a kind that edgemoe does not keep yet"
-_SHAPES = "its layers have keys and values of different shapes, which edgemoe does not keep yet"
 _OWN_CACHE = "its layers keep what they have seen in a cache of their own, which edgemoe does not have"
 _NO_TEXT = "it does not continue text, or only with another model of its own"
 _NOT_PROVEN = "no test has shown yet that edgemoe computes what transformers computes"
@@ -135,14 +140,12 @@ REFUSED = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "minimax_m3_vl", "minimax_m3_vl_text"), _INDEX),
     **dict.fromkeys(("granitemoehybrid", "jamba", "kimi_linear", "bailing_hybrid", "zaya"), _STATE),
     "nemotron_h": "its experts have no gate, and its Mamba layers keep a state that edgemoe does not keep yet",
-    **dict.fromkeys(("mimo_v2_flash", "gemma4", "gemma4_text"), _SHAPES),
     **dict.fromkeys(("deepseek_v4", "hy_v4", "minimax"), _OWN_CACHE),
     **dict.fromkeys(("inkling_mm_model", "inkling_text", "inkling2", "inkling2_text"), _OWN_CACHE),
     **dict.fromkeys(("glm5_next", "glm5_next_text", "qwen4_exp", "qwen4_exp_text"), _OWN_CACHE),
     **dict.fromkeys(("diffusion_gemma", "openai_privacy_filter"), _NO_TEXT),
     **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr", "qwen3_omni_moe", "ernie4_5_vl_moe"), _NO_TEXT),
-    **dict.fromkeys(("afmoe", "beam", "flint", "granitemoe_swa", "mistral4"), _NOT_PROVEN),
-    **dict.fromkeys(("mistral_large4", "dots3_note", "muse_spark"), _NOT_PROVEN),
+    **dict.fromkeys(("beam", "mistral4", "mistral_large4", "dots3_note", "muse_spark"), _NOT_PROVEN),
 }
 """model_type -> the reason why the table lacks it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from edgemoe.errors import ContextExceeded
 from edgemoe.kv.linear_state import LinearStates
@@ -29,10 +30,12 @@ class SequenceKV:
         length: number of valid tokens.
         whole: tokens of the prompt that its steps come to, whose number the rotary factors of all its keys are for.
         reserved: tokens, from the first, whose bytes are reserved; no step writes behind them.
-        slots: layer -> index of its keys and values.
-        keys: [layers, heads, context, W], of rows.row_of; W of bf16 is key_dim.
+        slots: layer -> index of its keys and values in `slices`.
+        shapes: layer -> the shape of its keys and values.
+        keys: [layers, heads, context, W], of rows.row_of, for the layers of the shape itself; W of bf16 is key_dim.
         values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
             `keys` itself.
+        stored: all tensors that have keys, values or latents: `keys`, `values`, and those of the shape's others.
         slices: (keys, values) of each layer with attention, each [heads, context, W].
         states: the states of linear-attention layers; None: there are none.
     """
@@ -47,20 +50,33 @@ class SequenceKV:
     ) -> None:
         self.shape, self.context, self.length, self.whole = shape, context, 0, 0
         self.reserved = context if reserved is None else reserved
-        self.slots = {layer: slot for slot, layer in enumerate(shape.layers)}
-        size = len(shape.layers), shape.heads, context
-        made = sparse_tensor if torch.device(place).type == "cpu" else partial(torch.empty, device=place)
-        (dtype, keys), (other, values) = (
-            row_of(shape.format.keys, shape.key_dim),
-            row_of(shape.format.values, shape.value_dim),
-        )
-        self.keys = made((*size, keys), dtype=dtype)
-        if shape.latent:
-            self.values = self.keys if shape.format.quantized else self.keys[..., : shape.latent]
-        else:
-            self.values = made((*size, values), dtype=other)
-        self.slices = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
+        parts = shape.parts
+        self.slots = {
+            layer: slot for slot, layer in enumerate(layer for part in parts for layer in part.layers)
+        }
+        self.shapes = {layer: part for part in parts for layer in part.layers}
+        self.stored, self.slices = list[torch.Tensor](), list[tuple[torch.Tensor, torch.Tensor]]()
+        made = [self._made(part, place) for part in parts]
+        self.keys, self.values = made[0]
+        for keys, values in made:
+            self.slices += zip(keys.unbind(), values.unbind(), strict=True)
         self.states = LinearStates(shape.linear, place) if shape.linear else None
+
+    def _made(self, part: KVShape, place: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Allocates the keys and the values of one kind of layers."""
+        size = len(part.layers), part.heads, self.context
+        made = sparse_tensor if torch.device(place).type == "cpu" else partial(torch.empty, device=place)
+        (dtype, width), (other, value_width) = (
+            row_of(part.format.keys, part.key_dim),
+            row_of(part.format.values, part.value_dim),
+        )
+        keys = made((*size, width), dtype=dtype)
+        self.stored.append(keys)
+        if part.latent:
+            return keys, keys if part.format.quantized else keys[..., : part.latent]
+        values = made((*size, value_width), dtype=other)
+        self.stored.append(values)
+        return keys, values
 
     def require(self, tokens: int) -> None:
         """Raises ContextExceeded if `tokens` more do not fit."""
@@ -99,7 +115,7 @@ class SequenceKV:
         """
         assert self.length <= tokens <= self.reserved
         self.reserved = tokens
-        for stored in (self.keys,) if self.shape.latent else (self.keys, self.values):
+        for stored in self.stored:
             row = stored.shape[-1] * stored.itemsize
             for slot in stored.flatten(0, 1):
                 return_pages(slot, tokens * row)
@@ -119,20 +135,24 @@ class SequenceKV:
             if length < other.length:
                 return 0
             self.states.copy(other.states)
-        self.keys[:, :, :length] = other.keys[:, :, :length]
-        if not self.shape.latent:
-            self.values[:, :, :length] = other.values[:, :, :length]
+        for own, theirs in zip(self.stored, other.stored, strict=True):
+            own[:, :, :length] = theirs[:, :, :length]
         self.length = length
         return length
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys."""
-        slot, end, form = self.slots[layer], self.length + keys.shape[1], self.shape.format
-        if self.shape.latent:
+        """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys.
+
+        Values that are shorter than the shape's are padded with zeros.
+        """
+        shape, slot, end = self.shapes[layer], self.slots[layer], self.length + keys.shape[1]
+        to_keys, to_values = (stored[:, self.length : end] for stored in self.slices[slot])
+        if shape.latent:
             keys = torch.cat((keys, values), dim=-1)
         else:
-            self.values[slot, :, self.length : end] = encode(form.values, values)
-        self.keys[slot, :, self.length : end] = encode(form.keys, rotate(keys, self.shape.rotation))
+            padded = F.pad(values, (0, shape.value_dim - values.shape[-1]))
+            to_values[:] = encode(shape.format.values, padded)
+        to_keys[:] = encode(shape.format.keys, rotate(keys, shape.rotation))
 
     def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns keys and values [heads, end - first, D] of some tokens, valid or just written.
@@ -140,8 +160,8 @@ class SequenceKV:
         bf16 ones as they lie, others as float32 copies. Keys are rotated, and with latents values are, by the shape's
         rotation.
         """
-        shape, slot = self.shape, self.slots[layer]
-        keys, values = self.keys[slot, :, first:end], self.values[slot, :, first:end]
+        shape = self.shapes[layer]
+        keys, values = (stored[:, first:end] for stored in self.slices[self.slots[layer]])
         if not shape.format.quantized:
             return keys, values
         wide = decode(shape.format.keys, keys, shape.key_dim)
@@ -156,8 +176,7 @@ class SequenceKV:
             first, end: tokens, within the reserved ones.
         """
         assert first <= end <= self.reserved
-        stored = (self.keys,) if self.shape.latent else (self.keys, self.values)
-        heads = (head[first:end] for kind in stored for layer in kind for head in layer)
+        heads = (head[first:end] for kind in self.stored for layer in kind for head in layer)
         return [memoryview(head.view(torch.uint8).numpy()).cast("B") for head in heads]
 
     def restore(self, length: int) -> None:

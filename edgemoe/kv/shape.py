@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgemoe.kv.formats import KVFormat, row_bytes
 
@@ -47,6 +47,8 @@ class KVShape:
         latent: leading elements of a key that are the latent of its value (multi-head latent attention); 0: none.
         linear: state of the linear-attention layers; None: there are none.
         format: how keys and values are stored; latents are stored as keys.
+        others: shapes of further layers, whose keys and values have other heads or sizes; they have no `linear` and no
+            `others`.
     """
 
     layers: tuple[int, ...]
@@ -56,16 +58,26 @@ class KVShape:
     latent: int = 0
     linear: LinearState | None = None
     format: KVFormat = field(default_factory=KVFormat)
+    others: tuple[KVShape, ...] = ()
+
+    @property
+    def parts(self) -> tuple[KVShape, ...]:
+        """One shape for each kind of layers, this one first."""
+        return self, *self.others
 
     @property
     def rotation(self) -> int:
         """Numbers of a key that are rotated together (KVFormat.rotation); 0: keys lie plain."""
         return self.format.rotation(self.key_dim, self.latent or self.key_dim)
 
+    def stored_as(self, form: KVFormat) -> KVShape:
+        """The same shape in another format."""
+        return replace(self, format=form, others=tuple(each.stored_as(form) for each in self.others))
+
     def bytes_for(self, context: int) -> int:
         """Returns the bytes of a sequence's KV for `context` tokens."""
-        row = row_bytes(self.format.keys, self.key_dim) + row_bytes(self.format.values, self.value_dim)
-        return len(self.layers) * self.heads * row * context + (self.linear.bytes if self.linear else 0)
+        rows = sum(len(part.layers) * part.heads * sum(part._row_bytes()) for part in self.parts)
+        return rows * context + (self.linear.bytes if self.linear else 0)
 
     def bytes_in_pages(self, tokens: int, context: int) -> int:
         """Returns the bytes of the pages that a sequence's first tokens lie in, where its context has been mapped.
@@ -76,8 +88,13 @@ class KVShape:
             tokens: at most the context.
             context: tokens that the sequence may have.
         """
-        rows = [row_bytes(self.format.keys, self.key_dim)]
-        rows += [row_bytes(self.format.values, self.value_dim)] if self.value_dim else []
-        pages = sum(-(-tokens * row // PAGE) + (context * row % PAGE > 0) for row in rows if tokens)
-        in_pages = len(self.layers) * self.heads * pages * PAGE + (self.linear.bytes if self.linear else 0)
+        in_pages = self.linear.bytes if self.linear else 0
+        for part in self.parts if tokens else ():
+            rows = [row for row in part._row_bytes() if row]
+            pages = sum(-(-tokens * row // PAGE) + (context * row % PAGE > 0) for row in rows)
+            in_pages += len(part.layers) * part.heads * pages * PAGE
         return min(in_pages, self.bytes_for(context))
+
+    def _row_bytes(self) -> tuple[int, int]:
+        """Bytes of a stored key and of a stored value, of one head of a layer of `layers`."""
+        return row_bytes(self.format.keys, self.key_dim), row_bytes(self.format.values, self.value_dim)

@@ -61,7 +61,7 @@ def attention(
         kwargs: arguments without effect are ignored, and so is any argument that is None; `is_causal` must be true.
 
     Returns:
-        [1, rows, heads, V], and no attention weights.
+        [1, rows, heads, V], contiguous, and no attention weights.
 
     Raises:
         ModelRefused: the model passes an argument that is not known here.
@@ -75,7 +75,7 @@ def attention(
         parts = query[0, :, span], key[0, :, span], value[0, :, span]
         out.append(compute(module, kv, index, parts, (scaling, window, s_aux)))
     whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]
-    return whole.transpose(0, 1).unsqueeze(0), None
+    return whole.transpose(0, 1).contiguous().unsqueeze(0), None
 
 
 def _by_kernel(query: torch.Tensor) -> bool:
@@ -111,7 +111,8 @@ def _rows_alike(
     (mla.use_compiled_latents). Heads of sizes that it does not take are computed row by row.
     """
     sequence, (scaling, window, sinks) = kv.spans[index][0], how
-    shape, layer = sequence.shape, module.layer_idx
+    layer, own = module.layer_idx, parts[2].shape[2]
+    shape = sequence.shapes[layer]
     queries: torch.Tensor = module.latents.query(parts[0]) if shape.latent else parts[0]
     heads, rows, dim = queries.shape
     if kernel_fits(heads, shape.heads, dim):
@@ -129,8 +130,10 @@ def _rows_alike(
         )
         _receive(module, kv, index, queries, read, how)
     if shape.latent:
-        summed = module.latents.value(rotate(summed[..., : shape.latent], shape.rotation).to(torch.bfloat16))
-    return summed
+        latents = rotate(summed[..., : shape.latent], shape.rotation).to(torch.bfloat16)
+        values: torch.Tensor = module.latents.value(latents)
+        return values
+    return summed[..., :own]
 
 
 def _sequence_rows(
@@ -158,7 +161,9 @@ def _sequence_rows(
     with threads.for_product(heads * dim * rows * (sequence.length + rows)):
         summed = _summed(sequence, queries, read, scaling, window, sinks)
     _receive(module, kv, index, queries, read, how)
-    return _values_of(module, sequence, summed) if _reads_latents(sequence) else summed
+    if _reads_latents(module, sequence):
+        return _values_of(module, sequence, summed)
+    return summed[..., : parts[2].shape[2]]
 
 
 def _receive(
@@ -198,25 +203,27 @@ def _keys_of(read: Read, first: int, end: int) -> torch.Tensor:
     return read(first, end)[0]
 
 
-def _reads_latents(sequence: SequenceKV) -> bool:
+def _reads_latents(module: Any, sequence: SequenceKV) -> bool:
     """Whether queries attend to latents: in a sequence's first step the module has expanded the keys and values."""
-    return bool(sequence.shape.latent and sequence.length)
+    return bool(sequence.shapes[module.layer_idx].latent and sequence.length)
 
 
 def _visible(
     module: Any, sequence: SequenceKV, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, Read]:
     """Returns a sequence's queries, and what reads keys and values, the earlier steps' included, in the same form."""
-    if sequence.shape.latent and not _reads_latents(sequence):
+    shape = sequence.shapes[module.layer_idx]
+    if shape.latent and not _reads_latents(module, sequence):
         return query, lambda first, end: (key[:, first:end], value[:, first:end])
-    if sequence.shape.latent:
+    if shape.latent:
         query = LatentHeads(module).query(query)
-    return rotate(query, sequence.shape.rotation), partial(sequence.read, module.layer_idx)
+    return rotate(query, shape.rotation), partial(sequence.read, module.layer_idx)
 
 
 def _values_of(module: Any, sequence: SequenceKV, summed: torch.Tensor) -> torch.Tensor:
     """Returns the sums of values [heads, R, value] of sums of stored latents [heads, R, latent]."""
-    return LatentHeads(module).value(rotate(summed, sequence.shape.rotation).to(torch.bfloat16))
+    rotation = sequence.shapes[module.layer_idx].rotation
+    return LatentHeads(module).value(rotate(summed, rotation).to(torch.bfloat16))
 
 
 def window_of_mask(

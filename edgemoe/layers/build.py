@@ -12,8 +12,8 @@ from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.base import Family, Traits
-from edgemoe.families.meta_model import buffers_of_config
-from edgemoe.layers.dense_tensors import dense_specs, place_tensors, require_tensors
+from edgemoe.families.meta_model import place_buffers
+from edgemoe.layers.dense_tensors import dense_specs, join_parts, place_tensors, require_tensors
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
@@ -43,11 +43,12 @@ def build_model(
     traits, device = family.traits, runtime.device
     modules = without_weights(model)
     require_tensors(model, family, dense_specs(dense), dense.parent)
+    place_buffers(model, device.place if device else None)
     # No name keeps the tensors: parts that are joined below free theirs, layer by layer.
-    place_tensors(
-        model, {family.in_modules(k): tensor for k, tensor in load_dense(dense, file, device).items()}
-    )
-    _place_buffers(model, device.place if device else None)
+    tensors = {family.in_modules(k): tensor for k, tensor in load_dense(dense, file, device).items()}
+    join_parts(family, tensors, torch.cat)
+    place_tensors(model, tensors)
+    del tensors
     _bind_experts(model, modules, runtime, traits)
     replace_modules(model, traits)
     for layer, name in modules.items():
@@ -75,9 +76,3 @@ def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRunt
 def _block_of(model: nn.Module, experts: str) -> nn.Module:
     """The block that has the experts module of a name."""
     return model.get_submodule(experts.rpartition(".")[0])
-
-
-def _place_buffers(model: nn.Module, place: torch.device | None) -> None:
-    """Computes buffers that no checkpoint holds (rotary frequencies), which the meta device left empty."""
-    for name, module in buffers_of_config(model).items():
-        model.set_submodule(name, module.to(place))

@@ -133,16 +133,23 @@ class DenseNorm(nn.Module):
 
 
 class DenseEmbedding(nn.Module):
-    """Rows of a table bf16 [V, H], or int8 [V, H] with a scale per row."""
+    """Rows of a table bf16 [V, H], or int8 [V, H] with a scale per row.
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+    Args:
+        weight, scale: the table.
+        factor: what all rows are multiplied by, [] on their device; None: nothing.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, scale: torch.Tensor | None, factor: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale = scale
+        self.scale, self.factor = scale, None if factor is None else factor.to(torch.bfloat16)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Looks up the rows of ids, int64 [...], as bf16 [..., H]."""
         rows = F.embedding(ids, self.weight)
-        if self.scale is None:
-            return rows
-        return rows.to(self.scale.dtype) * self.scale[ids].unsqueeze(-1)
+        if self.scale is not None:
+            rows = rows.to(self.scale.dtype) * self.scale[ids].unsqueeze(-1)
+        return rows if self.factor is None else rows * self.factor

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,8 +18,13 @@ from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.header import Spec, read_header
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
+T = TypeVar("T")
+
 _MATRICES = (nn.Linear, nn.Embedding)
 """Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""
+
+_FACTOR = "embed_scale"
+"""Buffer of embeddings that multiply all rows by it."""
 
 
 def check_dense(directory: Path, bounded: Config, stored: Mapping[str, Spec]) -> None:
@@ -54,6 +59,7 @@ def require_tensors(model: Any, family: Family, stored: Mapping[str, Spec], dire
     other parameters BF16 or F32.
     """
     left = {family.in_modules(name): spec for name, spec in stored.items()}
+    join_parts(family, left, _joined_spec)
     _tie(model, left)
     wrong = []
     for name, shape, other in _parameters(model):
@@ -77,6 +83,29 @@ def require_tensors(model: Any, family: Family, stored: Mapping[str, Spec], dire
         )
 
 
+def join_parts(family: Family, tensors: dict[str, T], join: Callable[[list[T]], T]) -> None:
+    """Replaces tensors that a checkpoint has in parts by one, as the modules have it (Family.joins).
+
+    Args:
+        family: the family of the model.
+        tensors: changed: name in modules -> tensor, or another thing that `join` makes one of several.
+        join: makes the whole of its parts, in their order.
+    """
+    for whole, parts in family.joins:
+        for name in [name for name in tensors if name.endswith(parts[0])]:
+            stem = name.removesuffix(parts[0])
+            if all(stem + part in tensors for part in parts):
+                tensors[stem + whole] = join([tensors.pop(stem + part) for part in parts])
+
+
+def _joined_spec(parts: list[Spec]) -> Spec:
+    """The spec of tensors that are joined along their first dimension; types that differ have no common one."""
+    (dtype, shape), *others = parts
+    rows = sum(each[0] for _, each in parts)
+    alike = all(each == (dtype, (each[1][0], *shape[1:])) for each in others)
+    return dtype if alike else "different types or shapes", (rows, *shape[1:])
+
+
 def _tie(model: Any, tensors: dict[str, Any]) -> None:
     """Lets the head share the embedding's table where the config says so and no other is stored."""
     if model.config.tie_word_embeddings and "lm_head.weight" not in tensors:
@@ -89,7 +118,7 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name and shape of every dense parameter, and the type that it may have besides BF16."""
     for name, module in model.named_modules():
         for parameter, current in _kept(module):
-            kinds = {"weight": "I8", "bias": "BF16"} if type(module) in _MATRICES else {}
+            kinds = {"weight": "I8", "bias": "BF16"} if _is_matrix(module) else {}
             yield f"{name}.{parameter}", tuple(current.shape), kinds.get(parameter, "F32")
 
 
@@ -108,10 +137,10 @@ def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
                 "check that config.json belongs to this checkpoint",
             )
     for name, module in list(model.named_modules()):
-        if type(module) in _MATRICES:
+        if _is_matrix(module):
             weight, scale = tensors[f"{name}.weight"], tensors.get(f"{name}.weight{SCALE_SUFFIX}")
             placed = (
-                DenseEmbedding(weight, scale)
+                DenseEmbedding(weight, scale, getattr(module, _FACTOR, None))
                 if isinstance(module, nn.Embedding)
                 else DenseLinear(weight, scale, tensors.get(f"{name}.bias"))
             )
@@ -127,10 +156,14 @@ def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 def _biases_without_place(model: nn.Module, names: Collection[str]) -> list[str]:
     """Biases that lie next to the matrices of modules without one, as some quantizers write them."""
-    matrices = {
-        name for name, module in model.named_modules() if type(module) in _MATRICES and not _bias_of(module)
-    }
+    matrices = {name for name, module in model.named_modules() if _is_matrix(module) and not _bias_of(module)}
     return [name for name in names if name.endswith(".bias") and name.removesuffix(".bias") in matrices]
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    """Whether a module's matrix may be at 8 bits."""
+    scaled = isinstance(module, nn.Embedding) and hasattr(module, _FACTOR)
+    return scaled or type(module) in _MATRICES
 
 
 def _bias_of(module: Any) -> bool:

@@ -80,8 +80,8 @@ class GroupedQueryAttention(nn.Module):
 def layer_kv(sequence: SequenceKV, layer: int) -> LayerKV:
     """Returns the keys and values of a sequence in one layer, as the compiled kernel reads them."""
     keys, values = sequence.slices[sequence.slots[layer]]
-    latent = sequence.shape.latent
-    return LayerKV(keys, keys if latent else values, sequence.length, sequence.shape.format, latent)
+    shape = sequence.shapes[layer]
+    return LayerKV(keys, keys if shape.latent else values, sequence.length, shape.format, shape.latent)
 
 
 def sums_of(kv: StepKV, index: int) -> Received | None:

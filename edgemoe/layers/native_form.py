@@ -18,7 +18,7 @@ def has_native_form(model: Any) -> bool:
     """Whether embedding, layers, norm and head of a model have native forms, blocks other than experts left out."""
     outer = model.model.embed_tokens, model.model.norm, model.lm_head
     dense = tuple(map(type, outer)) == (DenseEmbedding, DenseNorm, DenseLinear)
-    return dense and all(_fits(layer) for layer in model.model.layers)
+    return dense and outer[0].factor is None and all(_fits(layer) for layer in model.model.layers)
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:

@@ -109,7 +109,12 @@ def _further_arguments(block: Any, router: Any) -> list[str]:
 def _chosen_logits(block: Any, router: Any, further: Sequence[str], hidden: torch.Tensor) -> torch.Tensor:
     gates: torch.Tensor
     # Without the router's hooks: a prediction is no choice, and remapped_router.py would count it as one.
-    own, gates, chosen = router.forward(hidden, *(getattr(block, name) for name in further))
+    arguments = [getattr(block, name) for name in further]
+    try:
+        own, gates, chosen = router.forward(hidden, *arguments)
+    except ValueError:
+        # Some routers take [1, T, H] alone, as their block has it.
+        own, gates, chosen = router.forward(hidden[None], *arguments)
     logits = gates.new_full((len(gates), own.shape[-1]), -torch.inf, dtype=torch.float32)
     # A gate weight that has rounded to 0 is still one of a chosen expert.
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())

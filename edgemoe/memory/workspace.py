@@ -7,6 +7,7 @@ from edgemoe.kernels.registry import compute
 from edgemoe.kernels.scratch import attention_bytes
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
+from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES
 from edgemoe.memory.limits import Limits
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
@@ -82,8 +83,9 @@ def scored_rows(model: PlannedModel, limits: Limits, long_step: int) -> int:
 def _largest_part(model: PlannedModel, limits: Limits) -> int:
     """What a step's largest part takes: attention, experts, the head, a product of a layer with what is projected."""
     shape, rows = model.shape, limits.step_rows
-    widest = max(shape.heads * shape.kv.key_dim, shape.hidden, shape.widest)
-    joined = max(widest, (shape.heads + 2 * shape.kv.heads) * shape.kv.key_dim)  # queries, keys and values
+    widest = max(*(shape.heads * part.key_dim for part in shape.kv.parts), shape.hidden, shape.widest)
+    # Queries, keys and values.
+    joined = max(widest, *((shape.heads + 2 * part.heads) * part.key_dim for part in shape.kv.parts))
     product = _product_bytes(shape, rows, joined, joined) + _projected_bytes(shape, rows)
     head = _product_bytes(shape, rows, widest, shape.vocab)
     attention, experts = _attention_bytes(shape, rows, limits.context), _experts_bytes(model, rows)
@@ -92,13 +94,14 @@ def _largest_part(model: PlannedModel, limits: Limits) -> int:
 
 def _sums_bytes(shape: ModelShape) -> int:
     """Of a token: each layer's sums of attention, before and after a step; and what ranks those of one."""
-    return 4 * (2 * len(shape.kv.layers) + SUMS)
+    return 4 * (2 * sum(len(part.layers) for part in shape.kv.parts) + SUMS)
 
 
 def _scratch_bytes(model: PlannedModel, context: int) -> int:
     """What the kernel of experts and compiled attention take next to tensors: one memory, which stays."""
     shape = model.shape
-    attention = attention_bytes(shape.kv.key_dim, context) if shape.compiled_attention else 0
+    largest = max(part.key_dim for part in shape.kv.parts)
+    attention = attention_bytes(largest, context) if shape.compiled_attention else 0
     return max(attention, compute(model.place).kernel.scratch_bytes(model.geometry))
 
 
@@ -118,31 +121,37 @@ def _hidden_bytes(shape: ModelShape, rows: int) -> int:
 
 def _projected_bytes(shape: ModelShape, rows: int) -> int:
     """Queries, keys, values and the result of attention, bf16."""
-    return rows * 2 * (shape.heads + shape.kv.heads) * shape.kv.key_dim * 2
+    return rows * 2 * max((shape.heads + part.heads) * part.key_dim for part in shape.kv.parts) * 2
 
 
 def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
-    kv = shape.kv
+    attention, linear = (
+        max(_layer_bytes(shape, part, rows, context) for part in shape.kv.parts),
+        shape.kv.linear,
+    )
+    if linear:
+        # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
+        state = linear.heads * max(linear.key_dim, linear.value_dim)
+        attention = max(attention, 16 * 4 * (rows + CHUNK) * state)
+    return attention
+
+
+def _layer_bytes(shape: ModelShape, kv: KVShape, rows: int, context: int) -> int:
+    """Attention of a layer whose keys and values have the shape `kv`."""
     if shape.compiled_attention:
         attention = shape.attention_copies * _projected_bytes(shape, rows)
     else:
         attention = rows * shape.heads * kv.key_dim * (2 + 4) * 3
         # Tiles of quantized keys and values, or of the keys that scores of attention are counted of.
-        tile = _tile_bytes(shape, rows, context)
+        tile = _tile_bytes(shape, kv, rows, context)
         widened = 2 * kv.heads * kv.key_dim * context * (2 + 4)
         plain = 0 if kv.format.quantized else widened + rows * context * (1 + 4)
         attention += max(plain, tile)
-    attention += SLICE_BYTES if kv.latent else 0
-    if kv.linear:
-        # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
-        state = kv.linear.heads * max(kv.linear.key_dim, kv.linear.value_dim)
-        attention = max(attention, 16 * 4 * (rows + CHUNK) * state)
-    return attention
+    return attention + (SLICE_BYTES if kv.latent else 0)
 
 
-def _tile_bytes(shape: ModelShape, rows: int, context: int) -> int:
+def _tile_bytes(shape: ModelShape, kv: KVShape, rows: int, context: int) -> int:
     """A tile of quantized keys and values, its scores, and sums before and behind it, all float32."""
-    kv = shape.kv
     value_dim = kv.latent or kv.value_dim
     tokens, queries = min(max(TILE, KEY_BLOCK), context), min(max(TILE_QUERIES, QUERY_BLOCK), rows)
     tile = tokens * kv.heads * (kv.key_dim + value_dim) * 4  # codes, scales, their product and a copy of it

@@ -90,6 +90,7 @@ class StoreParts:
             widest=max((max(shape) for shape in matrices if shape[0] != vocab), default=0),
             vocab=vocab,
             dense_bytes=sum(tensor_bytes(*spec) for spec in self.dense),
-            compiled_attention=device is None and kernel_fits(heads, kv.heads, kv.key_dim),
+            compiled_attention=device is None
+            and all(kernel_fits(heads, part.heads, part.key_dim) for part in kv.parts),
             attention_copies=2 if family.traits.fused_gqa else 4,
         )

@@ -99,7 +99,7 @@ class StoreModel:
         if self.shape.kv.latent and form.keys != form.values:
             wanted = "one format for keys and values, which are one latent in this model"
             raise UserError(wanted, str(form), f"give --kv-cache {form.keys} alone")
-        return replace(self, shape=replace(self.shape, kv=replace(self.shape.kv, format=form)))
+        return replace(self, shape=replace(self.shape, kv=self.shape.kv.stored_as(form)))
 
     @property
     def dense_bytes_per_token(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from family_models import small_config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from edgemoe.errors import ContextExceeded, ModelRefused
 from edgemoe.families.table import family_of
@@ -22,11 +23,12 @@ LATENT = KVShape((0, 1), heads=1, key_dim=6, value_dim=0, latent=4)
 HYBRID = KVShape(
     (1,), 2, 4, 4, linear=LinearState((0, 2), channels=5, kernel=3, heads=2, key_dim=4, value_dim=6)
 )
+MIXED = KVShape((0, 2), 2, 4, 4, others=(KVShape((1,), 1, 8, 8), KVShape((3,), 1, 6, 0, latent=4)))
 
 
 def allocated(sequence: SequenceKV) -> int:
     """Bytes of the storages behind a sequence's tensors, each once."""
-    tensors = [sequence.keys, sequence.values]
+    tensors = [stored for pair in sequence.slices for stored in pair]
     if sequence.states:
         tensors += [value for value in vars(sequence.states).values() if isinstance(value, torch.Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -34,10 +36,10 @@ def allocated(sequence: SequenceKV) -> int:
 
 
 @pytest.mark.parametrize("keys", KINDS)
-@pytest.mark.parametrize("shape", [PLAIN, LATENT, HYBRID], ids=["plain", "latent", "hybrid"])
+@pytest.mark.parametrize("shape", [PLAIN, LATENT, HYBRID, MIXED], ids=["plain", "latent", "hybrid", "mixed"])
 def test_bytes_for_equals_the_allocation(shape, keys):
     """bytes_for is the size of torch's storages of a sequence, in every format."""
-    shape = replace(shape, format=KVFormat(keys, keys))
+    shape = shape.stored_as(KVFormat(keys, keys))
     assert allocated(SequenceKV(shape, CONTEXT)) == shape.bytes_for(CONTEXT)
 
 
@@ -48,12 +50,12 @@ def test_bytes_for_equals_the_allocation(shape, keys):
         ("deepseek_v3", 2 * 61 * (512 + 64)),
         ("gpt_oss", 2 * 36 * 8 * (64 + 64)),
         ("qwen3_next", 2 * 12 * 2 * (256 + 256)),
+        ("mimo_v2_flash", 2 * (9 * 4 + 39 * 8) * (192 + 192)),
     ],
 )
 def test_bytes_of_a_token_by_hand(model_type, wanted):
-    """Bytes of published shapes, such as 61 layers of one latent and rotary key, or 12 of 48 layers with attention."""
-    published = type(small_config(model_type))().to_dict()
-    shape = family_of(published).kv
+    """Bytes of published shapes: 61 layers of one latent and rotary key, 12 of 48 layers with attention, two kinds."""
+    shape = family_of(CONFIG_MAPPING[model_type]().to_dict()).kv
     assert shape.bytes_for(2) - shape.bytes_for(1) == wanted
 
 
@@ -83,6 +85,31 @@ def test_without_layer_types_the_interval_counts():
     config = small_config("qwen3_next").to_dict() | {"layer_types": None, "num_hidden_layers": 9}
     assert family_of(config).kv.layers == (3, 7)
     assert family_of(config | {"full_attention_interval": 3}).kv.layers == (2, 5, 8)
+
+
+def test_layers_of_several_kinds_keep_their_own_keys():
+    """Each layer reads what it wrote, shorter values padded; copied prefixes and stored rows have all of them."""
+    generator = torch.Generator().manual_seed(0)
+    whole, copied, restored = (SequenceKV(MIXED, CONTEXT) for _ in range(3))
+    written = {}
+    for layer, heads, key_dim, value_dim in ((0, 2, 4, 3), (2, 2, 4, 4), (1, 1, 8, 8), (3, 1, 4, 2)):
+        pair = [torch.randn(heads, 5, size, generator=generator).bfloat16() for size in (key_dim, value_dim)]
+        whole.write(layer, *pair)
+        written[layer] = pair
+    whole.commit(5)
+    assert copied.copy_prefix(whole, 4) == 4
+    for to, row in zip(restored.rows(0, 5), whole.rows(0, 5), strict=True):
+        to[:] = bytes(row)
+    assert sum(map(len, whole.rows(0, 5))) == MIXED.bytes_for(5)
+    for sequence, count in ((whole, 5), (copied, 4), (restored, 5)):
+        for layer in (0, 1, 2):
+            keys, values = sequence.read(layer, 0, count)
+            own_keys, own_values = written[layer]
+            assert torch.equal(keys, own_keys[:, :count])
+            assert torch.equal(values[..., : own_values.shape[2]], own_values[:, :count])
+            assert not values[..., own_values.shape[2] :].any()
+        latents, _ = sequence.read(3, 0, count)
+        assert torch.equal(latents, torch.cat(written[3], -1)[:, :count])
 
 
 @pytest.mark.parametrize("shape", [PLAIN, LATENT], ids=["plain", "latent"])

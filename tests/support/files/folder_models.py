@@ -39,6 +39,14 @@ _SIZES = {
     **{"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
     **{"v_head_dim": 16, "qk_head_dim": 24, "n_group": 2, "topk_group": 1, "sliding_window": 8},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
+    **{
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "mamba_d_state": 16,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+    },
+    **{"n_groups": 1, "ssm_state_size": 16, "mamba_chunk_size": 16, "chunk_size": 16},
     **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_nextn_predict_layers": 0},
 }
 """Keys of configs; a config gets those that it has."""
@@ -55,6 +63,15 @@ _VISION = {
     **{"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64},
     **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0], "image_size": 28},
 }
+_GEMMA_VISION = {
+    **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "model_type": "gemma4_vision",
+        "position_embedding_size": 16,
+    },
+}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0}
 
 _CHANGES: dict[str, dict[str, Any]] = {
@@ -69,6 +86,20 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "cohere2_moe": {"logit_scale": 1.0},
     "granitemoe": _MULTIPLIERS,
     "granitemoeshared": _MULTIPLIERS,
+    "granitemoe_swa": _MULTIPLIERS,
+    "granitemoehybrid": _HYBRID | _MULTIPLIERS | {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "mimo_v2_flash": {"v_head_dim": 12},
+    "gemma4_text": {
+        **{
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "enable_moe_block": True,
+            "top_k_experts": 2,
+        },
+        **{"num_global_key_value_heads": 1, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
+        "num_kv_shared_layers": 0,
+    },
+    "kimi_linear": _LATENT | _HYBRID | {"linear_head_dim": 16, "linear_num_heads": 4},
+    "bailing_hybrid": _LATENT | _HYBRID | {"n_group": 1, "topk_group": 1},
     "qwen3_vl_moe_text": {"rope_parameters": _SECTIONS | {"mrope_section": [4, 2, 2]}},
     "glm4v_moe_text": {
         "rope_parameters": _SECTIONS | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
@@ -83,8 +114,11 @@ def folder_config(model_type: str) -> Any:
     known = kind().to_dict()
     if model_type in TEXT_HALVES:
         text = folder_config(TEXT_HALVES[model_type]).to_dict()
-        vision = {key: value for key, value in _VISION.items() if key in known["vision_config"]}
-        return kind(text_config=text, vision_config=vision, tie_word_embeddings=False)
+        vision = _GEMMA_VISION if model_type == "gemma4" else _VISION
+        small = {key: value for key, value in vision.items() if key in (known["vision_config"] or vision)}
+        return kind(
+            text_config=text, vision_config=small, tie_word_embeddings=bool(text.get("tie_word_embeddings"))
+        )
     sizes = {key: value for key, value in _SIZES.items() if key in known}
     return kind(**sizes | _CHANGES.get(model_type, {}))
 
@@ -124,7 +158,7 @@ def _spread(name: str, tensor: torch.Tensor) -> None:
         tensor.copy_(torch.randn_like(tensor) * 0.05)
     if leaf == "weight" and tensor.ndim == 2 and not tensor.any():
         nn.init.normal_(tensor, std=0.02)
-    if re.search(r"(gate|router)(\.wg)?\.weight$", name) and tensor.shape[0] == EXPERTS:
+    if re.search(r"(gate|router)(\.wg|\.gate|\.proj)?\.weight$", name) and tensor.shape[0] == EXPERTS:
         tensor.mul_(20)
     if ".experts." in name and "shared" not in name and tensor.ndim == 3:
         tensor.mul_(10)
