@@ -27,9 +27,6 @@ PROBE = 128 << 20
 PIN_MOST = 8 << 30
 """Bytes pinned in the trial, at most: some systems refuse to pin more than half of memory, few refuse 8 GiB."""
 
-_SPARE = 0.1
-"""Fraction of free memory left out of the suggestion: other programs take memory before edgemoe starts."""
-
 _KERNEL_NOTES = {
     "planes": " (Triton is missing: pip install triton)",
     "torch": " (the compiled kernel is missing: reinstall where a C compiler is)",
@@ -173,6 +170,7 @@ def examine(directory: Path) -> Findings:
 
     from edgemoe.machine.devices import open_device
     from edgemoe.machine.process import available_memory
+    from edgemoe.memory.overhead import suggested_limits
     from edgemoe.models.cache import disk_bytes, kv_directory
 
     existing, disk = _disk(directory)
@@ -180,7 +178,7 @@ def examine(directory: Path) -> Findings:
     # By name, since `auto` skips a GPU without Triton and the report shall say that Triton is missing.
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = _gpu(device, ram)
-    vram_limit, dram_limit = suggested(ram, gpu["vram_free"])
+    vram_limit, dram_limit = suggested_limits(ram, gpu["vram_free"])
     return Findings(
         directory=str(existing),
         disk=disk,
@@ -254,19 +252,6 @@ def _kernel_times() -> list[Timing]:
     from edgemoe.kernels.torch_times import torch_timings
 
     return [*measure_and_keep(kernels_directory()), *torch_timings()]
-
-
-def suggested(ram: int, vram: int | None) -> tuple[int, int | None]:
-    """Suggests (--vram-limit, --dram-limit) in bytes; no DRAM tier without a GPU.
-
-    Args:
-        ram: bytes free.
-        vram: bytes free on a GPU; None without one.
-    """
-    from edgemoe.memory.overhead import PROCESS_BYTES
-
-    in_ram = max(int(ram * (1 - _SPARE)) - PROCESS_BYTES, 0)
-    return (in_ram, None) if vram is None else (int(vram * (1 - _SPARE)), in_ram)
 
 
 def _lockable() -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgemoe.models.listing import CachedModel
 
 EXAMPLES = "Examples: edgemoe models | edgemoe models --json"
-PULL_EXAMPLES = "Examples: edgemoe pull Qwen/Qwen3-30B-A3B | edgemoe pull Qwen/Qwen3-30B-A3B-GGUF:Q8_0"
+PULL_EXAMPLES = "Examples: edgemoe pull Qwen/Qwen3-30B-A3B-GGUF:Q8_0 | edgemoe pull gpt-oss-20b --dry-run"
 RM_EXAMPLES = "Examples: edgemoe rm Qwen/Qwen3-30B-A3B | edgemoe rm qwen3 --yes"
 
 SourceArgument = Annotated[
@@ -29,13 +29,21 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="NAME",
         help="A model of the Hub: org/name, org/name@revision, or org/name:Q4_K_M for a GGUF file by its quantization; "
-        "or a checkpoint's directory.",
+        'a name that the table "What fits" of docs/models.md has; or a checkpoint\'s directory.',
     ),
 ]
 NameArgument = Annotated[
     str,
     typer.Argument(
         help="A name that `edgemoe models` prints, its beginning, or org/name.", autocompletion=complete_model
+    ),
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print what the model takes to download and to store, the smallest limit, and how much of it common sizes "
+        "of memory hold. Downloads no weights.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmation.")]
@@ -57,7 +65,10 @@ def models_command(as_json: JsonOption = False) -> None:
 
 
 def pull_command(
-    name: SourceArgument, keep_source: KeepSourceOption = False, as_json: JsonOption = False
+    name: SourceArgument,
+    keep_source: KeepSourceOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Download a model and convert it for this machine, and print the line that starts a chat with it.
 
@@ -67,6 +78,9 @@ def pull_command(
     from edgemoe.models.open import open_model
     from edgemoe.models.options.groups import Opening
 
+    if dry_run:
+        _print_what_fits(name, as_json)
+        return
     opening = Opening(name, keep_source=keep_source)
     store = open_model(opening, check_files=check_template).directory
     short = next((each.short for each in cached_names() if store in each.paths), str(store))
@@ -74,6 +88,13 @@ def pull_command(
         print(json.dumps({"name": short, "store": str(store)}))
     else:
         print(f"edgemoe chat -m {shlex.quote(short)}")
+
+
+def _print_what_fits(model: Path, as_json: bool) -> None:
+    from edgemoe.models.plans.what_fits import WhatFits
+
+    fits = WhatFits.of_model(model)
+    print(json.dumps(fits.as_json()) if as_json else "\n".join(fits.lines()))
 
 
 def rm_command(name: NameArgument, yes: YesOption = False) -> None:

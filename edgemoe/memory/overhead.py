@@ -16,6 +16,20 @@ most as many."""
 PROCESS_BYTES = 500_000_000
 """Most bytes that the interpreter, torch and transformers take, outside every limit."""
 
+_SPARE = 0.1
+"""Fraction of free memory left out of suggested limits: other programs take memory before edgemoe starts."""
+
+
+def suggested_limits(ram: int, vram: int | None) -> tuple[int, int | None]:
+    """Suggests (--vram-limit, --dram-limit) in bytes; no DRAM tier without a GPU.
+
+    Args:
+        ram: bytes free.
+        vram: bytes free on a GPU; None without one.
+    """
+    in_ram = max(int(ram * (1 - _SPARE)) - PROCESS_BYTES, 0)
+    return (in_ram, None) if vram is None else (int(vram * (1 - _SPARE)), in_ram)
+
 
 def overhead_bytes(model: PlannedModel) -> int:
     """Bytes within a limit that allocators and the interpreter take."""

@@ -12,13 +12,22 @@ from edgemoe.console.loading import spinner
 from edgemoe.errors import UserError
 from edgemoe.families.table import require_known
 from edgemoe.hub.name import HubModel
-from edgemoe.models.cache import aliases, file_name, find_cached, is_name, stores_directory, touch
+from edgemoe.models.cache import (
+    aliases,
+    cached_names,
+    file_name,
+    find_cached,
+    is_name,
+    stores_directory,
+    touch,
+)
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.conversion.download import choose_layout, download_path
 from edgemoe.models.conversion.first_use import DENSE_BITS, announce
 from edgemoe.models.conversion.named import hub_model
 from edgemoe.models.conversion.run import Check, Options, convert_checkpoint, convert_from_hub
 from edgemoe.models.conversion.waiting import convert_once
+from edgemoe.models.published.announced import announced_checkpoint, published_name, published_repository
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 
@@ -106,7 +115,8 @@ def _options(layout: str) -> Options:
 def store_or_headers(model: Path, layout: str) -> Iterator[Path | Checkpoint]:
     """Yields the store of a model, or, where it is still to be made, the checkpoint with its headers read and checked.
 
-    Nothing is converted, and of a model on the Hub only the headers are downloaded.
+    Nothing is converted, and of a model on the Hub only the headers are downloaded. A name of models.published needs no
+    download: its checkpoint is made of published sizes.
 
     Args:
         model, layout: see resolve_store.
@@ -118,6 +128,9 @@ def store_or_headers(model: Path, layout: str) -> Iterator[Path | Checkpoint]:
     if place.finished:
         touch(place.store)
         yield place.store
+        return
+    if name := published_name(model):
+        yield announced_checkpoint(name)
         return
     from edgemoe.hub.checkpoint import open_streamed
     from edgemoe.models.runnable import check_runnable
@@ -161,11 +174,16 @@ def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
 def _by_name(model: Path) -> Path:
     """The store in the cache that a name stands for, or the name on the Hub of an unfinished one; else `model`.
 
+    A name of models.published that the cache does not have stands for its model on the Hub.
+
     Raises:
         UserError: no model or several models match, or a conversion of a directory is unfinished.
     """
     if model.exists() or not is_name(model):
         return model
+    published = published_name(model)
+    if published and not any(str(model) in aliases(each.directory) for each in cached_names()):
+        return published_repository(published)
     found = find_cached(str(model))
     if (found.paths[0] / MANIFEST_NAME).exists():
         return found.paths[0]

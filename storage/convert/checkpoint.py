@@ -108,6 +108,11 @@ class Checkpoint:
         """Names of all tensors."""
         return set(self._weights)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors on disk."""
+        return sum(weight.nbytes for weight in self._weights.values())
+
     def __getitem__(self, name: str) -> Weight:
         """Returns a tensor. Like every method that takes a name, raises MissingTensor for an unknown one."""
         if name not in self._weights:

@@ -124,7 +124,7 @@ class _Conversion:
         self._geometry = self._experts.geometry(max_level)
         self._arrivals, self._known = arrivals, arrivals.contents if arrivals else {}
         self._fingerprint = checkpoint.fingerprint(self._known)
-        self._total = sum(checkpoint[name].nbytes for name in checkpoint.names())
+        self._total = checkpoint.nbytes
         self._done, self._progress = 0, progress
 
     def into(self, destination: Path, threads: int) -> Manifest:

@@ -6,32 +6,25 @@ from math import prod
 
 import pytest
 
+from edgemoe.errors import ModelRefused
 from edgemoe.kernels.native import library as native
-from tools.plan_table import BEGIN, DOCS, END, dense_shapes, rewritten, table
-from tools.published_models import CONFIGS
+from edgemoe.models.published.announced import announced_checkpoint
+from edgemoe.models.published.sizes import PUBLISHED
+from tools.plan_table import BEGIN, DOCS, END, rewritten, table
 
 pytestmark = pytest.mark.e2e
 
-PUBLISHED = {
-    "Qwen3-30B-A3B": 30.5,
-    "Mixtral-8x7B": 46.7,
-    "Qwen3-Next-80B-A3B": 79.7,
-    "DeepSeek-V2-Lite": 15.7,
-    "Phi-3.5-MoE": 41.9,
-    "gpt-oss-20b": 20.9,
-}
-"""Billions of parameters, as the models' own pages count them."""
 
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_config_gives_the_models_parameters(name):
     """The parameters of a config equal the published number: a wrong size would change the total."""
-    dense, experts = dense_shapes(CONFIGS[name])
-    total = sum(map(prod, dense.values())) + experts
-    assert total / 1e9 == pytest.approx(PUBLISHED[name], abs=0.1)
+    checkpoint = announced_checkpoint(name)
+    total = sum(prod(checkpoint[tensor].shape) for tensor in checkpoint.names())
+    assert total / 1e9 == pytest.approx(PUBLISHED[name].billions, abs=0.1)
+    with pytest.raises(ModelRefused, match=PUBLISHED[name].repository):
+        checkpoint[min(checkpoint.names())].read()
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(not native.available(), reason="the table is planned for edgemoe's own kernel")
 def test_docs_contain_the_tools_table():
     """docs/models.md contains the table that the tool prints."""

@@ -42,7 +42,7 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
     Raises:
         ModelRefused, MissingTensor: from store_bytes.
     """
-    size = sum(checkpoint[tensor].nbytes for tensor in checkpoint.names())
+    size = checkpoint.nbytes
     if size < BIG_BYTES:
         return
     store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=DENSE_BITS)

@@ -34,8 +34,9 @@ class ModelOptions:
     model: Path = option(
         "A name that `edgemoe models` prints, or its beginning; a converted store; or a checkpoint's directory, a "
         "GGUF file or a model of the Hugging Face Hub (org/name[:quantization][@revision], the quantization that of a "
-        "GGUF file), which is converted on first use; a conversion of it in another process is waited for. Default: "
-        "demo, the model that comes with edgemoe.",
+        'GGUF file; or a name such as gpt-oss-20b, of the table "What fits" in docs/models.md), which is converted on '
+        "first use; a conversion of it in another process is waited for. Default: demo, the model that comes with "
+        "edgemoe.",
         DEMO,
         short="-m",
         show_default=False,

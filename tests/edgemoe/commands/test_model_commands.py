@@ -14,7 +14,8 @@ import small_checkpoint
 from safetensors.torch import load_file
 
 from edgemoe.commands import doctor
-from edgemoe.errors import DoesNotFit
+from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.memory.overhead import suggested_limits
 from edgemoe.models import cache as model_cache
 from edgemoe.models import resolve
 from edgemoe.models.cache import aliases, cached_names, find_cached, remove, stores_directory
@@ -188,6 +189,22 @@ def test_pull_prints_the_line_of_a_chat(run, tmp_path, monkeypatch):
     assert json.loads(run("pull", source, "--json")[1])["name"] == words[3]
 
 
+def test_a_published_model_is_planned_without_a_download(run, tmp_path, monkeypatch):
+    """plan and pull --dry-run know its sizes; the Hub's model is what its name stands for, unless the cache has one."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    code, out, err = run("plan", "-m", "gpt-oss-20b", "--vram-limit", "12GB", "--json")
+    plan = json.loads(out)
+    assert (code, "published sizes" in err) == (0, True)
+    fits = json.loads(run("pull", "GPT-OSS-20B", "--dry-run", "--json")[1])
+    assert fits["smallest_limit"] == plan["minimum_vram_bytes"]
+    assert fits["download_bytes"] == pytest.approx(13.8e9, rel=0.01)
+    assert "13.8 GB to download" in run("pull", "gpt-oss-20b", "--dry-run")[1]
+    assert resolve._by_name(Path("gpt-oss-20b")) == Path("openai/gpt-oss-20b")
+    (stores_directory() / "gpt-oss-20b-0123456789abcdef-cpu-avx2").mkdir(parents=True)
+    with pytest.raises(UserError, match="finished conversion"):
+        resolve._by_name(Path("gpt-oss-20b"))
+
+
 def test_rm_by_the_hubs_name_takes_store_and_download(run, store):
     """A model's name on the Hub finds its store and its download, and both are removed."""
     name = "acme--tiny@main-cpu-avx2"
@@ -282,11 +299,11 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
 
 def test_suggested_limits():
     """Without a GPU the only tier is in RAM; with one, RAM is the second tier."""
-    vram, dram = doctor.suggested(8_000_000_000, None)
+    vram, dram = suggested_limits(8_000_000_000, None)
     assert 6_000_000_000 < vram < 7_500_000_000
     assert dram is None
-    assert doctor.suggested(8_000_000_000, 10_000_000_000) == (9_000_000_000, vram)
-    assert doctor.suggested(100_000_000, None) == (0, None)
+    assert suggested_limits(8_000_000_000, 10_000_000_000) == (9_000_000_000, vram)
+    assert suggested_limits(100_000_000, None) == (0, None)
 
 
 def test_a_disk_that_is_too_full_is_not_measured(tmp_path, free_disk):
