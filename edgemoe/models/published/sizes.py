@@ -73,6 +73,17 @@ PUBLISHED = {
         34.7,
         _config("qwen3_5_moe_text", 40, 2048, 16, 248_320, _QWEN_HYBRID, _routed("num_experts", 256, 8, 512)),
     ),
+    "Gemma-4-26B-A4B": Published(
+        "google/gemma-4-26B-A4B-it",
+        25.2,
+        _config(
+            *("gemma4_text", 30, 2816, 16, 262_144),
+            {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704, "enable_moe_block": True},
+            {"intermediate_size": 2112, "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 1024},
+            {"global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
+            {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144},
+        ),
+    ),
     "Qwen3-30B-A3B": Published(
         "Qwen/Qwen3-30B-A3B",
         30.5,
