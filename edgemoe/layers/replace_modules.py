@@ -7,8 +7,9 @@ from typing import Any
 from edgemoe.families.base import Traits
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
-from edgemoe.layers.linear_attention import DeltaNet, PerSequence, stateful_modules
+from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
+from edgemoe.layers.recurrences import Recurrence
 from edgemoe.layers.router import SoftmaxRouter
 from edgemoe.machine.process import return_free_memory
 
@@ -23,8 +24,7 @@ def replace_modules(model: Any, traits: Traits) -> None:
     stateful = stateful_modules(model)
     for name, module in list(model.named_modules()):
         if name in stateful:
-            rule = DeltaNet.try_from(module)
-            model.set_submodule(name, PerSequence(rule or module, module.layer_idx))
+            model.set_submodule(name, PerSequence(Recurrence.of(module) or module, module.layer_idx))
         elif traits.rms_norm and (norm := DenseNorm.try_from(module)):
             model.set_submodule(name, norm)
         elif hasattr(module, "kv_b_proj"):

@@ -14,12 +14,14 @@ from edgemoe.kernels.native import library as native
 _VECTORS = 64
 """Numbers of float32 that the vectors of every processor divide, as many as torch takes at once."""
 
-_BY_NUMBER = frozenset((torch.sigmoid, torch.Tensor.sigmoid, F.silu, F.softplus))
+_BY_NUMBER = frozenset(
+    (torch.sigmoid, torch.Tensor.sigmoid, F.silu, F.softplus, torch.exp, torch.Tensor.exp, torch.log)
+)
 """Functions of single numbers that torch computes in vectors, and those that fill no vector in another way."""
 
 
 class RowsAlike(TorchFunctionMode):
-    """Within it F.linear, sigmoid, silu and softplus give a row the same bits among any number of rows, in RAM.
+    """Within it F.linear and functions of numbers give a row the same bits among any number of rows, in RAM.
 
     In bf16 the functions do so without it; products take the compiled kernel.
     """

@@ -32,6 +32,8 @@ class ModelShape:
     dense_bytes: int
     compiled_attention: bool = False
     """Whether the compiled kernel computes attention: it reads keys and values where they lie."""
+    compiled_states: bool = False
+    """Whether the compiled kernel computes linear attention and state spaces, token by token."""
     attention_copies: int = 2
     """Copies of a step's queries, keys and values that exist at once next to compiled attention."""
 

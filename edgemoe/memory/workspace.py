@@ -26,8 +26,11 @@ SUMS = 8
 TEXT_BYTES = 256
 """What a token of the context takes in Python: ids in lists, its text, offsets (docs/decisions/0042)."""
 
+RECURRENT_BYTES = 28
+"""For each row and channel of the convolution, where the compiled kernel computes a recurrence; 20 to 26 measured."""
+
 CHUNK = 64
-"""A delta rule pads the tokens of a step to a multiple of this."""
+"""Otherwise a delta rule pads the tokens of a step to a multiple of this."""
 
 
 def default_prefill_rows(model: PlannedModel, rows: int, experts_bytes: int) -> int:
@@ -129,8 +132,10 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
         max(_layer_bytes(shape, part, rows, context) for part in shape.kv.parts),
         shape.kv.linear,
     )
-    if linear:
-        # A chunked delta rule allocates about sixteen float32 arrays of the step's keys and values.
+    if linear and shape.compiled_states:
+        attention = max(attention, RECURRENT_BYTES * rows * linear.channels)
+    elif linear:
+        # Chunks of a delta rule or of a state space take about sixteen float32 arrays of the step's keys and values.
         state = linear.heads * max(linear.key_dim, linear.value_dim)
         attention = max(attention, 16 * 4 * (rows + CHUNK) * state)
     return attention

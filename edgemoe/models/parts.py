@@ -8,6 +8,7 @@ from typing import Any
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
+from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import kernel_fits
 from edgemoe.machine.device import Device
 from edgemoe.memory.model_shape import ModelShape
@@ -92,5 +93,6 @@ class StoreParts:
             dense_bytes=sum(tensor_bytes(*spec) for spec in self.dense),
             compiled_attention=device is None
             and all(kernel_fits(heads, part.heads, part.key_dim) for part in kv.parts),
+            compiled_states=device is None and native.available(),
             attention_copies=2 if family.traits.fused_gqa else 4,
         )

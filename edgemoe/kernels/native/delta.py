@@ -1,4 +1,4 @@
-"""The gated delta rule of linear attention, one call of csrc/delta.c."""
+"""The recurrences of linear attention and of Mamba-2, one call of csrc/delta.c."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ MOST_KEY_DIM = 1024
 
 
 class DeltaRows(NamedTuple):
-    """What the rule takes of consecutive tokens of one sequence.
+    """What a recurrence takes of consecutive tokens of one sequence.
 
     Attributes:
         queries, keys: bf16 [T, key_heads, key_dim], as projected.
         values: bf16 [T, heads, value_dim]; heads is a multiple of key_heads.
-        decay: float32 [T, heads], the logarithm of what stays of the state.
+        decay: float32 [T, heads, 1], or [T, heads, key_dim] where each number of a key has its own: the logarithm of
+            what stays of the state.
         rate: float32 [T, heads], by how much a token replaces what its key finds.
     """
 
@@ -29,12 +30,16 @@ class DeltaRows(NamedTuple):
     rate: torch.Tensor
 
 
-def delta_rule(rows: DeltaRows, state: torch.Tensor) -> torch.Tensor:
-    """Computes the rule token by token; the bits of a token do not depend on how many tokens a call has.
+def delta_rule(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
+    """Computes a recurrence token by token; the bits of a token do not depend on how many tokens a call has.
+
+    The gated delta rule, with queries and keys divided by their norms; or with `skip` that of a selective state space
+    (Mamba-2), where a token adds its value whatever its key finds, and queries and keys stay as they are.
 
     Args:
         rows: contiguous.
-        state: float32 [heads, key_dim, value_dim], contiguous: before the tokens; overwritten with that behind them.
+        state: float32 [heads, key_dim, value_dim], contiguous: before the tokens; overwritten with the one after them.
+        skip: float32 [heads], the part of a value that is added to its result; None: the delta rule.
 
     Returns:
         bf16 [T, heads, value_dim].
@@ -45,20 +50,36 @@ def delta_rule(rows: DeltaRows, state: torch.Tensor) -> torch.Tensor:
     """
     tokens, key_heads, key_dim = rows.keys.shape
     heads, value_dim = rows.values.shape[1:]
-    sizes = [(tokens, key_heads, key_dim)] * 2 + [(tokens, heads, value_dim)] + [(tokens, heads)] * 2
-    if [tuple(each.shape) for each in rows] != sizes or state.shape != (heads, key_dim, value_dim):
-        raise ValueError(
-            f"expected rows and a state of equal sizes, got {[list(each.shape) for each in rows]}"
-        )
-    if not all(each.is_contiguous() for each in (*rows, state)):
-        raise ValueError("expected contiguous rows and a contiguous state, got others")
+    decays = rows.decay.shape[-1]
+    _check(rows, state, skip)
     out = torch.empty_like(rows.values)
     result = native.library().edgemoe_delta_rule(
         native.threads(),
         *(each.data_ptr() for each in rows),
-        *(tokens, key_heads, heads, key_dim, value_dim),
+        None if skip is None else skip.contiguous().data_ptr(),
+        *(tokens, key_heads, heads, key_dim, value_dim, decays),
         *(state.data_ptr(), out.data_ptr()),
     )
     if result:
         raise native.failure(result, "a delta rule")
     return out
+
+
+def _check(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None) -> None:
+    """Raises ValueError for arguments of delta_rule that do not go together."""
+    tokens, key_heads, key_dim = rows.keys.shape
+    heads, value_dim = rows.values.shape[1:]
+    decays = rows.decay.shape[-1]
+    sizes = [(tokens, key_heads, key_dim)] * 2 + [
+        (tokens, heads, value_dim),
+        (tokens, heads, decays),
+        (tokens, heads),
+    ]
+    if [tuple(each.shape) for each in rows] != sizes or state.shape != (heads, key_dim, value_dim):
+        raise ValueError(
+            f"expected rows and a state of equal sizes, got {[list(each.shape) for each in rows]}"
+        )
+    if skip is not None and (skip.shape != (heads,) or skip.dtype != torch.float32):
+        raise ValueError(f"expected a float32 number for each of {heads} heads, got {list(skip.shape)}")
+    if not all(each.is_contiguous() for each in (*rows, state)):
+        raise ValueError("expected contiguous rows and a contiguous state, got others")

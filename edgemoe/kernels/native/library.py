@@ -21,7 +21,7 @@ from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 30
+INTERFACE = 31
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -58,7 +58,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_topk_softmax": (None, [_P] * 5),
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
     "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 6, *[_N] * 5, _P, _P]),
+    "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 7, *[_N] * 6, _P, _P]),
     "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _N, _N, _N, _N, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),

@@ -18,7 +18,7 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import KVFormat
-from edgemoe.kv.shape import KVShape
+from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
 from edgemoe.memory.limits import Limits
@@ -157,6 +157,22 @@ def test_the_workspace_grows_with_the_context_by_text_and_sums_of_attention_alon
     short, long = (workspace_of(many, context) for context in (1 << 17, 1 << 18))
     assert long - short == (1 << 17) * (256 + 4 * (2 * 16 + 8))
     assert short > 3 * 256 * 64 * 256 * 4  # three copies of a tile of scores
+
+
+@pytest.mark.parametrize(
+    ("state", "peak"),
+    [
+        (LinearState((0,), 8448, 4, 128, 64, 128), 105 << 20),
+        (LinearState((0,), 12288, 4, 32, 128, 128), 120 << 20),
+        (LinearState((0,), 8192, 4, 32, 128, 128), 92 << 20),
+    ],
+    ids=["Granite-4.0-H-Small", "Kimi-Linear", "Qwen3-Next"],
+)
+def test_the_workspace_of_a_recurrence_holds_what_a_layer_has_taken(state, peak):
+    """Peaks measured over 512 rows of one layer of published sizes."""
+    few = dataclasses.replace(SHAPE, hidden=64, intermediate=64, widest=64, vocab=1, top_k=1)
+    shape = dataclasses.replace(few, kv=dataclasses.replace(SHAPE.kv, linear=state), compiled_states=True)
+    assert peak < workspace_of(shape, 512) < 1.6 * peak + (8 << 20)
 
 
 @needs_native

@@ -171,12 +171,15 @@ def dense_calls() -> Iterator[Call]:
 
 def delta_calls() -> Iterator[Call]:
     """The recurrence of one token and of several, for columns that vectors divide and others."""
-    for tokens, dim in ((1, 64), (5, 40)):
+    skip = _generator.random(4).astype(np.float32)
+    for tokens, dim, decays, skips in ((1, 64, 1, None), (5, 40, 24, None), (5, 40, 1, skip)):
         rows = [bf16(tokens, heads, size, outliers=False) for heads, size in ((2, 24), (2, 24), (4, dim))]
-        factors = [_generator.random((tokens, 4)).astype(np.float32) * sign for sign in (-1, 1)]
+        decay, rate = (_generator.random((tokens, 4 * each)).astype(np.float32) for each in (decays, 1))
         state = _generator.normal(size=(4, 24, dim)).astype(np.float32)
         out = np.zeros((tokens, 4, dim), np.uint16)
-        yield Call("delta_rule", (POOL, *rows, *factors, tokens, 2, 4, 24, dim, state, out))
+        yield Call(
+            "delta_rule", (POOL, *rows, -decay, rate, skips, tokens, 2, 4, 24, dim, decays, state, out)
+        )
 
 
 def row_calls() -> Iterator[Call]:
