@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from edgemoe.console.sizes import format_least, format_size
@@ -74,8 +73,8 @@ class Reference:
     def lowered(self, layer: int, level: int) -> Iterator[None]:
         """Gives a layer's experts the weights that a conversion's codes have at `level`, inside the block."""
         modules = self._model.get_submodule(f"model.layers.{layer}").modules()
-        experts = next(m for m in modules if isinstance(getattr(m, "gate_up_proj", None), nn.Parameter))
-        parameters = experts.gate_up_proj, experts.down_proj
+        experts = next(m for m in modules if hasattr(m, "_apply_gate"))
+        parameters = experts.gate_up_proj if experts.has_gate else experts.up_proj, experts.down_proj
         kept = [parameter.data for parameter in parameters]
         try:
             for parameter in parameters:

@@ -17,7 +17,7 @@ from edgemoe.cache.base import Lease
 from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum, joined
 from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
-from edgemoe.kernels.activation import CUSTOM, Activation
+from edgemoe.kernels.activation import CUSTOM, Activation, between
 from edgemoe.kernels.base import BATCH_ROWS, Part, Rows
 from edgemoe.kernels.compensators import ExpertCompensator
 from edgemoe.machine.triton import without_triton
@@ -57,7 +57,7 @@ class ExpertLayer:
         self.layer, self.runtime, self.next_router, self._next_gates = layer, runtime, next_router, next_gates
         biased = getattr(module, "has_bias", False)
         self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
-        self.activation = Activation(CUSTOM if biased else activation, module._apply_gate)
+        self.activation = Activation(CUSTOM if biased else activation, between(module))
 
     @property
     def fuses(self) -> bool:
@@ -263,7 +263,7 @@ class ExpertLayer:
         return compensator
 
     def apply(self, x: Rows, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor) -> None:
-        """Computes the parts' rows [R, H], with the biases of a family that has them: [E, 2 I] and [E, H]."""
+        """Computes the parts' rows [R, H], with the biases of a family that has them: [E, N] and [E, H]."""
         kernel, activation = self.runtime.kernel, self.activation
         if self._biases is None:
             kernel.forward(x, parts, activation, out)
@@ -275,7 +275,7 @@ class ExpertLayer:
         out += down
 
     def inner(self, expert: int, products: torch.Tensor) -> torch.Tensor:
-        """Computes the input [R, I] of an expert's second matrix from its first one's products [R, 2 I]."""
+        """Computes the input [R, I] of an expert's second matrix from its first one's products [R, 2 I or I]."""
         if self._biases is not None:
             products = products + self._biases[0][expert].to(products)
         return self.activation.apply(products)

@@ -120,12 +120,15 @@ class Family:
         intermediate: an expert's inner size I.
         top_k: experts that a token is routed to.
         kv: shape of a sequence's KV.
-        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I]; None: only fused tensors exist.
-        fused_names: templates of all experts' [E, 2I, H] and [E, H, I], a pair for each naming.
+        expert_names: templates of one expert's gate [I, H], up [I, H] and down [H, I], of up and down alone where
+            experts have no gate; None: only fused tensors exist.
+        fused_names: templates of all experts' [E, 2I, H], or [E, I, H] without a gate, and [E, H, I], a pair for each
+            naming.
         fused_checkpoints: whether checkpoints of the Hub have the first of fused_names, not expert_names.
         transposed: whether the fused tensors are [E, H, 2I] and [E, I, H].
         either_way: whether transposed ones may also be [E, 2I, H] and [E, H, I], which their shapes show.
         router_name: template of a layer's router weight in transformers' modules.
+        gated: whether experts have a gate.
         renames: make a dense tensor's name in transformers' modules of its name in a checkpoint.
         restores: make the name in checkpoints of the Hub of the name in transformers' modules.
         precise: regular expressions found in the names, in modules, of tensors that stay float32.
@@ -144,12 +147,13 @@ class Family:
     intermediate: int
     top_k: int
     kv: KVShape
-    expert_names: tuple[str, str, str] | None
+    expert_names: tuple[str, ...] | None
     fused_names: tuple[tuple[str, str], ...]
     fused_checkpoints: bool
     transposed: bool
     either_way: bool
     router_name: str
+    gated: bool = True
     renames: tuple[Rename, ...] = ()
     restores: tuple[Rename, ...] = ()
     precise: tuple[str, ...] = ()
@@ -158,12 +162,11 @@ class Family:
     ahead: tuple[int, int] = (0, 0)
     dense: frozenset[str] = field(default=frozenset(), repr=False)
 
-    def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
-        """Names an expert's tensors: gate, up, down. Returns None where only fused tensors exist."""
+    def separate(self, layer: int, expert: int) -> tuple[str, ...] | None:
+        """Names an expert's tensors: gate, if it has one, up, down. Returns None where only fused tensors exist."""
         if self.expert_names is None:
             return None
-        gate, up, down = (name.format(layer=layer, expert=expert) for name in self.expert_names)
-        return gate, up, down
+        return tuple(name.format(layer=layer, expert=expert) for name in self.expert_names)
 
     def fused(self, layer: int) -> tuple[tuple[str, str], ...]:
         """Names the tensors of all experts: a pair (gate and up, down) for each naming."""

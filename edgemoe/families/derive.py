@@ -33,13 +33,12 @@ def derive(bounded: Config, traits: Traits) -> Family:
     experts, conversions = _experts_of(model), Conversions.of(model, bounded.get(WRAPPED_IN))
     one, places = next(iter(experts.values())), _names_of(model, experts).values()
     path = one_template(f"{name}." for name in places)
-    names, fused, turned = _expert_names(conversions, path + "gate_up_proj", path + "down_proj")
+    names, fused, turned = _expert_names(conversions, *(path + part for part in _parts(one)))
     hidden, inner = _sides(one)
     return Family(
-        model_type=model.config.model_type,
-        traits=traits,
+        *(model.config.model_type, traits),
         moe_layers=tuple(experts),
-        experts=len(one.gate_up_proj),
+        experts=len(one.down_proj),
         hidden=hidden,
         intermediate=inner,
         top_k=max(seen.chosen.values()),
@@ -50,6 +49,7 @@ def derive(bounded: Config, traits: Traits) -> Family:
         transposed=one.is_transposed != (turned is not None),
         either_way=turned is not None and turned.check_dims,
         router_name=one_template(_router_name(model, name) for name in places),
+        gated=one.has_gate,
         renames=conversions.renames,
         restores=conversions.restores,
         precise=tuple(sorted(map(re.escape, model._keep_in_fp32_modules_strict or ()))),
@@ -72,7 +72,7 @@ def _experts_of(model: Any) -> dict[int, Any]:
     """Layer -> its experts module, ascending.
 
     Raises:
-        ModelRefused: there is none, experts differ, or they have no gate, or a norm after them.
+        ModelRefused: there is none, experts differ, or they have a norm after them, or biases without a gate.
     """
     found = {}
     for name, module in model.named_modules():
@@ -86,12 +86,9 @@ def _experts_of(model: Any) -> dict[int, Any]:
     if len(kinds) != 1:
         raise ModelRefused("experts of one size in all layers", f"{len(kinds)} kinds", _ACTION)
     one = next(iter(found.values()))
-    if not one.has_gate or one.has_post_expert_norm:
-        raise ModelRefused(
-            f"experts of one gate_up and one down matrix in {type(model).__name__}",
-            "experts without a gate, or with a norm after them",
-            _ACTION,
-        )
+    if one.has_post_expert_norm or (one.has_bias and not one.has_gate):
+        found = "experts with a norm after them, or with biases and no gate"
+        raise ModelRefused(f"experts of two matrices in {type(model).__name__}", found, _ACTION)
     return dict(sorted(found.items()))
 
 
@@ -99,6 +96,11 @@ def _kind(module: Any) -> tuple[object, ...]:
     """Flags and sizes of an experts module."""
     sizes = [(name, tuple(value.shape)) for name, value in module.named_parameters(recurse=False)]
     return module.has_gate, module.has_bias, module.is_transposed, module.has_post_expert_norm, *sizes
+
+
+def _parts(experts: Any) -> tuple[str, str]:
+    """Names of the two matrices in an experts module."""
+    return "gate_up_proj" if experts.has_gate else "up_proj", "down_proj"
 
 
 def _sides(experts: Any) -> tuple[int, int]:
@@ -115,32 +117,35 @@ def _names_of(model: Any, experts: dict[int, Any]) -> dict[int, str]:
 
 def _dense_names(model: Any, experts: dict[int, Any], path: str) -> frozenset[str]:
     """Names of all parameters and buffers but the experts' matrices; experts' biases are dense."""
-    matrices = {
-        path.format(layer=layer) + part for layer in experts for part in ("gate_up_proj", "down_proj")
-    }
+    parts = _parts(next(iter(experts.values())))
+    matrices = {path.format(layer=layer) + part for layer in experts for part in parts}
     return frozenset(model.state_dict()) - matrices
 
 
 def _expert_names(
     conversions: Conversions, gate_up: str, down: str
-) -> tuple[tuple[str, str, str] | None, tuple[tuple[str, str], ...], Transpose | None]:
+) -> tuple[tuple[str, ...] | None, tuple[tuple[str, str], ...], Transpose | None]:
     """Templates of one expert's tensors, of all experts' tensors by naming, and what transposes these.
 
+    Args:
+        conversions: the conversions of the model's class.
+        gate_up, down: names of both matrices in modules; the first is the one of up alone where there is no gate.
+
     Raises:
-        ModelRefused: experts are neither in three tensors each, nor in two for all.
+        ModelRefused: experts are neither in a tensor for each of gate, up and down, nor in two for all.
     """
     (first, turned), (second, also) = conversions.expert_names(gate_up), conversions.expert_names(down)
-    own = gate_up, down
+    own, parts = (gate_up, down), 2 if gate_up.endswith("gate_up_proj") else 1
     if not first and not second:
         there = conversions.restored(gate_up), conversions.restored(down)
         return None, (own,) if there == own else (there, own), None
     if turned and also and turned.check_dims == also.check_dims:
         return None, ((first[0], second[0]),), turned
-    if turned or also or (len(first), len(second)) != (2, 1):
+    if turned or also or (len(first), len(second)) != (parts, 1):
         raise ModelRefused(
             "a gate, an up and a down matrix of each expert", f"{', '.join([*first, *second])}", _ACTION
         )
-    return (first[0], first[1], second[0]), (own,), None
+    return (*first, *second), (own,), None
 
 
 def _router_name(model: Any, experts: str) -> str:
@@ -149,7 +154,7 @@ def _router_name(model: Any, experts: str) -> str:
     Raises:
         ModelRefused: the block's gate or router has no such weight.
     """
-    block, count = experts.rpartition(".")[0], len(model.get_submodule(experts).gate_up_proj)
+    block, count = experts.rpartition(".")[0], len(model.get_submodule(experts).down_proj)
     for name in ("gate", "router"):
         router = getattr(model.get_submodule(block), name, None)
         for weight, value in router.named_parameters() if router is not None else ():

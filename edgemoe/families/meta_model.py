@@ -185,7 +185,19 @@ def _first(value: Any) -> Any:
 
 
 class Passes(nn.Module):
-    """Stands in for a decoder layer, and returns its input."""
+    """Stands in for a decoder layer, and returns its input.
+
+    Args:
+        layer: the layer, whose own attributes models read.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer
+
+    def __getattr__(self, name: str) -> Any:
+        """The layer's own attributes."""
+        return getattr(self.__dict__["layer"], name)
 
     def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         """As the layer's own."""

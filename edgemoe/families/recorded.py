@@ -139,7 +139,9 @@ def seen_of(model: Any) -> Seen:
     """
     seen, first = Seen(), repeated_layers(model)
     rotary: dict[str, nn.Module] = {name: Rotary(real) for name, real in buffers_of_config(model).items()}
-    alike = {f"model.layers.{number}": Passes() for number in first}
+    alike = {
+        name: Passes(model.get_submodule(name)) for name in (f"model.layers.{number}" for number in first)
+    }
     with torch.inference_mode(), _noting(model, seen), replaced(model, rotary), replaced(model, alike):
         model(
             input_ids=torch.zeros(1, _ROWS, dtype=torch.int64, device="meta"),

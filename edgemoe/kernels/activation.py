@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,14 @@ class Activation:
             return function(half) * up
 
         return cls(name, apply)
+
+
+def between(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What an experts module computes between its products: [R, 2 I] -> [R, I], or without a gate [R, I] -> [R, I]."""
+    function: Callable[[torch.Tensor], torch.Tensor] = (
+        module._apply_gate if module.has_gate else module.act_fn
+    )
+    return function
 
 
 def fused_name(function: object) -> str:

@@ -49,7 +49,7 @@ def build_model(
     join_parts(family, tensors, torch.cat)
     place_tensors(model, tensors)
     del tensors
-    _bind_experts(model, modules, runtime, traits)
+    _bind_experts(model, modules, runtime, traits, family.hidden)
     replace_modules(model, traits)
     for layer, name in modules.items():
         router = router_of(_block_of(model, name))
@@ -60,14 +60,17 @@ def build_model(
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _bind_experts(model: nn.Module, modules: dict[int, str], runtime: ExpertRuntime, traits: Traits) -> None:
-    """Attaches an ExpertLayer to every experts module, with the next one's router."""
+def _bind_experts(
+    model: Any, modules: dict[int, str], runtime: ExpertRuntime, traits: Traits, hidden: int
+) -> None:
+    """Attaches an ExpertLayer to every experts module, with the next one's router; experts take states [T, hidden]."""
     following: list[int | None] = [*list(modules)[1:], None]
     kind = DeviceExpertLayer if runtime.device else ExpertLayer
     gates = next_gates(traits, model.config)
     for (layer, name), after in zip(modules.items(), following, strict=True):
         next_router = None
-        if after is not None:
+        # Experts of a projected state have none that a router takes.
+        if after is not None and hidden == model.config.hidden_size:
             next_router = after, next_logits(_block_of(model, modules[after]), traits)
         module: Any = model.get_submodule(name)
         module.edgemoe = kind(layer, runtime, module, fused_activation(module), next_router, gates)

@@ -47,10 +47,10 @@ def without_weights(model: nn.Module) -> dict[int, str]:
     for name, module in model.named_modules():
         if not hasattr(module, "_apply_gate"):
             continue
-        if not getattr(module, "has_gate", True) or getattr(module, "has_post_expert_norm", False):
+        if getattr(module, "has_post_expert_norm", False):
             raise ModelRefused(
-                f"experts of one gate_up and one down matrix in {name}",
-                "experts without a gate, or with a norm behind them",
+                f"experts of two matrices in {name}",
+                "experts with a norm after them",
                 "choose a supported model family",
             )
         match = re.search(r"\.layers\.(\d+)\.", name)

@@ -15,6 +15,7 @@ from torch import nn
 
 from edgemoe.families.base import Family
 from edgemoe.families.meta_model import Passes, Rotary, buffers_of_config, repeated_layers, replaced
+from edgemoe.kernels.activation import between
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepKV
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
@@ -41,7 +42,10 @@ def try_step(model: Any, family: Family, config: Config) -> None:
     """
     rotary: dict[str, nn.Module] = {name: Rotary(real) for name, real in buffers_of_config(model).items()}
     linear = {name: PerSequence(module, module.layer_idx) for name, module in stateful_modules(model).items()}
-    repeated = {f"model.layers.{number}": Passes() for number in repeated_layers(model)}
+    repeated = {
+        name: Passes(model.get_submodule(name))
+        for name in (f"model.layers.{number}" for number in repeated_layers(model))
+    }
     sequence = SequenceKV(family.kv, ROWS, "meta")
     step = Step((Segment(sequence, (0,) * ROWS, PromptAttention()),))
     furthest = config.get("max_position_embeddings") or ROWS
@@ -71,7 +75,8 @@ class _NoExperts:
 
     def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """As ExpertLayer.routed."""
-        inner = self._module._apply_gate(hidden.new_empty(len(hidden), 2 * self._inner))
+        gated = self._module.has_gate
+        inner = between(self._module)(hidden.new_empty(len(hidden), (1 + gated) * self._inner))
         if inner.shape[1] != self._inner or chosen.shape != gates.shape or len(chosen) != len(hidden):
             raise ValueError(
                 f"experts {list(chosen.shape)} and gate weights {list(gates.shape)} of {len(hidden)} tokens"

@@ -84,7 +84,7 @@ class StoreParts:
             experts=self.experts,
             experts_per_layer=family.experts,
             top_k=family.top_k,
-            hidden=family.hidden,
+            hidden=max(family.hidden, config["hidden_size"]),
             intermediate=family.intermediate,
             heads=heads,
             kv=kv,

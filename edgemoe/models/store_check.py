@@ -12,6 +12,7 @@ from pathlib import Path
 from edgemoe.errors import BadManifest
 from edgemoe.families.base import Family
 from edgemoe.storage.convert.config import Config
+from edgemoe.storage.convert.expert_weights import matrix_sides
 from edgemoe.storage.files.header import TensorEntry
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
@@ -30,9 +31,8 @@ def check_store(directory: Path, manifest: Manifest, family: Family) -> None:
     Raises:
         BadManifest: with the first field that differs, and both values.
     """
-    inner, hidden, experts = family.intermediate, family.hidden, family.experts
-    layers = list(family.moe_layers)
-    matrices = {"gate_up": [2 * inner, hidden], "down": [hidden, inner]}
+    layers, experts = list(family.moe_layers), family.experts
+    matrices = {name: sides for name, *sides in matrix_sides(family)}
     stored = {matrix.name: [matrix.rows, matrix.cols] for matrix in manifest.geometry.matrices}
     fields = [
         ("layers", layers, sorted(manifest.layers)),

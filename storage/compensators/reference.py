@@ -35,6 +35,10 @@ def run_of(
     Raises:
         UserError, ModelRefused, DamagedData: as making.compensate.
     """
+    if not manifest.geometry.gated:
+        raise ModelRefused(
+            "experts with a gate, for compensators", "experts without one", "leave compensators out"
+        )
     _check_options(directory, manifest, base_level, rule, mean_rank)
     reference, weights = _weights_of(source, family, directory, manifest, base_level)
     return CompensatorRun(manifest.fingerprint, reference, base_level, rule, mean_rank), weights

@@ -17,6 +17,9 @@ TOP_K_KEYS = ("num_experts_per_tok", "moe_k", "moe_topk")
 BY_LAYER = ("moe_topk", "moe_intermediate_size")
 """Keys whose value may be a list, with a number for each layer."""
 
+_KINDS = ("layers_block_type", "hybrid_override_pattern")
+"""Keys with the kind of each layer, as a list or as a letter each, whose length is the number of layers."""
+
 WRAPPED_IN = "wrapped_in"
 """Key of a bounded config: the model_type of the multimodal model whose language model it is of."""
 
@@ -62,6 +65,9 @@ def bounded_config(config: object) -> dict[str, Any]:
             "a config.json with a model_type", shortened(config), "use a checkpoint made for transformers"
         )
     config = language_model({key: value for key, value in config.items() if key != WRAPPED_IN})
+    kinds = next((config[key] for key in _KINDS if isinstance(config.get(key), list | str)), None)
+    if kinds:
+        config = config | {"num_hidden_layers": len(kinds)}
     for key, bound in (REQUIRED_BOUNDS | OPTIONAL_BOUNDS).items():
         value = config.get(key)
         if value is None and key in OPTIONAL_BOUNDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -36,6 +37,10 @@ class ExpertNames(Protocol):
         """An expert's inner size I."""
 
     @property
+    def gated(self) -> bool:
+        """Whether experts have a gate."""
+
+    @property
     def transposed(self) -> bool:
         """Whether fused tensors are [E, H, 2I] and [E, I, H]."""
 
@@ -43,12 +48,14 @@ class ExpertNames(Protocol):
     def either_way(self) -> bool:
         """Whether transposed fused tensors may also be [E, 2I, H] and [E, H, I], which their shapes show."""
 
-    def separate(self, layer: int, expert: int) -> tuple[str, str, str] | None:
-        """Names of an expert's gate [I, H], up [I, H] and down [H, I]; None if the family has only fused tensors."""
+    def separate(self, layer: int, expert: int) -> tuple[str, ...] | None:
+        """Names of an expert's gate [I, H], where it has one, up [I, H] and down [H, I]; None if the family has only
+        fused tensors.
+        """
 
     def fused(self, layer: int) -> Sequence[tuple[str, str]]:
         """Pairs of names, one for each naming in use: gate and up [E, 2I, H], rows in the order of the model's gating,
-        and down [E, H, I]. A checkpoint has one of the pairs.
+        or up [E, I, H] alone, and down [E, H, I]. A checkpoint has one of the pairs.
         """
 
     def is_expert(self, name: str) -> bool:
@@ -116,23 +123,23 @@ class ExpertWeights:
                 f"experts with 4-bit codes in {self._checkpoint.directory}, which level 4 keeps exactly",
                 "leave --max-level out",
             )
-        gate_up = MatrixSpec.of("gate_up", 2 * self._inner, self._hidden, group_up)
-        down = MatrixSpec.of("down", self._hidden, self._inner, group_down)
-        return RecordGeometry((gate_up, down), max_level or (4 if self._groups else 8))
+        first, down = matrix_sides(self._family)
+        matrices = MatrixSpec.of(*first, group_up), MatrixSpec.of(*down, group_down)
+        return RecordGeometry(matrices, max_level or (4 if self._groups else 8))
 
     def layer_bytes(self, layer: int) -> int:
         """Bytes of a layer's expert weights on disk."""
         return sum(self._checkpoint[name].nbytes for name, _ in self._wanted(layer))
 
     def read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
-        """Reads gate_up [2I, H], gate first, and down [H, I]: 4-bit codes if all experts have them, otherwise floats.
+        """Reads the matrices of matrix_sides, a gate first: 4-bit codes if all experts have them, otherwise floats.
 
         Raises:
             DamagedData: a weight is NaN or infinite; with layer, expert and matrix.
             ModelRefused, TruncatedFile: from Weight.read.
         """
         matrices = self._read(layer, expert)
-        for matrix, weight in zip(("gate_up", "down"), matrices, strict=True):
+        for (matrix, *_), weight in zip(matrix_sides(self._family), matrices, strict=True):
             parts = (weight.scale, weight.centre) if isinstance(weight, FourBit) else (weight,)
             if not all(all_finite(part) for part in parts):
                 raise DamagedData(
@@ -156,10 +163,11 @@ class ExpertWeights:
         names = self._separate(layer, expert)
         for name in names:
             self._require_zeros(name.removesuffix(_WEIGHT) + _BIAS)
-        gate, up, down = (source[name] for name in names)
+        *parts, down = (source[name] for name in names)
         if self._groups:
-            return gate.codes().append(up.codes()), down.codes()
-        return torch.cat((gate.read(), up.read())), down.read()
+            return reduce(FourBit.append, (part.codes() for part in parts)), down.codes()
+        read = [part.read() for part in parts]
+        return torch.cat(read) if len(read) > 1 else read[0], down.read()
 
     def _require_zeros(self, bias: str) -> None:
         """Raises ModelRefused for a bias next to an expert's matrix that is not 0: experts have none."""
@@ -177,29 +185,32 @@ class ExpertWeights:
         groups: set[tuple[int | None, int | None]] = set()
         for layer in self.layers:
             for expert in range(self.count):
-                gate, up, down = (self._checkpoint[name].group for name in self._separate(layer, expert))
-                groups |= {(gate, down), (up, down)}
-                if len(groups) > 1 or gate is None:
+                *parts, down = (self._checkpoint[name].group for name in self._separate(layer, expert))
+                groups |= {(part, down) for part in parts}
+                if len(groups) > 1 or parts[0] is None:
                     return None
         gate_up, down = groups.pop()
         return None if gate_up is None or down is None else (gate_up, down)
 
     def _wanted(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields name and shape of every tensor that holds a layer's experts."""
-        hidden, inner = self._hidden, self._inner
         if layer in self._fused:
             for name, (count, rows, columns) in self._plain(layer):
                 turned = self._is_transposed(name, (count, rows, columns))
                 yield name, (count, columns, rows) if turned else (count, rows, columns)
             return
         for expert in range(self.count):
-            gate, up, down = self._separate(layer, expert)
-            yield from ((gate, (inner, hidden)), (up, (inner, hidden)), (down, (hidden, inner)))
+            *parts, down = self._separate(layer, expert)
+            yield from ((part, (self._inner, self._hidden)) for part in parts)
+            yield down, (self._hidden, self._inner)
 
     def _plain(self, layer: int) -> tuple[tuple[str, tuple[int, int, int]], ...]:
         """Names of a layer's two fused tensors, and their shapes as the modules have them."""
-        (gate_up, down), hidden, inner = self._fused[layer], self._hidden, self._inner
-        return (gate_up, (self.count, 2 * inner, hidden)), (down, (self.count, hidden, inner))
+        first, second = (
+            (name, (self.count, rows, columns))
+            for name, (_, rows, columns) in zip(self._fused[layer], matrix_sides(self._family), strict=True)
+        )
+        return first, second
 
     def _is_transposed(self, name: str, plain: tuple[int, int, int]) -> bool:
         """Whether a fused tensor, whose shape is `plain` where it is not, is transposed in the checkpoint."""
@@ -207,7 +218,7 @@ class ExpertWeights:
             return self._family.transposed
         return name not in self.names or self._checkpoint[name].shape != plain
 
-    def _separate(self, layer: int, expert: int) -> tuple[str, str, str]:
+    def _separate(self, layer: int, expert: int) -> tuple[str, ...]:
         names = self._family.separate(layer, expert)
         if names is None:
             wanted = " or ".join(pair[0] for pair in self._family.fused(layer))
@@ -233,6 +244,13 @@ class ExpertWeights:
                 f"{len(unclaimed)} more tensors with expert weights, first {min(unclaimed)}",
                 "check that config.json belongs to this checkpoint",
             )
+
+
+def matrix_sides(family: ExpertNames) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
+    """Name, rows and columns of both matrices of an expert's record; experts without a gate have `up` alone."""
+    inner, hidden = family.intermediate, family.hidden
+    first = ("gate_up", 2 * inner, hidden) if family.gated else ("up", inner, hidden)
+    return first, ("down", hidden, inner)
 
 
 def _weight_of(bias: str) -> str:

@@ -60,13 +60,21 @@ def export(
     """
     if destination.resolve() == store.resolve():
         raise UserError("a directory for the export", f"the store {store}", "choose another directory")
-    manifest = Manifest.load(store)
+    manifest = _gated(Manifest.load(store))
     with StoreExperts(store, manifest) as experts:
         for name in manifest.files.keys() - {DENSE_NAME}:
             require_whole(store, manifest, name)
         plan = FORMATS[format](experts, family, _config_of(store), levels)
         content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}
         return _write(store, manifest, plan, destination, content, progress, threads or reading_threads())
+
+
+def _gated(manifest: Manifest) -> Manifest:
+    """Returns a manifest; raises UserError where experts have no gate, as the formats of exports have one."""
+    if not manifest.geometry.gated:
+        wanted = "a model whose experts have a gate, for an export"
+        raise UserError(wanted, "experts without one", "keep the checkpoint")
+    return manifest
 
 
 def _write(

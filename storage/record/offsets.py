@@ -74,6 +74,11 @@ class RecordGeometry:
     matrices: tuple[MatrixSpec, ...]
     max_level: int
 
+    @property
+    def gated(self) -> bool:
+        """Whether an expert has a gate, whose rows come before those of up in the matrix gate_up."""
+        return self.matrices[0].name == "gate_up"
+
     @cached_property
     def parameter_bytes(self) -> int:
         """All matrices' group parameters, padded to 4 KiB."""

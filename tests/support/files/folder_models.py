@@ -98,6 +98,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         **{"num_global_key_value_heads": 1, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
         "num_kv_shared_layers": 0,
     },
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "kimi_linear": _LATENT | _HYBRID | {"linear_head_dim": 16, "linear_num_heads": 4},
     "bailing_hybrid": _LATENT | _HYBRID | {"n_group": 1, "topk_group": 1},
     "qwen3_vl_moe_text": {"rope_parameters": _SECTIONS | {"mrope_section": [4, 2, 2]}},
