@@ -34,7 +34,7 @@ from edgemoe.prefetch.step import FetcherStep
 from edgemoe.prefetch.transfer_path import TransferPath
 from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.prefetch.transitions import Transitions
-from edgemoe.storage.base import ExpertKey, PlaneReader, ResidentForm
+from edgemoe.storage.base import LEVELS, ExpertKey, PlaneReader, ResidentForm
 from edgemoe.storage.files.retry import GivingUp
 
 BATCH_BYTES = 1 << 26
@@ -170,12 +170,18 @@ class Fetcher(ExpertSource, PinnedExperts):
         tried: list[ExpertKey],
     ) -> None:
         """Reads experts while a tier has free blocks, and adds them to `tried`."""
-        for level in levels:
-            most = max(BATCH_BYTES // self._transfers.form.bytes_at(level), 1)
-            while go_on() and (now := rest[: min(most, tier.free_experts(level))]):
+        form = self._transfers.form
+        # Layers with lower levels than others need fewer kinds of blocks.
+        pairs = [(level, layer_level) for level in levels for layer_level in LEVELS if layer_level <= level]
+        for level, own in pairs:
+            of_level = [key for key in rest if form.level_in(key.layer, level) == own]
+            most = max(BATCH_BYTES // form.bytes_at(own), 1) if own else 0
+            while go_on() and (now := of_level[: min(most, tier.free_experts(own))]):
                 tried += now
-                del rest[: len(now)]
-                with step.request(dict.fromkeys(now, level), scan=True) as request:
+                del of_level[: len(now)]
+                gone = {*now}
+                rest[:] = [key for key in rest if key not in gone]
+                with step.request(dict.fromkeys(now, own), scan=True) as request:
                     for _ in request:
                         if not go_on():
                             break

@@ -186,6 +186,10 @@ class ResidentForm(ABC):
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
         """
 
+    def level_in(self, layer: int, level: int) -> int:
+        """`level`, or the highest level of a layer of the store if that is lower."""
+        return level
+
     def builds_on(self, resident: int, level: int) -> bool:
         """Whether blocks at level `resident` are of use to `fill` on the way to `level`."""
         return resident > 0

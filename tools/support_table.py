@@ -53,22 +53,25 @@ REQUIRED = {
 }
 """Rows that a table must have, with yes, or with no and a reason."""
 
-_CODES = "its 4-bit codes exactly, at level 4; anything else at level 8"
+_CODES = "its codes exactly; matrices without any coded again"
 _FLOATS = "level 8"
 
 FORMAT_REMARKS = {
     "safetensors": ("bf16, fp16, fp32; one file or shards with an index", _FLOATS),
     "FP8": ("E4M3 with a scale per block, or per matrix", _FLOATS),
-    "GPTQ": ("4, 8 and 2 bits, v1 and v2, any group; with act-order at level 8", _CODES),
+    "GPTQ": ("4, 8 and 2 bits, v1 and v2, any group; with act-order coded again", _CODES),
     "AutoRound": ("packed as GPTQ (auto_round, auto_gptq, gptqmodel) or AWQ", _CODES),
     "AWQ": ("4 bits, version gemm, any group", _CODES),
-    "compressed-tensors": ("int4 and int8 packed, int8 and FP8 by row, group, block or matrix", _CODES),
-    "MXFP4": ("gpt-oss's blocks and scales", f"{_FLOATS}: its values are not evenly spaced"),
+    "compressed-tensors": (
+        "int4 and int8 packed, int8 and FP8 by row, group, block or matrix, NVFP4, MXFP4; several schemes",
+        _CODES,
+    ),
+    "MXFP4": ("gpt-oss's blocks and scales", "coded again: its values are not evenly spaced"),
     "GGUF": (
         "one file, or all parts of a split one, of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, "
         "IQ4_XS or MXFP4, with its tokenizer and chat template; architectures qwen3moe, olmoe, granitemoe, and llama "
         "with experts (Mixtral)",
-        "the 4-bit codes of Q4_0, Q4_1 and Q4_K exactly, at level 4, if all experts have them; otherwise level 8",
+        "the codes of Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0 exactly, matrix by matrix; others coded again",
     ),
 }
 """Name of a format -> (its supported variants, the stored form of its experts)."""

@@ -155,6 +155,10 @@ class TimedForm(ResidentForm):
         """Returns the kinds that the wrapped form replaces on promotion."""
         return self._form.rewritten(resident, level)
 
+    def level_in(self, layer: int, level: int) -> int:
+        """The level of the wrapped form."""
+        return self._form.level_in(layer, level)
+
     def builds_on(self, resident: int, level: int) -> bool:
         """Whether the wrapped form makes use of resident blocks."""
         return self._form.builds_on(resident, level)

@@ -69,7 +69,7 @@ def compensate_command(
     """
     directory = named_store(store)
     manifest = compensate_store(directory, reference, rank, compensators)
-    from edgemoe.storage.store.verify import describe_compensators
+    from edgemoe.storage.store.contents import describe_compensators
 
     made = describe_compensators(manifest)
     assert made

@@ -102,7 +102,7 @@ def convert_command(
     if calibrate is not None:
         from edgemoe.recode.request import codable_weights
 
-        codable_weights(source)
+        codable_weights(source, store.max_level)
     convert_named(source, destination, keep_source=keep_source, **vars(store))
     if calibrate is not None:
         text = None if calibrate == SELF else Path(calibrate)

@@ -11,14 +11,14 @@ import typer
 from edgemoe.commands.options.shared import JsonOption, StoreArgument, named_store
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
-from edgemoe.console.width import fitted
+from edgemoe.console.width import fitted, markdown_tables
 from edgemoe.errors import EdgemoeError, UserError
 
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     """Show the contents of a store: experts, planes, bits per weight, layout."""
     store = named_store(store)
-    from edgemoe.storage.store.verify import describe
+    from edgemoe.storage.store.contents import describe
 
     description = describe(store)
     if as_json:
@@ -76,10 +76,26 @@ def _report(size: int, damage: Sequence[EdgemoeError], whole: str, as_json: bool
 
 def _lines(description: dict[str, Any]) -> Iterator[str]:
     """Yields the description for people, with units; --json has the exact values."""
+    table = description.pop("codes_by_layer")
     for name, value in description.items():
         size = name.endswith("_bytes")
         title = name.replace("_bytes", " on disk").replace("_", " ")
         yield fitted(printable(f"{title:>18}  {_value(value, size=size)}"), indent=20)
+    yield ""
+    titles = ["layers", "matrix", "bits of codes", "group", "bits per weight"]
+    yield markdown_tables(titles, [_row(row) for row in table], keys=2)
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    """The cells of a row of `codes_by_layer`."""
+    spans = list[list[int]]()
+    for layer in row["layers"]:
+        if spans and spans[-1][1] == layer - 1:
+            spans[-1][1] = layer
+        else:
+            spans.append([layer, layer])
+    layers = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
+    return [layers, row["matrix"], f"{row['bits']}", f"{row['group']}", f"{row['bits_per_weight']:.2f}"]
 
 
 def _value(value: object, *, size: bool) -> str:

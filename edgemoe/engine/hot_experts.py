@@ -10,7 +10,7 @@ Nothing moves while a prompt's step has begun and not ended, whatever runs betwe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -37,6 +37,7 @@ class HotExperts:
         kinds: the kinds of blocks that the higher level has.
         blocks: number of blocks of each kind in the whole tier, as for `resize`.
         layers: indices of the model's layers that have experts.
+        limited: those of them whose experts have no blocks of the higher level, so that none is hot.
         shape: number of layers of the model, and of experts in a layer.
         slots: number of experts that a token chooses in a layer.
         clock: seconds, never going back.
@@ -55,6 +56,7 @@ class HotExperts:
         kinds: Sequence[BlockKind],
         blocks: Mapping[str, int],
         layers: Sequence[int],
+        limited: Collection[int] = (),
         shape: tuple[int, int],
         slots: int,
         clock: Callable[[], float] = time.monotonic,
@@ -63,6 +65,7 @@ class HotExperts:
         self._source, self._tier, self._slots, self._clock = source, tier, slots, clock
         self._high, self._low = levels
         self._layers, self._kinds = list(layers), list(kinds)
+        self._with_hot = [layer for layer in layers if layer not in limited]
         self.capacity: dict[int, int] = {}
         """Layer -> most hot experts."""
         self._seed: np.ndarray | None = None
@@ -79,10 +82,10 @@ class HotExperts:
             for above in (False, True)
         )
         self._every = lower >= len(self._layers) * self._shape[1]
-        most = capacity(upper, len(self._layers))
+        most = capacity(upper, len(self._with_hot)) if self._with_hot else []
         if self.settings.experts is not None:
             most = [min(each, self.settings.experts) for each in most]
-        self.capacity = dict(zip(self._layers, most, strict=True))
+        self.capacity = dict.fromkeys(self._layers, 0) | dict(zip(self._with_hot, most, strict=True))
         self._due |= self._warm
 
     @property
@@ -110,7 +113,7 @@ class HotExperts:
         """
         assert settings.hotness
         high, low = settings.levels
-        shape = store.shape
+        shape, limits = store.shape, store.manifest.geometry.level_limits
         return cls(
             settings.hotness,
             (high, low),
@@ -119,6 +122,7 @@ class HotExperts:
             kinds=store.form.kinds_at(high),
             blocks=blocks,
             layers=sorted(store.manifest.layers),
+            limited=[layer for layer, limit in limits.items() if limit <= low],
             shape=(shape.layers, shape.experts_per_layer),
             slots=shape.top_k,
         )
@@ -225,7 +229,7 @@ class HotExperts:
             hot = at >= self._high
             # Levels between the two are of other settings, and have blocks that hot experts need.
             between = np.flatnonzero((at > self._low) & ~hot).tolist()
-            if self._fixed is None:
+            if self._fixed is None or not self.capacity[layer]:
                 change = moves(scores, hot, at > 0, self.capacity[layer], self.settings.margin)
             else:
                 wanted = self._fixed.get(layer, set())

@@ -171,7 +171,8 @@ class Rules:
         if settings.priced and not settings.exact:
             tiers = TierPrices(self._parts.held.places, self._dram_price, settings.promotion == "whole")
         layers, experts = sorted(self._store.manifest.layers), self._store.shape.experts_per_layer
-        return LevelPolicy(settings, layers, experts, self.damage, tiers)
+        limits = self._store.manifest.geometry.level_limits
+        return LevelPolicy(settings, layers, experts, self.damage, tiers, limits)
 
     @cached_property
     def _dram_price(self) -> float:

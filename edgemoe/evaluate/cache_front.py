@@ -80,7 +80,7 @@ def _priced(engine: Engine, price: str) -> LevelPolicy:
     """The engine's policy, whose price counts less of where planes lie."""
     policy, layers = engine.rules.policy, sorted(engine.store.manifest.layers)
     tiers = replace(policy.tiers, dram=1.0) if policy.tiers and price == BY_MEMORY else None
-    return LevelPolicy(policy.settings, layers, policy.experts, policy.damage, tiers)
+    return LevelPolicy(policy.settings, layers, policy.experts, policy.damage, tiers, policy.limits)
 
 
 class DropAbsent(LevelPolicy):

@@ -79,7 +79,7 @@ def _require_long_window(store: StoreModel, request: EvalRequest) -> None:
     if window > most:
         why = "on a device or with --vram-limit" if blocks else "the context that this model runs with"
         raise UserError(f"--window of at most {most} tokens, {why}", str(window), f"give --window {most}")
-    weights = store.shape.dense_bytes + store.form.bytes_at(store.manifest.max_level) * store.shape.experts
+    weights = store.shape.dense_bytes + store.expert_bytes
     needed, free = weights + window * store.shape.vocab * _WINDOW_LOGIT_BYTES, available_memory()
     if needed > free:
         wanted = f"{format_size(needed)} of memory, for all experts and the logits of --window {window}"

@@ -70,22 +70,22 @@ class CpuExpertKernel:
 
     def _part(self, x: torch.Tensor, part: Part, matrix: int) -> torch.Tensor:
         """Multiplies an expert's rows with its gate_up (0) or down (1) matrix."""
-        level, p4 = part.level, part.blocks[P4]
+        spec, parameters_at, codes_at = self._geometry.matrix_offsets()[matrix]
+        level, p4 = min(part.level, spec.limit), part.blocks[P4]
         parameters, codes = p4[: self._geometry.parameter_bytes], p4[self._geometry.parameter_bytes :]
         if level == 2 and part.resident > 2:
             truncate_to_base(np.frombuffer(codes, np.uint8), self._nibbles)
             codes = self._nibbles.data
-        spec, parameters_at, codes_at = self._geometry.matrix_offsets()[matrix]
 
-        def nibbles(block: memoryview) -> torch.Tensor:
-            flat = torch.frombuffer(block, dtype=torch.uint8, count=spec.nibble_bytes, offset=codes_at)
+        def nibbles(block: memoryview, at: int) -> torch.Tensor:
+            flat = torch.frombuffer(block, dtype=torch.uint8, count=spec.nibble_bytes, offset=at)
             return flat.view(spec.padded_rows, spec.padded_cols // 2)
 
         pair = torch.frombuffer(
             parameters, dtype=torch.bfloat16, count=spec.parameter_bytes // 2, offset=parameters_at
         ).view(-1, spec.padded_rows, 2)
-        low = nibbles(part.blocks[P0]) if level == 8 else None
-        y = self._product(x, _Matrix(spec, level, pair, nibbles(codes), low))
+        low = nibbles(part.blocks[P0], self._geometry.low_offsets()[matrix]) if level == 8 else None
+        y = self._product(x, _Matrix(spec, level, pair, nibbles(codes, codes_at), low))
         if part.compensator:
             # Decoded in every call, which costs about what a call of one expert does.
             found = corrections(part.compensator.raw, part.compensator.geometry)[spec.name]

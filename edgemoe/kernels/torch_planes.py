@@ -51,21 +51,23 @@ class PlaneExpertKernel:
         return torch.cat(products).to(torch.bfloat16)
 
     def _weights(self, part: Part, matrix: int) -> torch.Tensor:
-        """Dequantizes a part's matrix at the part's level to float32 [rows, cols]."""
+        """Dequantizes a part's matrix at the part's level, or at its limit, to float32 [rows, cols]."""
         spec, parameters_at, codes_at = self._geometry.matrix_offsets()[matrix]
+        level = min(part.level, spec.limit)
         base, *more = (
-            block_tensor(part.blocks[plane.label]) for plane in list(Plane)[: PLANES_OF_LEVEL[part.level]]
+            block_tensor(part.blocks[plane.label]) for plane in list(Plane)[: PLANES_OF_LEVEL[level]]
         )
         pair = base[parameters_at : parameters_at + spec.parameter_bytes].view(torch.bfloat16)
 
-        def nibbles(array: torch.Tensor) -> torch.Tensor:
-            pieces = self._layout.cut(array, codes_at, spec.nibble_bytes)
+        def nibbles(array: torch.Tensor, at: int) -> torch.Tensor:
+            pieces = self._layout.cut(array, at, spec.nibble_bytes)
             return self._layout.unpack(pieces, spec.padded_rows, spec.padded_cols)
 
-        codes = nibbles(_merged(base[self._geometry.parameter_bytes :], more[0] if more else None)) << 4
-        if part.level == 8:
-            codes |= nibbles(more[1])
-        weights = dequantize(codes, pair.view(-1, spec.padded_rows, 2), part.level)
+        merged = _merged(base[self._geometry.parameter_bytes :], more[0] if more else None)
+        codes = nibbles(merged, codes_at) << 4
+        if level == 8:
+            codes |= nibbles(more[1], self._geometry.low_offsets()[matrix])
+        weights = dequantize(codes, pair.view(-1, spec.padded_rows, 2), level)
         return weights[: spec.rows, : spec.cols]
 
 

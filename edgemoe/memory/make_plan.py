@@ -80,7 +80,7 @@ class _Needs:
     @property
     def whole(self) -> int:
         """Bytes of all experts at the highest level."""
-        return self.model.shape.experts * self.expert
+        return self.model.bytes_of_all(self.settings.levels[0])
 
     @cached_property
     def rows(self) -> int:
@@ -188,9 +188,9 @@ def _blocks(needs: _Needs, damage: Damage | None, planes: int) -> _Blocks:
 
 
 def _experts_resident(model: PlannedModel, planes: int) -> dict[str, int]:
-    """Level -> experts that fit into so many bytes, all of them at that level."""
-    levels = (bits for bits in (8, 4, 2) if bits <= model.geometry.max_level)
-    return {str(bits): min(planes // model.form.bytes_at(bits), model.shape.experts) for bits in levels}
+    """Level -> experts that fit into so many bytes, all of them at that level or at their layer's highest one."""
+    levels, experts = (bits for bits in (8, 4, 2) if bits <= model.geometry.max_level), model.shape.experts
+    return {str(bits): min(planes * experts // model.bytes_of_all(bits), experts) for bits in levels}
 
 
 def _free_bytes(model: PlannedModel, limits: Limits) -> int:

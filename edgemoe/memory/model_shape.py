@@ -36,6 +36,12 @@ class ModelShape:
     """Whether the compiled kernel computes linear attention and state spaces, token by token."""
     attention_copies: int = 2
     """Copies of a step's queries, keys and values that exist at once next to compiled attention."""
+    up_to_four: int = 0
+    """Experts, over all layers, of layers whose codes have at most 4 bits in a store up to level 8."""
+
+    def share(self, level: int) -> float:
+        """The share of experts, 0 to 1, that have the planes of a level."""
+        return 1 - self.up_to_four / self.experts if level > 4 and self.experts else 1.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,12 @@ class PlannedModel:
     geometry: RecordGeometry
     form: ResidentForm
     device: Device | None = None
+
+    def bytes_of_all(self, level: int) -> int:
+        """Bytes of all experts at a level, or at their layer's highest level if that is lower."""
+        shape, low = self.shape, min(level, 4)
+        limited = shape.up_to_four * (self.form.bytes_at(level) - self.form.bytes_at(low))
+        return shape.experts * self.form.bytes_at(level) - limited
 
     @property
     def place(self) -> torch.device:

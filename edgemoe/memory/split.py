@@ -55,7 +55,9 @@ class BlockSplit:
         if settings.hotness:
             require_sizes(form, settings.levels)
         pooled = is_pooled(settings.eviction)  # kinds share the bytes of experts that are whole
-        fractions = {kind: 1.0 if pooled else fraction(kind.level) for kind in kinds}
+        fractions = {
+            kind: shape.share(kind.level) * (1.0 if pooled else fraction(kind.level)) for kind in kinds
+        }
         most = shape.experts if settings.cache else max(shape.top_k, MINIMUM_EXPERTS)
         hot = (settings.levels[-1], most_hot(settings.hotness, shape)) if settings.hotness else None
         return cls(fractions, most, hot)

@@ -95,4 +95,5 @@ class StoreParts:
             and all(kernel_fits(heads, part.heads, part.key_dim) for part in kv.parts),
             compiled_states=device is None and native.available(),
             attention_copies=2 if family.traits.fused_gqa else 4,
+            up_to_four=len(self.manifest.geometry.level_limits) * family.experts,
         )

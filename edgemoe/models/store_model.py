@@ -111,6 +111,23 @@ class StoreModel:
             return self.shape.dense_bytes
         return self.shape.dense_bytes - self.shape.vocab * self.shape.hidden * self.manifest.dense_bits // 8
 
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts in memory, at their highest levels."""
+        return self._planned.bytes_of_all(self.manifest.max_level)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of all experts on disk, also of a store that is foreseen."""
+        geometry, shape = self.manifest.geometry, self.shape
+        limited = [geometry.of_layer(layer).record_bytes for layer in geometry.layer_numbers]
+        others = shape.experts - len(limited) * shape.experts_per_layer
+        return shape.experts_per_layer * sum(limited) + others * geometry.record_bytes
+
+    @property
+    def _planned(self) -> PlannedModel:
+        return PlannedModel(self.shape, self.manifest.geometry, self.form, self.device)
+
     def default_context(self) -> int:
         """Tokens of context by default: the model's maximum, at most 4096."""
         return min(self.config.get("max_position_embeddings") or 4096, 4096)
@@ -146,7 +163,7 @@ class StoreModel:
         require_settings(settings, self.directory, self.manifest, self.device)
         require_parallel(self.config, parallel, context or self.default_context())
         return make_plan(
-            PlannedModel(self.shape, self.manifest.geometry, self.form, self.device),
+            self._planned,
             Limits(vram_limit, context or self.default_context(), dram_limit, parallel, prefill_rows),
             settings,
             compensators=self.compensator_bytes(settings).with_(compensators),

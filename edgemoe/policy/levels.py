@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from types import MappingProxyType
 
 import torch
 
@@ -13,6 +14,7 @@ from edgemoe.policy.importance import expert_importance
 from edgemoe.policy.schedule import critical_counts, retention, row_sums, two_levels
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.tier_prices import TierPrices
+from edgemoe.storage.base import LEVELS
 
 UNIFORM, RANKED, PRICED = range(3)
 """Kinds of a DecodeRule, as in csrc/levels.h."""
@@ -57,6 +59,7 @@ class LevelPolicy:
         damage: the damage of the model's experts.
         tiers: what planes cost a new token from where they are, where settings go by damage and are not exact; None:
             all alike.
+        limits: layer -> its highest level, of layers whose codes have fewer bits than the store's highest level.
 
     Raises:
         ValueError: settings that go by damage, without it.
@@ -69,10 +72,12 @@ class LevelPolicy:
         experts: int,
         damage: Damage | None = None,
         tiers: TierPrices | None = None,
+        limits: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         if settings.priced and damage is None:
             raise ValueError(f"expected the damage of each level for {settings.name}, got None")
         self.settings, self.experts, self.damage = settings, experts, damage
+        self.limits = limits
         self._places = {layer: place for place, layer in enumerate(layers)}
         self.tiers = tiers if settings.priced and not settings.exact else None
         levels = settings.scheduled
@@ -104,6 +109,19 @@ class LevelPolicy:
         Returns:
             int64 [T, k].
         """
+        found = self._unlimited(layer, chosen, gates, ranks, decode=decode)
+        return found.clamp_(max=self.limits[layer]) if layer in self.limits else found
+
+    def _unlimited(
+        self,
+        layer: int,
+        chosen: torch.Tensor,
+        gates: torch.Tensor,
+        ranks: torch.Tensor | None,
+        *,
+        decode: bool,
+    ) -> torch.Tensor:
+        """The levels of one layer without its limit; arguments and result as of `levels`."""
         settings = self.settings
         if len(settings.scheduled) == 1:
             return torch.full(chosen.shape, settings.scheduled[0])
@@ -176,7 +194,8 @@ class LevelPolicy:
 
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
-        levels = self.settings.scheduled
+        limit = self.limits.get(layer, LEVELS[0])
+        levels = tuple(min(level, limit) for level in self.settings.scheduled)
         if layer not in self._places or len(levels) == 1:
             return DecodeRule(UNIFORM, levels[:1], 0)
         if not self.settings.priced:
@@ -201,10 +220,11 @@ class LevelPolicy:
         by_order: dict[int, int] = {}
         taken = [self.taken(layer, experts) for experts in rows]
         levels = by_rule or [self._by_order(layer, len(experts)) for experts in rows]
+        highest = min(self.ahead[0], self.limits.get(layer, LEVELS[0]))
         for i in range(max(map(len, taken), default=0)):
             for experts, of_row in zip(taken, levels, strict=True):
                 if i < len(experts):
-                    level = min(of_row[i], self.ahead[0])
+                    level = min(of_row[i], highest)
                     by_order[experts[i]] = max(level, by_order.get(experts[i], 0))
         return {expert: level for expert, level in by_order.items() if level}
 

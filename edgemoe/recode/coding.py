@@ -1,4 +1,4 @@
-"""Codes the experts of a store again: Hessians from the sample, then every matrix with error feedback."""
+"""SourceCodes the experts of a store again: Hessians from the sample, then every matrix with error feedback."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgemoe.experts.step import MeasuredLayer
 from edgemoe.recode.sample import ExpertSample, LayerSample, hessian_of
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
-from edgemoe.storage.formats.base import FourBit
-from edgemoe.storage.record.encode import assemble, squared_error
+from edgemoe.storage.formats.source_codes import Matrix, SourceCodes
+from edgemoe.storage.record.encode import assemble, quantize_matrix, squared_error
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.nested_codes import ColumnOrder, nested_codes
 from edgemoe.storage.record.offsets import RecordGeometry
@@ -106,9 +106,7 @@ class Coding:
 
     def _read(self, layer: int, expert: int) -> deque[torch.Tensor]:
         """gate_up and down of an expert, float32."""
-        return deque(
-            m.weights() if isinstance(m, FourBit) else m.float() for m in self._experts.read(layer, expert)
-        )
+        return deque(map(_floats, self._experts.read(layer, expert)))
 
     def _inner(self, layer: int, expert: int, gate_up: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """What the expert's second matrix is given for the sampled inputs, float32 [n, I]."""
@@ -122,17 +120,29 @@ class Coding:
     def _record(
         self, layer: int, expert: int, sample: LayerSample, *, shared: list[torch.Tensor]
     ) -> tuple[Bytes, SourceError]:
-        weights, (inputs, gates) = self._read(layer, expert), sample.of_expert(expert)
-        given = [inputs, self._inner(layer, expert, weights[0], inputs)]
-        quantized, error, level = [], SourceError(), self._geometry.max_level
-        for spec, rows, mean in zip(self._geometry.matrices, given, shared, strict=True):
-            weight = weights.popleft()
-            order = ColumnOrder(hessian_of(rows, gates).add_(mean), spec.padded_cols)
-            made = nested_codes(weight, order, spec, self._importance)
+        weights, (inputs, gates) = deque(self._experts.read(layer, expert)), sample.of_expert(expert)
+        given = [inputs, self._inner(layer, expert, _floats(weights[0]), inputs)]
+        quantized, error, geometry = [], SourceError(), self._geometry.of_layer(layer)
+        for spec, rows, mean, bits in zip(
+            geometry.matrices, given, shared, geometry.matrix_bits, strict=True
+        ):
+            weight, level = weights.popleft(), min(spec.limit, geometry.max_level)
+            if isinstance(weight, SourceCodes) and weight.bits <= bits:
+                made = quantize_matrix(weight, spec, bits, level)  # kept
+            else:
+                weight = _floats(weight)
+                order = ColumnOrder(hessian_of(rows, gates).add_(mean), spec.padded_cols)
+                importance = {each: part for each, part in self._importance.items() if each <= level}
+                made = nested_codes(weight, order, spec, importance, bits)
             error.add(SourceError(*squared_error(weight, made, spec, level)))
             quantized.append(made)
-        return assemble(self._geometry, self._layout, quantized), error
+        return assemble(geometry, self._layout, quantized), error
 
     def _advance(self, steps: int) -> None:
         self._done += steps
         self._progress(self._done, self._total)
+
+
+def _floats(matrix: Matrix) -> torch.Tensor:
+    """The weights of a matrix in float32."""
+    return matrix.weights() if isinstance(matrix, SourceCodes) else matrix.float()

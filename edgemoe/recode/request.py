@@ -46,23 +46,27 @@ class RecodeRequest:
     threads: int | None = None
 
 
-def codable_weights(source: Path) -> tuple[ExpertWeights, str]:
-    """Opens a checkpoint whose experts can be coded in another way.
+def codable_weights(source: Path, max_level: int | None) -> tuple[ExpertWeights, str]:
+    """Opens a checkpoint some of whose experts' matrices can be coded in another way.
+
+    Args:
+        source: the checkpoint.
+        max_level: the highest level of the store, 8 or 4; None: as many bits as the source can fill.
 
     Returns:
         its experts, and its fingerprint.
 
     Raises:
-        ModelRefused: the store keeps the 4-bit codes that it has.
+        ModelRefused: the store keeps the codes that it has.
     """
     with source_errors(source):
         checkpoint = Checkpoint.open(source)
         experts = ExpertWeights(checkpoint, family_of(checkpoint.config))
         found = checkpoint.fingerprint()
-    if experts.has_codes:
+    if experts.has_codes(max_level):
         raise ModelRefused(
-            f"experts of more than 4 bits in {source}",
-            "4-bit codes, which a store keeps as they are",
+            f"experts without codes of their own in {source}",
+            "codes that a store keeps as they are",
             "leave the calibration of codes out: it would bring nothing",
         )
     return experts, found
@@ -73,13 +77,13 @@ def weights_of(store: StoreModel, source: Path) -> ExpertWeights:
 
     Raises:
         UserError: the store has level 2 alone.
-        ModelRefused: another checkpoint, or one whose 4-bit codes the store keeps.
+        ModelRefused: another checkpoint, or one whose codes the store keeps.
     """
     if store.manifest.max_level <= 2:
         raise UserError(
             "a store with level 4 or 8", f"{store.directory} with level 2 alone", "convert the model again"
         )
-    experts, found = codable_weights(source)
+    experts, found = codable_weights(source, store.manifest.max_level)
     if found != store.manifest.source:
         raise ModelRefused(
             f"the checkpoint that {store.directory} was converted from",

@@ -43,12 +43,13 @@ def read_speed(
     Random(0).shuffle(keys)
     geometry = manifest.geometry
     threads = min(threads, max(_BUFFERS // geometry.prefix_bytes(level), 2))
-    last = Plane(PLANES_OF_LEVEL[level] - 1)
 
-    def read(number: int, planes: list[memoryview]) -> float:
+    def read(number: int, buffers: list[memoryview]) -> float:
         start, done, taken = time.perf_counter(), 0, 0.0
         for key in islice(cycle(keys), number * len(keys) // threads, None):
-            done += reader.read(key, Plane.BASE, last, planes)
+            planes = geometry.of_layer(key.layer).planes[: PLANES_OF_LEVEL[level]]
+            into = [block[: plane.length] for block, plane in zip(buffers, planes, strict=False)]
+            done += reader.read(key, Plane.BASE, Plane(len(planes) - 1), into)
             taken = time.perf_counter() - start
             if taken >= seconds:
                 break

@@ -17,7 +17,7 @@ from edgemoe.storage.compensators.ranks import error_ranks, kurtosis, kurtosis_r
 from edgemoe.storage.compensators.reference import stored_weights
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
-from edgemoe.storage.formats.base import FourBit
+from edgemoe.storage.formats.source_codes import SourceCodes
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.reader import RecordReader
@@ -125,7 +125,7 @@ class Computation:
         if self._experts is None:
             return self._stored(layer, expert, self._manifest.max_level)
         matrices = self._experts.read(layer, expert)
-        return [m.weights() if isinstance(m, FourBit) else m.float() for m in matrices]
+        return [m.weights() if isinstance(m, SourceCodes) else m.float() for m in matrices]
 
     def _stored(self, layer: int, expert: int, level: int) -> list[torch.Tensor]:
         return stored_weights(self._reader, self._manifest, ExpertKey(layer, expert), level)

@@ -19,7 +19,8 @@ from edgemoe.storage.compensators.reference import is_of, run_of
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
 from edgemoe.storage.convert.system_errors import destination_errors, require_unchanged
 from edgemoe.storage.files.lock import StoreLock
-from edgemoe.storage.store.manifest import Manifest, save_compensators
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.manifest_updates import save_compensators
 from edgemoe.storage.store.reader import RecordReader
 
 

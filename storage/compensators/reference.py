@@ -72,7 +72,7 @@ def _check_source(
     checkpoint: Checkpoint, experts: ExpertWeights, directory: Path, manifest: Manifest, base_level: int
 ) -> None:
     """Refuses a checkpoint of another shape than the store's, and 4-bit codes where level 4 keeps them."""
-    if experts.has_codes and base_level == 4:
+    if experts.has_codes(4) and base_level == 4:
         raise ModelRefused(
             f"a checkpoint with weights of more than 4 bits to compensate level 4 of {directory}",
             f"4-bit codes ({checkpoint.format}) in {checkpoint.directory}",
@@ -121,7 +121,9 @@ def stored_weights(
     reader: RecordReader, manifest: Manifest, key: ExpertKey, level: int
 ) -> list[torch.Tensor]:
     """The matrices of an expert of the store at a level: gate_up and down, float32."""
-    record = aligned(manifest.geometry.prefix_bytes(level))
+    own = manifest.geometry.of_layer(key.layer)
+    level = min(level, own.max_level)
+    record = aligned(own.prefix_bytes(level))
     last = Plane(PLANES_OF_LEVEL[level] - 1)
     reader.read(key, Plane.BASE, last, [record.data])
-    return decode(record, manifest.geometry, LAYOUTS[manifest.layout], level)
+    return decode(record, manifest.geometry, LAYOUTS[manifest.layout], level, key.layer)

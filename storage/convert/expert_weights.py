@@ -10,8 +10,10 @@ import torch
 
 from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
 from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.source_bits import Found, SourceMatrix, choose_geometry
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
-from edgemoe.storage.formats.base import FourBit, Matrix
+from edgemoe.storage.formats.base import Weight
+from edgemoe.storage.formats.source_codes import Matrix, SourceCodes
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 _WEIGHT, _BIAS = ".weight", ".bias"
@@ -100,39 +102,32 @@ class ExpertWeights:
             layer: pair for layer in self.layers for pair in family.fused(layer) if pair[0] in self.names
         }
         self._check_names()
-        self._groups = self._common_groups()
+        first, last = (MatrixSpec.of(*sides) for sides in matrix_sides(family))
+        self._specs = first, last
+        self.sources: Found = {layer: self._sources(layer) for layer in self.layers}
+        """Layer -> what the checkpoint has of both matrices."""
 
-    @property
-    def has_codes(self) -> bool:
-        """Whether every expert has 4-bit codes that level 4 keeps exactly."""
-        return self._groups is not None
+    def has_codes(self, max_level: int | None) -> bool:
+        """Whether a store up to `max_level`, or to any level if None, keeps the source's codes of all matrices."""
+        return all(each.kept_bits(max_level) for layer in self.sources.values() for each in layer)
 
     def geometry(self, max_level: int | None) -> RecordGeometry:
-        """Computes the geometry of every expert's record.
+        """Computes the geometry of the records.
 
         Args:
-            max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
+            max_level: 8 or 4, the highest level to store; None: as many bits as the source can fill.
 
         Raises:
-            ModelRefused: level 8 for experts with 4-bit codes.
+            ModelRefused: level 8 where no matrix can fill more than 4 bits.
         """
-        group_up, group_down = self._groups or (None, None)
-        if self._groups and max_level == 8:
-            raise ModelRefused(
-                "experts with more than 4 bits for level 8",
-                f"experts with 4-bit codes in {self._checkpoint.directory}, which level 4 keeps exactly",
-                "leave --max-level out",
-            )
-        first, down = matrix_sides(self._family)
-        matrices = MatrixSpec.of(*first, group_up), MatrixSpec.of(*down, group_down)
-        return RecordGeometry(matrices, max_level or (4 if self._groups else 8))
+        return choose_geometry(self._specs, self.sources, max_level, self._checkpoint.directory)
 
     def layer_bytes(self, layer: int) -> int:
         """Bytes of a layer's expert weights on disk."""
         return sum(self._checkpoint[name].nbytes for name, _ in self._wanted(layer))
 
     def read(self, layer: int, expert: int) -> tuple[Matrix, Matrix]:
-        """Reads the matrices of matrix_sides, a gate first: 4-bit codes if all experts have them, otherwise floats.
+        """Reads the matrices of matrix_sides, a gate first: codes if the source has any for a matrix, or floats.
 
         Raises:
             DamagedData: a weight is NaN or infinite; with layer, expert and matrix.
@@ -140,7 +135,7 @@ class ExpertWeights:
         """
         matrices = self._read(layer, expert)
         for (matrix, *_), weight in zip(matrix_sides(self._family), matrices, strict=True):
-            parts = (weight.scale, weight.centre) if isinstance(weight, FourBit) else (weight,)
+            parts = (weight.scale, weight.centre) if isinstance(weight, SourceCodes) else (weight,)
             if not all(all_finite(part) for part in parts):
                 raise DamagedData(
                     f"finite weights in layer {layer}, expert {expert}, matrix {matrix}",
@@ -164,10 +159,7 @@ class ExpertWeights:
         for name in names:
             self._require_zeros(name.removesuffix(_WEIGHT) + _BIAS)
         *parts, down = (source[name] for name in names)
-        if self._groups:
-            return reduce(FourBit.append, (part.codes() for part in parts)), down.codes()
-        read = [part.read() for part in parts]
-        return torch.cat(read) if len(read) > 1 else read[0], down.read()
+        return _joined(parts), _joined([down])
 
     def _require_zeros(self, bias: str) -> None:
         """Raises ModelRefused for a bias next to an expert's matrix that is not 0: experts have none."""
@@ -178,19 +170,18 @@ class ExpertWeights:
                 "use a checkpoint of this family without biases of experts",
             )
 
-    def _common_groups(self) -> tuple[int, int] | None:
-        """Groups of gate_up and down; None unless every expert has exact 4-bit codes in the same groups."""
-        if self._fused:
-            return None
-        groups: set[tuple[int | None, int | None]] = set()
-        for layer in self.layers:
-            for expert in range(self.count):
-                *parts, down = (self._checkpoint[name].group for name in self._separate(layer, expert))
-                groups |= {(part, down) for part in parts}
-                if len(groups) > 1 or parts[0] is None:
-                    return None
-        gate_up, down = groups.pop()
-        return None if gate_up is None or down is None else (gate_up, down)
+    def _sources(self, layer: int) -> tuple[SourceMatrix, SourceMatrix]:
+        """What the checkpoint has of a layer's matrices."""
+        if layer in self._fused:
+            names = [[name] for name in self._fused[layer]]
+        else:
+            of_experts = [self._separate(layer, expert) for expert in range(self.count)]
+            names = [[name for each in of_experts for name in each[:-1]], [each[-1] for each in of_experts]]
+        first, down = (
+            SourceMatrix.of((self._checkpoint[name] for name in of_matrix), self.count * spec.weights)
+            for of_matrix, spec in zip(names, self._specs, strict=True)
+        )
+        return first, down
 
     def _wanted(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields name and shape of every tensor that holds a layer's experts."""
@@ -251,6 +242,14 @@ def matrix_sides(family: ExpertNames) -> tuple[tuple[str, int, int], tuple[str, 
     inner, hidden = family.intermediate, family.hidden
     first = ("gate_up", 2 * inner, hidden) if family.gated else ("up", inner, hidden)
     return first, ("down", hidden, inner)
+
+
+def _joined(parts: Sequence[Weight]) -> Matrix:
+    """The rows of some tensors one after another: codes, if all of them have any."""
+    if all(part.group is not None for part in parts):
+        return reduce(SourceCodes.append, (part.codes() for part in parts))
+    read = [part.read() for part in parts]
+    return torch.cat(read) if len(read) > 1 else read[0]
 
 
 def _weight_of(bias: str) -> str:

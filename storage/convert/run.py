@@ -6,8 +6,7 @@ two experts per thread, up to 1.5 GB or one expert.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice, product
@@ -18,9 +17,10 @@ import torch
 
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
+from edgemoe.storage.convert.records import ExpertRecords
 from edgemoe.storage.convert.source_error import SourceError
+from edgemoe.storage.convert.source_table import SourceRow
 from edgemoe.storage.convert.system_errors import destination_errors, require_unchanged, source_errors
-from edgemoe.storage.record.encode import assemble, quantize_matrix, squared_error
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.dense import DenseWeights
@@ -65,6 +65,7 @@ def convert(
     progress: Callable[[int, int], None],
     threads: int | None = None,
     arrivals: Arrivals | None = None,
+    tell: Callable[[Sequence[SourceRow]], None] = lambda rows: None,
 ) -> Manifest:
     """Converts a checkpoint, or resumes an interrupted conversion.
 
@@ -75,13 +76,14 @@ def convert(
         source: directory of the checkpoint.
         destination: directory of the store, created if necessary.
         family: the names of the source's config.
-        max_level: 8 or 4, the highest level to store; None: 4 if every expert has 4-bit codes, otherwise 8.
+        max_level: 8 or 4, the highest level to store; None: as many bits as each of the source's matrices can fill.
         layout: the order of codes in the records.
         dense_bits: 16 or 8 bits per weight of the matrices outside of experts.
         progress: called with bytes of source weights done and in all, from the calling thread.
         threads: threads that read and encode experts; by default two per core of this process, so that one computes
             while the other waits for the disk.
         arrivals: fetches weights before they are needed; by default all weights are present.
+        tell: called after a conversion with what was done with each type of quantized weights.
 
     Raises:
         ModelRefused, MissingTensor, BadHeader, TruncatedFile: the source cannot be converted.
@@ -91,7 +93,7 @@ def convert(
     """
     with source_errors(source):
         job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress, arrivals)
-    return job.into(destination, threads or reading_threads())
+    return job.into(destination, threads or reading_threads(), tell)
 
 
 def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
@@ -102,7 +104,8 @@ def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | Non
     """
     experts = ExpertWeights(source, family)
     dense = DenseWeights(source, experts.names, family, dense_bits)
-    return len(experts.layers) * experts.count * experts.geometry(max_level).record_bytes + dense.nbytes
+    geometry = experts.geometry(max_level)
+    return experts.count * sum(geometry.of_layer(each).record_bytes for each in experts.layers) + dense.nbytes
 
 
 class _Conversion:
@@ -126,8 +129,9 @@ class _Conversion:
         self._fingerprint = checkpoint.fingerprint(self._known)
         self._total = checkpoint.nbytes
         self._done, self._progress = 0, progress
+        self._records = ExpertRecords(self._experts, self._geometry, layout, max_level)
 
-    def into(self, destination: Path, threads: int) -> Manifest:
+    def into(self, destination: Path, threads: int, tell: Callable[[Sequence[SourceRow]], None]) -> Manifest:
         """Writes the store, unless it is there; another process may finish it meanwhile."""
         finished = destination / MANIFEST_NAME
         if finished.exists() and self._made(there := Manifest.load(destination)):
@@ -144,6 +148,7 @@ class _Conversion:
                 return Manifest.load(destination)
             self._write(writer, threads)
             require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
+            tell(self._records.table.rows())
             return writer.finish(self._checkpoint.format)
 
     def _made(self, store: Manifest) -> bool:
@@ -168,7 +173,8 @@ class _Conversion:
         for layer in finished:
             self._add(experts.layer_bytes(layer))
             self._release(layer)
-        to_come = len(missing) * experts.count * self._geometry.record_bytes + self._dense.nbytes
+        sizes = [self._geometry.of_layer(layer).record_bytes for layer in missing]
+        to_come = experts.count * sum(sizes) + self._dense.nbytes
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         # What an expert takes between checkpoint and store: weights, codes and a record.
         memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self._geometry.weights
@@ -179,7 +185,7 @@ class _Conversion:
                 if arrivals:
                     arrivals.require(layers[0])
                 places = product(layers, range(experts.count))
-                tasks = ((memory, partial(self._record, *place)) for place in places)
+                tasks = ((memory, partial(self._records.make, *place)) for place in places)
                 with closing(in_order(pool, tasks, limit)) as records:
                     for layer in layers:
                         error = SourceError()
@@ -200,18 +206,6 @@ class _Conversion:
             error.add(of_record)
             yield record
             self._add(expert_bytes)
-
-    def _record(self, layer: int, expert: int) -> tuple[Bytes, SourceError]:
-        weights, quantized = deque(self._experts.read(layer, expert)), []
-        error = SourceError()
-        for spec in self._geometry.matrices:
-            weight = weights.popleft()  # freed before the next is quantized: some experts have gigabytes
-            made = quantize_matrix(weight, spec)
-            if expert in (0, self._experts.count // 2):
-                error.add(SourceError(*squared_error(weight, made, spec, self._geometry.max_level)))
-            quantized.append(made)
-        del weight
-        return assemble(self._geometry, self._layout, quantized), error
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         sources = self._checkpoint.names()

@@ -142,7 +142,7 @@ class StoreExperts:
 
         Args:
             layer, expert: the expert's place.
-            level: 8, 4, 2 or 0, at most the store's highest.
+            level: 8, 4, 2 or 0, at most the store's highest; a matrix with fewer bits is read at its own level.
 
         Raises:
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
@@ -155,18 +155,22 @@ class StoreExperts:
                 "choose a lower level, or convert the model with a higher --max-level",
             )
         # Below level 4 a matrix of level 4 is lowered, where the store has one.
-        read = max(level, min(4, self.geometry.max_level))
+        own = self.geometry.of_layer(layer)
+        read = max(min(level, own.max_level), min(4, own.max_level))
         if not hasattr(self._buffers, "codes"):
             self._buffers.codes = RecordCodes(self.geometry, self._layout)
             self._buffers.record = aligned(self.geometry.record_bytes)
-        matrices = self._buffers.codes.unpack(self._record(ExpertKey(layer, expert), read), read)
-        pairs = zip(self.geometry.matrices, matrices, strict=True)
-        gate_up, down = (_affine(spec, quantized, read).at(level) for spec, quantized in pairs)
+        record = self._record(ExpertKey(layer, expert), own.prefix_bytes(read), read)
+        pairs = zip(own.matrices, self._buffers.codes.unpack(record, read, layer), strict=True)
+        gate_up, down = (
+            _affine(spec, quantized, min(read, spec.limit)).at(min(level, read, spec.limit))
+            for spec, quantized in pairs
+        )
         inner = gate_up.shape[0] // 2
         return gate_up.rows(0, inner), gate_up.rows(inner, 2 * inner), down
 
-    def _record(self, key: ExpertKey, level: int) -> Bytes:
-        buffer: Bytes = self._buffers.record[: self.geometry.prefix_bytes(level)]
+    def _record(self, key: ExpertKey, size: int, level: int) -> Bytes:
+        buffer: Bytes = self._buffers.record[:size]
         self._reader.read(key, Plane.BASE, Plane(PLANES_OF_LEVEL[level] - 1), [buffer.data])
         return buffer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from edgemoe.errors import MissingTensor, ModelRefused
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, DOWNLOAD_AGAIN, USE_SOURCE, shortened
+from edgemoe.storage.formats.source_codes import SourceCodes
 
 Settings = Mapping[str, Any]
 """The quantization_config of a config.json; every value is checked before use."""
@@ -26,46 +26,6 @@ OTHER_CONFIG = f"{DOWNLOAD_AGAIN}; its config.json may belong to another one"
 """Action of errors about a tensor that contradicts the config."""
 
 
-@dataclass(frozen=True)
-class FourBit:
-    """A matrix [N, K] whose weights are uniform 4-bit codes: w = (code - 8) * scale + centre.
-
-    Args:
-        codes: uint8 [N, K], 0..15.
-        scale: float32 [N, ceil(K / group)], of either sign.
-        centre: float32 [N, ceil(K / group)].
-        group: consecutive inputs that share scale and centre; one of GROUPS.
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    centre: torch.Tensor
-    group: int
-
-    def weights(self) -> torch.Tensor:
-        """Computes the source's weights, float32 [N, K]."""
-        columns = self.codes.shape[1]
-
-        def wide(values: torch.Tensor) -> torch.Tensor:
-            return values.repeat_interleave(self.group, 1)[:, :columns]
-
-        return (self.codes.float() - 8) * wide(self.scale) + wide(self.centre)
-
-    def rows(self, start: int, end: int) -> FourBit:
-        """Returns the matrix [end - start, K] of rows start..end."""
-        return FourBit(self.codes[start:end], self.scale[start:end], self.centre[start:end], self.group)
-
-    def append(self, other: FourBit) -> FourBit:
-        """Returns this matrix with the rows of another one, of the same K and group, appended."""
-        pairs = ((self.codes, other.codes), (self.scale, other.scale), (self.centre, other.centre))
-        codes, scale, centre = map(torch.cat, pairs)
-        return FourBit(codes, scale, centre, self.group)
-
-
-Matrix = torch.Tensor | FourBit
-"""A matrix [N, K] as floats, or as the 4-bit codes of its source."""
-
-
 class Weight(ABC):
     """One tensor of a model in its stored form. Thread-safe; data is read by `read`, `read_slice` and `codes` only.
 
@@ -73,13 +33,17 @@ class Weight(ABC):
         shape: the shape of the tensor in transformers.
         parts: names of the stored tensors that it consists of.
         nbytes: bytes of the parts on disk.
-        group: group of its 4-bit codes; None if it has no codes that a record keeps exactly.
+        group: group of its codes; None if it has no codes that a record keeps exactly.
+        bits: bits of these codes.
+        type: the type of the weights as the source names it, for people.
     """
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
     nbytes: int
     group: int | None = None
+    bits: int = 4
+    type: str = ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,8 +67,8 @@ class Weight(ABC):
         """Reads tensor[index]; formats that can do so read that slice alone."""
         return self.read()[index]
 
-    def codes(self) -> FourBit:
-        """Reads the tensor's 4-bit codes. Only for tensors whose `group` is not None."""
+    def codes(self) -> SourceCodes:
+        """Reads the tensor's codes. Only for tensors whose `group` is not None."""
         raise NotImplementedError
 
 
@@ -222,12 +186,6 @@ def record_group(group: int, columns: int) -> int | None:
             return ours
     # One group over all inputs has no boundary inside the matrix.
     return next((g for g in GROUPS if columns % g == 0), None) if group >= columns else None
-
-
-def regroup(values: torch.Tensor, group: int, ours: int, columns: int) -> torch.Tensor:
-    """Expands parameters [N, ceil(K / group)] of a source to [N, ceil(K / ours)] of a record's narrower groups."""
-    wide = values.repeat_interleave(max(group // ours, 1), 1)
-    return wide[:, : -(-columns // ours)] if group < columns else values.expand(-1, -(-columns // ours))
 
 
 def fields(packed: torch.Tensor, bits: int) -> torch.Tensor:

@@ -10,21 +10,26 @@ int-quantized    weight             int8 [N, K]     weight_scale  float [N, G]; 
 float-quantized  weight             F8_E4M3 [N, K]  weight_scale  as int-quantized
 
 w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g])
+
+nvfp4-pack-quantized and mxfp4-pack-quantized: see fp4.
+A config may have several schemes; the parts of a matrix show which one it has (fitting).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from edgemoe.errors import DamagedData, ModelRefused
+from edgemoe.errors import DamagedData, MissingTensor, ModelRefused
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN, USE_SOURCE
 from edgemoe.storage.formats.base import (
     LARGEST_GROUP,
+    OTHER_CONFIG,
     Settings,
     Weight,
     choice,
@@ -35,17 +40,20 @@ from edgemoe.storage.formats.base import (
     refused,
     require_known,
 )
+from edgemoe.storage.formats.fitting import fitting
+from edgemoe.storage.formats.fp4 import Fp4Weight
 from edgemoe.storage.formats.fp8 import ScaledWeight, block_sides
 from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
 from edgemoe.storage.formats.plain import FLOATS, with_rest
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FP4 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", *_FP4)
 _STRATEGIES = ("group", "channel", "tensor", "block")
 _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")
 _GROUP = ("targets", "weights", "format", "input_activations", "output_activations")
 _WEIGHTS = (
     *("num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "actorder"),
-    *("dynamic", "observer", "observer_kwargs", "zp_dtype"),
+    *("dynamic", "observer", "observer_kwargs", "zp_dtype", "scale_dtype"),
 )
 _FOLDED = ("weight_input", "weight_output")
 """Places of rotations that the stored weights have already."""
@@ -71,13 +79,23 @@ class Scheme:
 class PackedWeight(GroupedWeight):
     """A pack-quantized matrix.
 
+    Args:
+        tensors: the tensors of the checkpoint.
+        stem: name of the stored parts up to the last dot.
+        scheme: its scheme.
+        check_shape: whether to read weight_shape now, which tells schemes apart.
+
     Raises:
         MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
 
-    def __init__(self, tensors: StoredTensors, stem: str, scheme: Scheme) -> None:
+    def __init__(
+        self, tensors: StoredTensors, stem: str, scheme: Scheme, *, check_shape: bool = False
+    ) -> None:
         rows, words = matrix_shape(tensors, f"{stem}.weight_packed")
         shape = rows, words * 32 // scheme.bits
+        if check_shape and tuple(tensors.read(f"{stem}.weight_shape").tolist()) != shape:
+            raise MissingTensor(f"{stem} with {scheme.bits} bits", "another weight_shape", DOWNLOAD_AGAIN)
         index = f"{stem}.weight_g_idx" if scheme.act_order else None
         packing = Packing(scheme.bits, scheme.block[1], scheme.act_order)
         super().__init__(tensors, stem, shape, packing, index)
@@ -117,7 +135,7 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
     """Opens a compressed-tensors checkpoint.
 
     Raises:
-        ModelRefused: an unknown format, values out of bounds, or several schemes for weights of one type.
+        ModelRefused: an unknown format, values out of bounds, or several schemes that fit a matrix.
         MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
     names = tensors.names()
@@ -127,18 +145,27 @@ def open_compressed(settings: Settings, tensors: StoredTensors) -> dict[str, Wei
     for name in names:
         stem, _, last = name.rpartition(".")
         kind = {"I8": "int", "F8_E4M3": "float"}.get(tensors[name].dtype) if last == "weight" else None
-        if last == "weight_packed":
-            out[f"{stem}.weight"] = PackedWeight(tensors, stem, _only(schemes, "int", name))
+        if last == "weight_packed" and tensors[name].dtype == "U8":
+            _of_kind(schemes, "fp4", name)
+            out[f"{stem}.weight"] = Fp4Weight(tensors, stem)
+        elif last == "weight_packed":
+            found = _of_kind(schemes, "int", name)
+            packed = partial(PackedWeight, tensors, stem, check_shape=len(found) > 1)
+            out[f"{stem}.weight"] = fitting(found, packed, name)
         elif kind:
-            scheme, zero = _only(schemes, kind, name), f"{name}_zero_point"
-            known = zero if zero in tensors or not scheme.symmetric else None
-            types = (tensors[name].dtype,)
-            out[name] = ScaledWeight(tensors, name, f"{name}_scale", scheme.block, types, known)
+            out[name] = fitting(_of_kind(schemes, kind, name), partial(_scaled, tensors, name), name)
     return with_rest(out, tensors, names)
 
 
+def _scaled(tensors: StoredTensors, name: str, scheme: Scheme) -> ScaledWeight:
+    """Opens a matrix of 8-bit numbers."""
+    zero = f"{name}_zero_point"
+    known = zero if zero in tensors or not scheme.symmetric else None
+    return ScaledWeight(tensors, name, f"{name}_scale", scheme.block, (tensors[name].dtype,), known)
+
+
 def _schemes(settings: Settings, *, zero_points: bool) -> dict[str, list[Scheme]]:
-    """Returns the config's schemes for weights of type int and of type float.
+    """Returns the config's schemes for weights of type int, of type float, and of FP4.
 
     Args:
         settings: the quantization_config.
@@ -151,7 +178,7 @@ def _schemes(settings: Settings, *, zero_points: bool) -> dict[str, list[Scheme]
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         action = "check that config.json belongs to this checkpoint"
         raise refused("an object of objects as config_groups", groups, action)
-    out: dict[str, list[Scheme]] = {"int": [], "float": []}
+    out: dict[str, list[Scheme]] = {"int": [], "float": [], "fp4": []}
     for group in groups.values():
         choice({"format": group.get("format") or settings.get("format")}, "format", _FORMATS)
         require_known(group, _GROUP, "a config group of quantization_config")
@@ -160,6 +187,8 @@ def _schemes(settings: Settings, *, zero_points: bool) -> dict[str, list[Scheme]
             kind, scheme = _scheme(weights, zero_points=zero_points)
             if scheme not in out[kind]:
                 out[kind].append(scheme)
+    for found in out.values():
+        found.sort(key=lambda scheme: not scheme.act_order)  # an index is read where there is one
     return out
 
 
@@ -188,7 +217,13 @@ def _refuse_rotated_inputs(settings: Settings) -> None:
 def _scheme(weights: Mapping[str, Any], *, zero_points: bool) -> tuple[str, Scheme]:
     require_known(weights, _WEIGHTS, "the weights of a config group of quantization_config")
     kind = choice(weights, "type", ("int", "float"), "int")
-    bits = choice(weights, "num_bits", (4, 8) if kind == "int" else (8,))
+    bits = choice(weights, "num_bits", (4, 8))
+    if kind == "float" and bits == 4:
+        # Groups are those of the stored type: 16 of NVFP4, 32 of MXFP4.
+        choice(weights, "strategy", ("group", "tensor_group"))
+        choice(weights, "group_size", (16, 32))
+        choice(weights, "symmetric", (True,), True)
+        return "fp4", Scheme(4, (1, weights["group_size"]), symmetric=True, act_order=False)
     strategy = choice(weights, "strategy", _STRATEGIES)
     block = (1, LARGEST_GROUP)
     if strategy == "group":
@@ -200,11 +235,11 @@ def _scheme(weights: Mapping[str, Any], *, zero_points: bool) -> tuple[str, Sche
     return kind, Scheme(bits, block, symmetric, order in ("group", "dynamic", True))
 
 
-def _only(schemes: Mapping[str, list[Scheme]], kind: str, name: str) -> Scheme:
-    if len(schemes[kind]) != 1:
+def _of_kind(schemes: Mapping[str, list[Scheme]], kind: str, name: str) -> list[Scheme]:
+    if not schemes[kind]:
         raise ModelRefused(
-            f"one scheme for weights of type {kind} in quantization_config, for {name}",
-            f"{len(schemes[kind])} schemes",
-            "use a checkpoint with one scheme for all weights",
+            f"a scheme for weights of type {kind} in quantization_config, for {name}",
+            "no scheme",
+            OTHER_CONFIG,
         )
-    return schemes[kind][0]
+    return schemes[kind]

@@ -79,6 +79,12 @@ class ScaledWeight(Weight):
             expect(tensors, zero, tensors[scale].shape, ("I8", "I32"))
         self.parts = (name, scale, *((zero,) if zero else ()))
         self.nbytes = sum(tensors[part].range.length for part in self.parts)
+        self.type = tensors[name].dtype
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """Outputs and inputs that share a scale, within the matrix."""
+        return tuple(map(min, self._block, self.shape[-2:]))
 
     def read(self) -> torch.Tensor:
         """Reads the tensor in its shape as float32."""

@@ -1,19 +1,7 @@
-"""Tensors of a GGUF file: dequantized by the gguf package, or as their 4-bit codes.
-
-Three types have blocks of 32 inputs with uniform 4-bit codes n, which records keep exactly:
-
-    Q4_0  d f16 | 16 bytes                    w = d * (n - 8)
-    Q4_1  d f16 | m f16 | 16 bytes            w = d * n + m
-          input i of the block is the low half of byte i, input 16 + i its high half
-    Q4_K  d f16 | dmin f16 | 12 bytes | 128 bytes, for 8 blocks       w = d * sc * n - dmin * mn
-          blocks 2j and 2j + 1 are the low and the high halves of bytes 32 j to 32 j + 31;
-          sc and mn have 6 bits: for blocks 0 to 3 the low bits of the first and second four of the 12 bytes, for
-          blocks 4 to 7 the halves of the last four bytes and the top two bits of the first eight
-"""
+"""Tensors of a GGUF file: dequantized by the gguf package, or as the codes that records keep (ggml_codes)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -21,8 +9,10 @@ import torch
 
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.files.tensors import read_bytes
-from edgemoe.storage.formats.base import FourBit, Weight
+from edgemoe.storage.formats.base import Weight
+from edgemoe.storage.formats.ggml_codes import CODES
 from edgemoe.storage.formats.gguf_header import GgufEntry
+from edgemoe.storage.formats.source_codes import SourceCodes
 
 _ROWS = 1 << 22
 """Weights dequantized at a time, which bounds the size of float32 copies."""
@@ -34,9 +24,6 @@ READABLE = (
     *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
 )
 """Supported types of tensors."""
-
-Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Codes uint8 [n, weights], scale and centre float32 [n, weights / 32] of n blocks."""
 
 
 class GgmlWeight(Weight):
@@ -72,8 +59,9 @@ class GgmlWeight(Weight):
             self._offset += rows.start * entry.row_bytes
             self.shape = (len(rows), *self.shape[1:])
             self.nbytes = len(rows) * entry.row_bytes
-        if entry.type in _FOUR_BIT and len(self.shape) == 2:
-            self.group = 32
+        self.type = entry.type.name
+        if entry.type in CODES and len(self.shape) == 2:
+            self.group, self.bits = 32, CODES[entry.type].bits
 
     def read(self) -> torch.Tensor:
         """Reads the tensor in its shape as float32."""
@@ -85,49 +73,15 @@ class GgmlWeight(Weight):
             out[start : start + step] = torch.from_numpy(part)
         return out.view(self.shape)
 
-    def codes(self) -> FourBit:
-        """Reads the matrix's 4-bit codes."""
+    def codes(self) -> SourceCodes:
+        """Reads the matrix's codes."""
         blocks = self._raw().view(-1, gguf.GGML_QUANT_SIZES[self._entry.type][1])
-        codes, scale, centre = _FOUR_BIT[self._entry.type](blocks)
-        rows = self.shape[0]
-        return FourBit(codes.view(self.shape), scale.view(rows, -1), centre.view(rows, -1), 32)
+        found, rows = CODES[self._entry.type], self.shape[0]
+        codes, scale, centre = found.unpack(blocks)
+        return SourceCodes(
+            codes.view(self.shape), scale.view(rows, -1), centre.view(rows, -1), 32, found.bits
+        )
 
     def _raw(self) -> torch.Tensor:
         """Reads the stored bytes, uint8 [rows, bytes of a row]."""
         return read_bytes(self._path, self._offset, self.nbytes).view(-1, self._entry.row_bytes)
-
-
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """Returns the float16 at byte `at` of every block, as float32 [n, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _halves(packed: torch.Tensor) -> torch.Tensor:
-    """Unpacks uint8 [..., n] into [..., 2n]: the low halves of all bytes, then the high halves."""
-    return torch.cat((packed & 15, packed >> 4), -1)
-
-
-def _q4_0(blocks: torch.Tensor) -> Codes:
-    scale = _half(blocks, 0)
-    return _halves(blocks[:, 2:]), scale, torch.zeros_like(scale)
-
-
-def _q4_1(blocks: torch.Tensor) -> Codes:
-    scale = _half(blocks, 0)
-    return _halves(blocks[:, 4:]), scale, _half(blocks, 2) + 8 * scale
-
-
-def _q4_k(blocks: torch.Tensor) -> Codes:
-    first, second, last = (blocks[:, at : at + 4] for at in (4, 8, 12))
-    steps = torch.cat((first & 63, (last & 15) | (first >> 6 << 4)), 1).float()
-    minima = torch.cat((second & 63, (last >> 4) | (second >> 6 << 4)), 1).float()
-    scale = _half(blocks, 0) * steps
-    codes = _halves(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1)
-    return codes, scale, 8 * scale - _half(blocks, 2) * minima
-
-
-_FOUR_BIT: dict[gguf.GGMLQuantizationType, Callable[[torch.Tensor], Codes]] = {
-    Kind.Q4_0: _q4_0,
-    Kind.Q4_1: _q4_1,
-    Kind.Q4_K: _q4_k,
-}

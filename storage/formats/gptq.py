@@ -9,16 +9,23 @@
     w[n, k] = scales[g, n] * (qweight[k, n] - zero[g, n])
 
 With act-order (`desc_act`) the inputs of a group are scattered, and a record's groups are contiguous: such a matrix is
-dequantized and stored at level 8.
+dequantized and coded again.
+
+`dynamic` has other settings for some matrices: {"+:REGEX": {...}}, and {"-:REGEX": {}} for matrices that are not
+quantized. The parts of a matrix show which settings it has (fitting).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.files.tensors import StoredTensors
-from edgemoe.storage.files.untrusted import shortened
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, shortened
 from edgemoe.storage.formats.base import (
     Settings,
     Weight,
@@ -29,10 +36,12 @@ from edgemoe.storage.formats.base import (
     matrix_shape,
     require_known,
 )
+from edgemoe.storage.formats.fitting import fitting
 from edgemoe.storage.formats.grouped import GroupedWeight, Packing, Parts
 from edgemoe.storage.formats.plain import FLOATS, with_rest
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_OWN = ("bits", "group_size", "sym", "desc_act", "data_type")
 
 
 class GptqWeight(GroupedWeight):
@@ -70,18 +79,10 @@ def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
     """Opens a GPTQ checkpoint.
 
     Raises:
-        ModelRefused: other bits than 2, 4 or 8, a group out of bounds, different settings for some matrices, or an
-            unknown version.
+        ModelRefused: other bits than 2, 4 or 8, a group out of bounds, an unknown version, or several settings that
+            fit a matrix.
         MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
     """
-    own = settings.get("dynamic") or {}
-    # Keys that begin with -: exempt matrices from quantization.
-    if not isinstance(own, dict) or not all(key.startswith("-:") for key in own):
-        raise ModelRefused(
-            "one packing for all matrices in quantization_config",
-            f"dynamic {shortened(own)}",
-            "use a checkpoint with one packing for all matrices",
-        )
     require_known(
         settings,
         ("dynamic", "checkpoint_format", "format", "bits", "group_size", "desc_act", "data_type"),
@@ -89,20 +90,56 @@ def open_gptq(settings: Settings, tensors: StoredTensors) -> dict[str, Weight]:
     choice(settings, "data_type", ("int",), "int")
     named = settings.get("format") or "gptq"
     version = choice(settings, "checkpoint_format", ("gptq", "gptq_v2"), named)
-    bits, group = choice(settings, "bits", (4, 8, 2)), group_size(settings, default=-1)
-    act_order = choice(settings, "desc_act", (False, True), False)
     offset = 0 if version == "gptq_v2" else 1
     left_out = not any(name.endswith(".qzeros") for name in tensors.names())
-    symmetric = settings.get("sym", True) is True and left_out
-    return packed_weights(tensors, Packing(bits, group, act_order, offset, symmetric))
+    packings = [
+        _packing(each, offset, left_out)
+        for each in (settings, *({**settings, **other} for other in own_settings(settings, "dynamic", "-:")))
+    ]
+    return packed_weights(tensors, packings)
 
 
-def packed_weights(tensors: StoredTensors, packing: Packing) -> dict[str, Weight]:
+def _packing(settings: Settings, offset: int, left_out: bool) -> Packing:
+    """The packing of one set of settings; `left_out`: the checkpoint has no zero points."""
+    bits, group = choice(settings, "bits", (4, 8, 2)), group_size(settings, default=-1)
+    act_order = choice(settings, "desc_act", (False, True), False)
+    return Packing(bits, group, act_order, offset, settings.get("sym", True) is True and left_out)
+
+
+def own_settings(settings: Settings, key: str, exempt: str) -> list[dict[str, Any]]:
+    """Returns the settings that some matrices have of their own: known ones of the object of objects at `key`.
+
+    Args:
+        settings: the quantization_config.
+        key: of the object.
+        exempt: what the names of matrices that are not quantized begin with; "": no name says so.
+
+    Raises:
+        ModelRefused: another value, or a setting that is not known.
+    """
+    own = settings.get(key) or {}
+    if not isinstance(own, dict) or not all(isinstance(each, dict) for each in own.values()):
+        raise ModelRefused(
+            f"an object of objects as {key} in quantization_config", shortened(own), CHECK_ORIGIN
+        )
+    found = [each for name, each in own.items() if not (exempt and name.startswith(exempt))]
+    for each in found:
+        require_known(each, _OWN, f"{key} of quantization_config")
+    return found
+
+
+def packed_weights(tensors: StoredTensors, packings: Sequence[Packing]) -> dict[str, Weight]:
     """Returns every matrix with a qweight as a GptqWeight, and every other tensor as a PlainWeight.
 
     Raises:
         MissingTensor: a part is missing, or its shape contradicts the other parts or the config.
+        ModelRefused: several packings fit a matrix.
     """
     stems = {name.removesuffix(".qweight") for name in tensors.names() if name.endswith(".qweight")}
-    made = {f"{stem}.weight": GptqWeight(tensors, stem, packing) for stem in stems}
+    # With act-order first: an index is right where inputs are in order too.
+    ordered = sorted(dict.fromkeys(packings), key=lambda packing: not packing.act_order)
+    made = {
+        f"{stem}.weight": fitting(ordered, partial(GptqWeight, tensors, stem), f"{stem}.weight")
+        for stem in stems
+    }
     return with_rest(made, tensors, tensors.names())

@@ -11,7 +11,8 @@ import torch
 from edgemoe.errors import DamagedData
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
-from edgemoe.storage.formats.base import FourBit, Weight, record_group, regroup
+from edgemoe.storage.formats.base import Weight, record_group
+from edgemoe.storage.formats.source_codes import SourceCodes, regroup
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """An unpacked matrix: codes uint8 [N, K], scales and zeros float32 [N, G]."""
@@ -59,8 +60,14 @@ class GroupedWeight(Weight):
         self.shape, self._packing = shape, packing
         self._group = min(packing.group or shape[1], shape[1])
         self._groups = -(-shape[1] // self._group)
-        if packing.bits == 4 and not packing.act_order:
+        self.bits, self.type = packing.bits, f"int{packing.bits}"
+        if not packing.act_order:
             self.group = record_group(self._group, shape[1])
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """Bits of a code, and the group."""
+        return self._packing.bits, self._group
 
     def _made_of(self, parts: Iterable[str]) -> None:
         """Sets `parts` and `nbytes` from the parts that exist."""
@@ -82,8 +89,8 @@ class GroupedWeight(Weight):
         group_of = self._group_of()
         return (codes.float() - zeros[:, group_of]) * scales[:, group_of]
 
-    def codes(self) -> FourBit:
-        """Reads the matrix's 4-bit codes.
+    def codes(self) -> SourceCodes:
+        """Reads the matrix's codes.
 
         Raises:
             DamagedData: the inputs of a group are scattered, against the config.
@@ -98,9 +105,10 @@ class GroupedWeight(Weight):
                 "set act-order in config.json if the checkpoint was made with it (GPTQ: desc_act true)",
             )
         scale, centre = (
-            regroup(values, self._group, self.group, columns) for values in (scales, (8 - zeros) * scales)
+            regroup(values, self._group, self.group, columns)
+            for values in (scales, ((1 << (self.bits - 1)) - zeros) * scales)
         )
-        return FourBit(codes, scale, centre, self.group)
+        return SourceCodes(codes, scale, centre, self.group, self.bits)
 
     def _in_order(self) -> torch.Tensor:
         return torch.arange(self.shape[1]) // self._group

@@ -46,6 +46,7 @@ class Mxfp4Weight(Weight):
         self.shape = (experts, groups * _GROUP, rows)
         self.parts = (self._blocks, self._scales)
         self.nbytes = tensors[self._blocks].range.length + tensors[self._scales].range.length
+        self.type = "MXFP4"
 
     def read(self) -> torch.Tensor:
         """Reads all experts as float32 [E, K, N]."""

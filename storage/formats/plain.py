@@ -21,6 +21,7 @@ class PlainWeight(Weight):
     def __init__(self, tensors: StoredTensors, name: str) -> None:
         self._tensors, self._name = tensors, name
         self.shape, self.parts, self.nbytes = tensors[name].shape, (name,), tensors[name].range.length
+        self.type = tensors[name].dtype
 
     @property
     def dtype(self) -> torch.dtype:

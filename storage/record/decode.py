@@ -9,6 +9,7 @@ from edgemoe.storage.record.encode import Quantized
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from edgemoe.storage.record.planes import Bytes, dequantize, merge, midpoint
+from edgemoe.storage.record.trimmed import expand
 
 
 class RecordCodes:
@@ -22,19 +23,22 @@ class RecordCodes:
     def __init__(self, geometry: RecordGeometry, layout: Layout) -> None:
         self._geometry, self._layout = geometry, layout
         self._p4 = np.empty(geometry.codes_bytes, np.uint8)
+        self._p0 = np.empty(geometry.low_bytes, np.uint8)
         shapes = [(spec.padded_rows, spec.padded_cols) for spec in geometry.matrices]
         self._codes = [torch.empty(shape, dtype=torch.uint8) for shape in shapes]
 
-    def unpack(self, record: Bytes, level: int) -> list[Quantized]:
+    def unpack(self, record: Bytes, level: int, layer: int | None = None) -> list[Quantized]:
         """Extracts every matrix's codes, 0..255 at level 8 and 0..15 below, and its parameters.
 
-        A code of level 2 is the middle of level 4's, 4 * (code >> 6) + 1.
+        A code of level 2 is the middle of level 4's, 4 * (code >> 6) + 1. A matrix whose limit is lower has the codes
+        of its limit.
 
         Args:
             record: at least prefix_bytes(level) bytes of a record.
-            level: 8, 4 or 2.
+            level: 8, 4 or 2, at most the highest level of the layer.
+            layer: the layer of the record; None: its bits are not limited.
         """
-        geometry = self._geometry
+        geometry = self._geometry if layer is None else self._geometry.of_layer(layer)
         at, half = geometry.parameter_bytes, geometry.codes_bytes // 2
         self._p4[half:] = record[at : at + half]
         if level == 2:
@@ -42,14 +46,17 @@ class RecordCodes:
         else:
             self._p4[:half] = record[at + half : at + 2 * half]
             merge(self._p4)
+        if level == 8:
+            p0 = record[geometry.planes[2].offset : geometry.planes[2].end]
+            if geometry.is_trimmed:
+                expand(p0, geometry, self._layout, self._p0)
+                p0 = self._p0
         out = []
-        for (spec, parameters_at, codes_at), codes in zip(
-            geometry.matrix_offsets(), self._codes, strict=True
-        ):
+        places = zip(geometry.matrix_offsets(), geometry.low_offsets(), self._codes, strict=True)
+        for (spec, parameters_at, codes_at), low_at, codes in places:
             self._nibbles(self._p4, codes_at, spec, codes)
-            if level == 8:
-                p0 = record[geometry.planes[2].offset : geometry.planes[2].end]
-                codes.bitwise_left_shift_(4).bitwise_or_(self._nibbles(p0, codes_at, spec))
+            if min(level, spec.limit) == 8:
+                codes.bitwise_left_shift_(4).bitwise_or_(self._nibbles(p0, low_at, spec))
             raw = record[parameters_at : parameters_at + spec.parameter_bytes].copy()
             shape = (spec.padded_cols // spec.group, spec.padded_rows, 2)
             out.append((codes, torch.from_numpy(raw).view(torch.bfloat16).view(shape)))
@@ -62,10 +69,20 @@ class RecordCodes:
         return self._layout.unpack(pieces, spec.padded_rows, spec.padded_cols, out)
 
 
-def decode(record: Bytes, geometry: RecordGeometry, layout: Layout, level: int) -> list[torch.Tensor]:
-    """Computes the float32 [rows, cols] matrices of a record at `level`."""
-    matrices = RecordCodes(geometry, layout).unpack(record, level)
-    return [
-        dequantize(codes if level == 8 else codes << 4, parameters, level)[: spec.rows, : spec.cols]
-        for spec, (codes, parameters) in zip(geometry.matrices, matrices, strict=True)
-    ]
+def decode(
+    record: Bytes, geometry: RecordGeometry, layout: Layout, level: int, layer: int | None = None
+) -> list[torch.Tensor]:
+    """Computes the float32 [rows, cols] matrices of a record at `level`, or at their limits.
+
+    Args:
+        record, level, layer: see RecordCodes.unpack.
+        geometry: the geometry of the store.
+        layout: the layout of the record.
+    """
+    out = []
+    matrices = RecordCodes(geometry, layout).unpack(record, level, layer)
+    for spec, (codes, parameters) in zip(geometry.matrices, matrices, strict=True):
+        own = min(level, spec.limit)
+        weights = dequantize(codes if own == 8 else codes << 4, parameters, own)
+        out.append(weights[: spec.rows, : spec.cols])
+    return out

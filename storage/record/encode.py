@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from edgemoe.storage.files.unbuffered import aligned
-from edgemoe.storage.formats.base import FourBit, Matrix
+from edgemoe.storage.formats.source_codes import Matrix, SourceCodes
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
-from edgemoe.storage.record.planes import Bytes, dequantize, quantize, split
+from edgemoe.storage.record.planes import REST, Bytes, dequantize, quantize, quantize_narrow, rest_of, split
+from edgemoe.storage.record.trimmed import trim
 
 _PIECE = 1 << 15
 """A sixteenth of the weights quantized at a time: their float32 copies stay in a CPU's cache."""
@@ -21,10 +22,22 @@ Quantized = tuple[torch.Tensor, torch.Tensor]
 """(codes uint8 [padded_rows, padded_cols], parameters bf16 [padded_cols / group, padded_rows, 2])."""
 
 
-def quantize_matrix(weight: Matrix, spec: MatrixSpec) -> Quantized:
-    """Pads a [rows, cols] matrix to its spec, and quantizes it, some rows at a time, if it has no 4-bit codes."""
-    if isinstance(weight, FourBit):
-        return _keep_codes(weight, spec)
+def quantize_matrix(weight: Matrix, spec: MatrixSpec, bits: int | None = None, level: int = 8) -> Quantized:
+    """Pads a [rows, cols] matrix to its spec, and quantizes it, some rows at a time, if it has no codes.
+
+    Args:
+        weight: floats, or codes, which count as floats if they have more than `bits` bits.
+        spec: of the matrix.
+        bits: of the codes, one of offsets.BITS; the others of the result's 8 bits are constant (planes.REST). None: 8
+            for floats, and 4 for codes, which level 4 computes.
+        level: the highest level that computes the matrix, 8 or 4.
+    """
+    if bits is None:
+        bits, level = (4, 4) if isinstance(weight, SourceCodes) else (8, 8)
+    if isinstance(weight, SourceCodes) and weight.bits > bits:
+        weight = weight.weights()
+    if isinstance(weight, SourceCodes):
+        return _keep_codes(weight, spec, bits, level)
     rows, cols = spec.padded_rows, spec.padded_cols
     codes = torch.empty(rows, cols, dtype=torch.uint8)
     parameters = torch.empty(cols // spec.group, rows, 2, dtype=torch.bfloat16)
@@ -35,21 +48,35 @@ def quantize_matrix(weight: Matrix, spec: MatrixSpec) -> Quantized:
         part = weight[start:end].float()
         if part.shape != (end - start, cols):
             part = F.pad(part, (0, cols - spec.cols, 0, end - start - part.shape[0]))
-        codes[start:end], parameters[:, start:end] = quantize(part, spec.group)
+        made = quantize(part, spec.group) if bits == 8 else quantize_narrow(part, spec.group, bits, level)
+        codes[start:end], parameters[:, start:end] = made
     return codes, parameters
 
 
-def _keep_codes(matrix: FourBit, spec: MatrixSpec) -> Quantized:
-    """Keeps the source's codes exactly, as code >> 4, and rounds its parameters to bf16."""
-    assert matrix.group == spec.group, (matrix.group, spec)
+def coding(geometry: RecordGeometry, index: int, weight: Matrix) -> tuple[int, int]:
+    """The bits and the highest level of a matrix's codes in a layer, for quantize_matrix.
+
+    Floats of a store without limits take 8-bit codes in a store up to level 4 too, of which it has the upper bits.
+    """
+    spec = geometry.matrices[index]
+    limited = geometry.bits or any(matrix.limit < 8 for matrix in geometry.matrices)
+    bits = geometry.matrix_bits[index] if limited or isinstance(weight, SourceCodes) else 8
+    return bits, min(spec.limit, geometry.max_level)
+
+
+def _keep_codes(matrix: SourceCodes, spec: MatrixSpec, bits: int, level: int) -> Quantized:
+    """Keeps the source's codes exactly, as the top `bits` bits of the 8, and rounds its parameters to bf16."""
+    matrix = matrix.widened(bits).regrouped(spec.group)
+    step = matrix.scale / (1 << (8 - bits))
+    centre = matrix.centre + (7.5 - rest_of(bits, level)) * step
     added = spec.padded_rows - spec.rows
-    codes = F.pad(matrix.codes << 4, (0, spec.padded_cols - spec.cols, 0, added))
-    parameters = torch.stack((matrix.scale, matrix.centre), -1).transpose(0, 1)
+    codes = F.pad(matrix.codes << (8 - bits) | REST[bits], (0, spec.padded_cols - spec.cols, 0, added))
+    parameters = torch.stack((16 * step, centre), -1).transpose(0, 1)
     return codes, F.pad(parameters, (0, 0, 0, added)).to(torch.bfloat16).contiguous()
 
 
 def squared_error(source: Matrix, quantized: Quantized, spec: MatrixSpec, level: int) -> tuple[float, float]:
-    """Compares the weights of a quantized matrix at `level` with its source, some rows at a time.
+    """Compares the weights of a quantized matrix at `level`, or at its limit, with its source, some rows at a time.
 
     Returns:
         Sums, in float64, of the squared differences and of the source's squares.
@@ -59,28 +86,41 @@ def squared_error(source: Matrix, quantized: Quantized, spec: MatrixSpec, level:
     step = max(_PIECE // (16 * spec.padded_cols), 1) * 16
     for start in range(0, spec.rows, step):
         end = min(start + step, spec.rows)
-        part = source.rows(start, end).weights() if isinstance(source, FourBit) else source[start:end].float()
-        kept = dequantize(codes[start:end], parameters[:, start:end], level)[:, : spec.cols]
+        part = (
+            source.rows(start, end).weights()
+            if isinstance(source, SourceCodes)
+            else source[start:end].float()
+        )
+        kept = dequantize(codes[start:end], parameters[:, start:end], min(level, spec.limit))[:, : spec.cols]
         squared += float((kept - part).square().sum(dtype=torch.float64))
         total += float(part.square().sum(dtype=torch.float64))
     return squared, total
 
 
 def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quantized]) -> Bytes:
-    """Builds a record, uint8 [record_bytes], BLOCK-aligned, from quantized matrices in the geometry's order."""
+    """Builds a record, uint8 [record_bytes], BLOCK-aligned, from quantized matrices in the geometry's order.
+
+    Args:
+        geometry: the geometry of the record's layer.
+        layout: the order of codes.
+        matrices: codes of the geometry's `matrix_bits`.
+    """
     record = aligned(geometry.record_bytes)
     record.fill(0)
     p4 = np.zeros(geometry.codes_bytes, np.uint8)
-    p0 = record[geometry.planes[2].offset :] if geometry.max_level == 8 else np.zeros(0, np.uint8)
-    places = geometry.matrix_offsets()
-    for (spec, parameter_at, codes_at), (codes, parameters) in zip(places, matrices, strict=True):
+    d8 = record[geometry.planes[2].offset :] if geometry.max_level == 8 else np.zeros(0, np.uint8)
+    p0 = np.zeros(geometry.low_bytes, np.uint8) if geometry.is_trimmed else d8
+    places = zip(geometry.matrix_offsets(), geometry.low_offsets(), matrices, strict=True)
+    for (spec, parameter_at, codes_at), low_at, (codes, parameters) in places:
         raw = parameters.contiguous().view(torch.uint8).reshape(-1).numpy()
         record[parameter_at : parameter_at + spec.parameter_bytes] = raw
         low, high = (half.view(layout.pieces, -1) for half in layout.pairs(codes))
         upper = layout.cut(torch.from_numpy(p4), codes_at, spec.nibble_bytes)
         upper.copy_((low >> 4) | (high & 0xF0))
-        if p0.size:
-            layout.cut(torch.from_numpy(p0), codes_at, spec.nibble_bytes).copy_((low & 15) | (high << 4))
+        if p0.size and spec.limit > 4:
+            layout.cut(torch.from_numpy(p0), low_at, spec.nibble_bytes).copy_((low & 15) | (high << 4))
+    if geometry.is_trimmed:
+        trim(p0, geometry, layout, d8)
     base, d4 = split(p4)
     at = geometry.parameter_bytes
     record[at : at + base.size] = base

@@ -18,6 +18,8 @@ memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -33,8 +35,9 @@ from edgemoe.storage.base import (
     Source,
 )
 from edgemoe.storage.record.layout import Layout
-from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from edgemoe.storage.record.planes import Bytes, base_of, merge, midpoint
+from edgemoe.storage.record.trimmed import expand
 
 P4 = "p4"
 P0 = "p0"
@@ -52,12 +55,16 @@ class PlaneForm(ResidentForm):
 
     def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
         self._order = _Order(geometry, stored, used) if stored != used else None
-        self._parameters = geometry.parameter_bytes
+        self._parameters, self._low = geometry.parameter_bytes, _LowCodes(geometry, stored)
         levels = {Plane.BASE: 2, Plane.D4: 4, Plane.D8: 8}
         self.kinds = tuple(
             BlockKind(plane.label, span.length, levels[plane])
             for plane, span in zip(Plane, geometry.planes, strict=False)
         )
+
+    def level_in(self, layer: int, level: int) -> int:
+        """`level`, or the layer's highest level."""
+        return self._low.level_in(layer, level)
 
     def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
         """Names of the planes between the two levels; planes that are resident never change."""
@@ -75,11 +82,16 @@ class PlaneForm(ResidentForm):
         if not planes:
             return 0
         labels = LABELS[PLANES_OF_LEVEL[resident] : PLANES_OF_LEVEL[level]]
-        read = reader.read(key, planes[0], planes[-1], list(map(into.__getitem__, labels)))
+        blocks = list(map(into.__getitem__, labels))
+        if planes[-1] is Plane.D8:
+            blocks[-1] = self._low.place(key, blocks[-1])
+        read = reader.read(key, planes[0], planes[-1], blocks)
+        if planes[-1] is Plane.D8:
+            self._low.expand(key, into[labels[-1]])
         if self._order:
             for plane in planes:
                 codes = _bytes(into[plane.label])[self._parameters if plane is Plane.BASE else 0 :]
-                (self._order.change if plane is Plane.D8 else self._order.change_plane)(codes)
+                (self._order.change_low if plane is Plane.D8 else self._order.change_plane)(codes)
         return read
 
 
@@ -96,10 +108,14 @@ class MergedForm(ResidentForm):
     def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
         self._order = _Order(geometry, stored, used) if stored != used else None
         parameters, codes = geometry.parameter_bytes, geometry.codes_bytes
-        self._parameters, self._half = parameters, codes // 2
+        self._parameters, self._half, self._low = parameters, codes // 2, _LowCodes(geometry, stored)
         self.kinds = (BlockKind(P4, parameters + codes, level=2),)
         if geometry.max_level == 8:
-            self.kinds += (BlockKind(P0, codes, level=8),)
+            self.kinds += (BlockKind(P0, geometry.low_bytes, level=8),)
+
+    def level_in(self, layer: int, level: int) -> int:
+        """`level`, or the layer's highest level."""
+        return self._low.level_in(layer, level)
 
     def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
         """Names of the new blocks: p4 for a promotion from below level 4, p0 for a promotion to level 8."""
@@ -124,8 +140,8 @@ class MergedForm(ResidentForm):
                 assert source is not None
                 read += self._promote(reader, key, into[P4], source.blocks[P4])
             if needs_p0:
-                read += reader.read(key, Plane.D8, Plane.D8, [into[P0]])
-                self._pack_again(into[P0])
+                read += reader.read(key, Plane.D8, Plane.D8, [self._low.place(key, into[P0])])
+                self._low_arrived(key, into[P0])
         return read
 
     def _read_whole(self, reader: PlaneReader, key: ExpertKey, level: int, into: Blocks) -> int:
@@ -138,11 +154,11 @@ class MergedForm(ResidentForm):
             # base and d4 change places: merge reads d4 | base.
             buffers = [p4[:at], p4[at + self._half :], p4[at : at + self._half]]
             if level == 8:
-                buffers.append(into[P0])
+                buffers.append(self._low.place(key, into[P0]))
             read = reader.read(key, Plane.BASE, Plane.D8 if level == 8 else Plane.D4, buffers)
             merge(codes)
             if level == 8:
-                self._pack_again(into[P0])
+                self._low_arrived(key, into[P0])
         self._pack_again(p4[self._parameters :])
         return read
 
@@ -164,6 +180,11 @@ class MergedForm(ResidentForm):
         if self._order:
             self._order.change(_bytes(codes))
 
+    def _low_arrived(self, key: ExpertKey, p0: memoryview) -> None:
+        self._low.expand(key, p0)
+        if self._order:
+            self._order.change_low(_bytes(p0))
+
 
 class WholeForm(ResidentForm):
     """Wraps a form: a promotion reads the whole expert again, and the blocks of its lower level go (DyMoE 4.4.2).
@@ -176,6 +197,10 @@ class WholeForm(ResidentForm):
 
     def __init__(self, form: ResidentForm) -> None:
         self._form, self.kinds = form, form.kinds
+
+    def level_in(self, layer: int, level: int) -> int:
+        """The level of the wrapped form."""
+        return self._form.level_in(layer, level)
 
     def rewritten(self, resident: int, level: int) -> tuple[str, ...]:
         """Names of all kinds at `level`, where it is above the resident one."""
@@ -193,6 +218,28 @@ class WholeForm(ResidentForm):
         return resident >= level
 
 
+class _LowCodes:
+    """Reads d8 of layers with fewer than 8 bits into the end of its block, and expands it to the block's nibbles."""
+
+    def __init__(self, geometry: RecordGeometry, stored: Layout) -> None:
+        self._geometry, self._stored = geometry, stored
+
+    def level_in(self, layer: int, level: int) -> int:
+        """`level`, or the layer's highest level."""
+        return min(level, self._geometry.of_layer(layer).max_level)
+
+    def place(self, key: ExpertKey, block: memoryview) -> memoryview:
+        """Where to read d8 of an expert."""
+        geometry = self._geometry.of_layer(key.layer)
+        return block[-geometry.planes[Plane.D8].length :] if geometry.is_trimmed else block
+
+    def expand(self, key: ExpertKey, block: memoryview) -> None:
+        """Makes nibbles, in the stored layout, of what was read."""
+        geometry = self._geometry.of_layer(key.layer)
+        if geometry.is_trimmed:
+            expand(_bytes(self.place(key, block)).copy(), geometry, self._stored, _bytes(block))
+
+
 class _Order:
     """Packs an expert's codes from the stored layout into the used one."""
 
@@ -202,6 +249,12 @@ class _Order:
     def change(self, nibbles: Bytes) -> None:
         """Packs a nibble array [codes_bytes] again, in place."""
         nibbles[:] = self._permuted(nibbles, self._stored, self._used)
+
+    def change_low(self, nibbles: Bytes) -> None:
+        """Packs a nibble array [low_bytes] again, in place."""
+        places = zip(self._geometry.matrices, self._geometry.low_offsets(), strict=True)
+        low = [(spec, at) for spec, at in places if spec.limit > 4]
+        nibbles[:] = self._permuted(nibbles, self._stored, self._used, low)
 
     def back(self, nibbles: Bytes) -> Bytes:
         """Returns a nibble array of the used layout in the stored layout."""
@@ -214,9 +267,16 @@ class _Order:
         midpoint(nibbles)
         base_of(self._permuted(nibbles, self._stored, self._used), plane)
 
-    def _permuted(self, codes: Bytes, stored: Layout, used: Layout) -> Bytes:
+    def _permuted(
+        self,
+        codes: Bytes,
+        stored: Layout,
+        used: Layout,
+        places: Sequence[tuple[MatrixSpec, int]] | None = None,
+    ) -> Bytes:
+        """Packs nibbles of the matrices at `places`, which have an offset each; None: all of them, as p4 has them."""
         out = np.zeros_like(codes)
-        for spec, _, at in self._geometry.matrix_offsets():
+        for spec, at in places or [(spec, at) for spec, _, at in self._geometry.matrix_offsets()]:
             pieces = stored.cut(torch.from_numpy(codes), at, spec.nibble_bytes)
             packed = used.pack(stored.unpack(pieces, spec.padded_rows, spec.padded_cols))
             used.cut(torch.from_numpy(out), at, spec.nibble_bytes).copy_(packed.view(used.pieces, -1))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from edgemoe.storage.record.encode import Quantized
 from edgemoe.storage.record.offsets import MatrixSpec
-from edgemoe.storage.record.planes import quantize
+from edgemoe.storage.record.planes import REST, quantize
 
 DAMPING = 0.05
 """Part of the Hessian's mean diagonal that is added to its diagonal."""
@@ -67,7 +67,7 @@ class ColumnOrder:
 
 
 def nested_codes(
-    weight: torch.Tensor, order: ColumnOrder, spec: MatrixSpec, importance: Importance
+    weight: torch.Tensor, order: ColumnOrder, spec: MatrixSpec, importance: Importance, bits: int = 8
 ) -> Quantized:
     """Quantizes a matrix with error feedback.
 
@@ -76,6 +76,7 @@ def nested_codes(
         order: made from the Hessian of its inputs.
         spec: padded shape and groups.
         importance: weights of the levels.
+        bits: of the codes where `importance` has level 8, one of offsets.BITS.
 
     Returns:
         codes and parameters, as `encode.quantize_matrix`. Without level 8 the lower four bits of the codes are 0.
@@ -86,7 +87,7 @@ def nested_codes(
     scale, centre = parameters.float().unbind(-1)  # [groups, rows]
     steps = (scale / 16).clamp_min(torch.finfo(torch.float32).tiny)
     levels = sorted(importance)
-    made = _Columns(padded[:, order.columns], levels, importance).run(
+    made = _Columns(padded[:, order.columns], levels, importance, bits).run(
         order, steps[order.columns // spec.group], centre[order.columns // spec.group]
     )
     codes[:, order.columns] = made.t()
@@ -109,10 +110,12 @@ class _Columns:
         weight: float32 [rows, K], in the order of coding.
         levels: ascending.
         importance: weights of the levels.
+        bits: of the codes at level 8.
     """
 
-    def __init__(self, weight: torch.Tensor, levels: list[int], importance: Importance) -> None:
+    def __init__(self, weight: torch.Tensor, levels: list[int], importance: Importance, bits: int) -> None:
         self._levels, self._importance = levels, importance
+        self._unit, self._rest = 1 << (8 - bits), REST[bits]
         self._left = weight.t().expand(len(levels), -1, -1).contiguous()
         """float32 [levels, K, rows]: what each level still has to reproduce."""
 
@@ -168,7 +171,8 @@ class _Columns:
         values = []
         for level, target in zip(self._levels, wanted, strict=True):
             if level == 8:
-                low = (target - 16 * top).round_().clamp_(0, 15)
+                low = (target - 16 * top - self._rest).div_(self._unit).round_()
+                low = low.clamp_(0, 16 // self._unit - 1).mul_(self._unit).add_(self._rest)
                 values.append(16 * top + low)
             else:
                 values.append(16 * top + 7.5 if level == 4 else 64 * (top // 4) + 31.5)

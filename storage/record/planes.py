@@ -23,6 +23,9 @@ Bytes = npt.NDArray[np.uint8]
 _CHUNK = 1 << 14
 """uint64 words merged at a time: five such arrays stay inside a 1 MiB L2 cache."""
 
+REST = {4: 8, 5: 4, 6: 2, 8: 0}
+"""Bits of a code -> what the 8-bit code of which it is the top has in its other bits."""
+
 _LOW = np.uint64(0x3333333333333333)
 _HIGH = np.uint64(0xCCCCCCCCCCCCCCCC)
 _MIDPOINT = np.uint64(0x1111111111111111)
@@ -54,6 +57,44 @@ def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
     steps = (w - centre.unsqueeze(-1)).div_(s.unsqueeze(-1)).add_(136).clamp_(0, 255)
     # The cast of a non-negative value is its floor; numpy's cast is several times as fast as torch's.
     codes = torch.from_numpy(steps.numpy().astype(np.uint8))
+    parameters = torch.stack((scale, centre.to(torch.bfloat16)), -1).transpose(0, 1).contiguous()
+    return codes.view(rows, cols), parameters
+
+
+def rest_of(bits: int, level: int) -> float:
+    """What the 8 - bits lower bits of a code count for, in steps, at the highest level that computes it, 8 or 4.
+
+    Level 4 counts the middle of the 16 codes that share the upper bits.
+    """
+    return 7.5 if level == 4 else float(REST[bits])
+
+
+def quantize_narrow(
+    weight: torch.Tensor, group: int, bits: int, level: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes a matrix group-wise to codes of fewer than 8 bits, the top of 8-bit codes, as `quantize` does.
+
+    Args:
+        weight: [N, K] floating point, K a multiple of group; finite.
+        group: consecutive inputs per scale.
+        bits: 4, 5 or 6.
+        level: the highest level that computes the matrix, 8 or 4.
+
+    Returns:
+        codes uint8 [N, K], 0..255, whose lower 8 - bits bits are REST[bits]; parameters as `quantize`.
+    """
+    rows, cols = weight.shape
+    w = weight.to(torch.float32).view(rows, cols // group, group)
+    low, high = w.amin(-1), w.amax(-1)
+    unit = 1 << (8 - bits)
+    below = 135.5 - rest_of(bits, level)  # steps from the lowest code's value to the centre
+    above = 256 - unit - below
+    centre = (low + (high - low) * (below / (below + above))).to(torch.bfloat16).float()
+    scale = round_up_bf16(torch.maximum((high - centre) / above, (centre - low) / below) * 16)
+    s = (scale.float() / 16).clamp_min(torch.finfo(torch.float32).tiny)
+    steps = (w - centre.unsqueeze(-1)).div_(s.unsqueeze(-1) * unit).add_(below / unit + 0.5)
+    codes = torch.from_numpy(steps.clamp_(0, (1 << bits) - 1).numpy().astype(np.uint8))
+    codes = codes.bitwise_left_shift_(8 - bits).bitwise_or_(REST[bits])
     parameters = torch.stack((scale, centre.to(torch.bfloat16)), -1).transpose(0, 1).contiguous()
     return codes.view(rows, cols), parameters
 

@@ -54,7 +54,7 @@ def complete_layers(
         if of_run == run:
             # A file of another origin is an error: its layer is written again.
             with suppress(DamagedData, ValueError):
-                out[layer] = _read_layer(path, layer, geometry)
+                out[layer] = _read_layer(path, layer, geometry.of_layer(layer))
     return out
 
 
@@ -72,9 +72,9 @@ def write_layer(
     Args:
         directory: directory of the store.
         layer: number of the layer in the model.
-        geometry: the geometry of every record.
+        geometry: the geometry of the store.
         count: number of records, from expert 0 on.
-        records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
+        records: uint8 [record_bytes of the layer] each; BLOCK-aligned ones are written past the page cache.
         error: the error of the layer against its source; complete once the last record is taken.
         run: CalibratedCodes.run of the codes, 8 hex digits; "": codes that were rounded to nearest.
 
@@ -82,7 +82,7 @@ def write_layer(
         ValueError: another number or length of records; no file is written.
         DoesNotFit: the disk is full.
     """
-    path = directory / shard_name(layer, run)
+    path, geometry = directory / shard_name(layer, run), geometry.of_layer(layer)
     checksums = write_records(
         path,
         [geometry.record_bytes] * count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from edgemoe.storage.compensators.index import CompensatorIndex, read_compensato
 from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.header import strict_json
 from edgemoe.storage.files.retry import open_regular
-from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.files.untrusted import shortened
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.probes import PROBES
@@ -25,6 +24,8 @@ from edgemoe.storage.store.manifest_entries import (
     MAX_OFFSET,
     FileEntry,
     LayerRecords,
+    bits_json,
+    matrix_json,
     read_files,
     read_geometry,
     read_integer,
@@ -44,7 +45,8 @@ DENSE_NAME = "dense.safetensors"
 SCALE_SUFFIX = "_scale"
 """The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest format of store.json. Format 2 has limits of matrices and layers; a store without any has format 1."""
 
 SIZE_LIMIT = 16 << 20
 """Bytes of a manifest. That of 60 layers of 384 experts takes 2 MB."""
@@ -94,7 +96,10 @@ class Manifest:
     @property
     def expert_bytes(self) -> int:
         """Bytes of all records."""
-        return sum(len(layer.records) for layer in self.layers.values()) * self.geometry.record_bytes
+        return sum(
+            len(layer.records) * self.geometry.of_layer(number).record_bytes
+            for number, layer in self.layers.items()
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -106,7 +111,7 @@ class Manifest:
     def to_json(self) -> bytes:
         """The bytes of store.json; equal manifests give equal bytes."""
         content = {
-            "format": FORMAT_VERSION,
+            "format": self.format,
             "source": self.source,
             "source_format": self.source_format,
             "source_error": self.source_error,
@@ -114,7 +119,7 @@ class Manifest:
             "probe": self.probe,
             "max_level": self.max_level,
             "dense_bits": self.dense_bits,
-            "matrices": [asdict(matrix) for matrix in self.geometry.matrices],
+            "matrices": [matrix_json(matrix) for matrix in self.geometry.matrices],
             "planes": [
                 {
                     "name": Plane(i).label,
@@ -126,13 +131,20 @@ class Manifest:
                 for i, span in enumerate(self.geometry.planes)
             ],
             "files": {name: [e.size, f"{e.checksum:016x}"] for name, e in sorted(self.files.items())},
-            "layers": {str(number): _layer_json(layer) for number, layer in sorted(self.layers.items())},
+            "layers": {str(number): layer_json(layer) for number, layer in sorted(self.layers.items())},
         }
+        if self.geometry.layers:
+            content["bits"] = bits_json(self.geometry)
         if self.codes:
             content["codes"] = self.codes.to_json()
         if self.compensators:
             content["compensators"] = self.compensators.to_json()
-        return _json_line(content)
+        return json_line(content)
+
+    @property
+    def format(self) -> int:
+        """The oldest format of store.json that can describe the store."""
+        return 2 if self.geometry.is_limited else 1
 
     def save(self, path: Path) -> None:
         """Writes the manifest to `path` atomically.
@@ -234,59 +246,8 @@ class Manifest:
         )
 
 
-def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
-    """Writes an index into the store.json of a store atomically; all else in it stays, also what is unknown here.
-
-    Returns:
-        the store's manifest with the index.
-
-    Raises:
-        UserError, BadManifest: as Manifest.load.
-        DoesNotFit: the disk is full.
-        WriteFailed: the operating system refused a write.
-    """
-    made = replace(Manifest.load(directory), compensators=index)
-    _update(directory, {"compensators": index.to_json()})
-    return made
-
-
-def save_codes(
-    directory: Path, codes: CalibratedCodes, layers: Mapping[int, LayerRecords], error: float | None
-) -> Manifest:
-    """Replaces the experts in the store.json of a store atomically; compensators of other codes leave it.
-
-    Args:
-        directory: directory of the store.
-        codes: how the new codes were chosen.
-        layers: the records of every layer.
-        error: `source_error` of the new codes.
-
-    Returns:
-        the store's manifest with the new codes.
-
-    Raises:
-        EdgemoeError: as save_compensators.
-    """
-    found = Manifest.load(directory)
-    made = replace(found, codes=codes, layers=layers, source_error=error, compensators=None)
-    numbered = {str(number): _layer_json(layer) for number, layer in sorted(layers.items())}
-    entries = {"codes": codes.to_json(), "layers": numbered, "source_error": error, "compensators": None}
-    _update(directory, entries)
-    return made
-
-
-def _update(directory: Path, entries: Mapping[str, Any]) -> None:
-    """Replaces entries of store.json atomically, and removes those that are None; all else in it stays."""
-    path = directory / MANIFEST_NAME
-    content = read_object(strict_json(read_whole(path)), "the manifest") | dict(entries)
-    for name in [name for name, value in entries.items() if value is None]:
-        del content[name]
-    raw = _json_line(content)
-    with replacing(path, len(raw)) as fd:
-        write_all(fd, raw)
-
-
-def _json_line(content: Mapping[str, Any]) -> bytes:
+def json_line(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest with this content."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
@@ -294,6 +255,7 @@ def _is_error(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
-def _layer_json(layer: LayerRecords) -> dict[str, Any]:
+def layer_json(layer: LayerRecords) -> dict[str, Any]:
+    """The entry of a layer, as values for JSON."""
     records = [[r.offset, *(f"{checksum:016x}" for checksum in r.checksums)] for r in layer.records]
     return {"file": layer.file, "records": records}

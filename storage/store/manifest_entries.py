@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from edgemoe.storage.base import BLOCK, PLANES_OF_LEVEL, ByteRange, Plane
 from edgemoe.storage.files.untrusted import shortened
-from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry, align
+from edgemoe.storage.record.offsets import BITS, MatrixSpec, RecordGeometry, align
 
 MAX_OFFSET = 1 << 50
 _MAX_SIDE = 1 << 24
@@ -66,7 +66,51 @@ def read_geometry(content: Mapping[str, Any]) -> RecordGeometry:
     matrices = tuple(_matrix(value) for value in read_list(content.get("matrices"), "matrices"))
     if not matrices or len({m.name for m in matrices}) < len(matrices):
         raise ValueError("no matrices, or two with the same name")
-    return RecordGeometry(matrices, max_level)
+    limits = [matrix.limit for matrix in matrices]
+    if min(limits) < 8 and (max_level < 8 or max(limits) < 8):
+        raise ValueError(f"limits {limits} of the matrices, where max_level is {max_level}")
+    return RecordGeometry(matrices, max_level, _read_bits(content.get("bits"), matrices, max_level))
+
+
+def _read_bits(
+    value: object, matrices: tuple[MatrixSpec, ...], max_level: int
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The bits of each layer that has its own: layer -> matrix -> bits of its codes."""
+    if value is None:
+        return ()
+    if max_level < 8:
+        raise ValueError(f"bits of layers, where max_level is {max_level}")
+    out = {}
+    for number, entry in read_object(value, "bits").items():
+        of_matrix = read_object(entry, f"bits of layer {shortened(number)}")
+        if set(of_matrix) != {matrix.name for matrix in matrices}:
+            raise ValueError(
+                f"bits of {shortened([*of_matrix])} in layer {shortened(number)}, not of the matrices"
+            )
+        for matrix in matrices:
+            bits = of_matrix[matrix.name]
+            if type(bits) is not int or bits not in BITS or bits > matrix.limit:
+                raise ValueError(
+                    f"{shortened(bits)} bits of {matrix.name} in layer {shortened(number)}, not one of {BITS} up to "
+                    f"{matrix.limit}"
+                )
+        out[_layer_number(number)] = tuple(of_matrix[matrix.name] for matrix in matrices)
+    limits = tuple(matrix.limit for matrix in matrices)
+    return tuple((layer, bits) for layer, bits in sorted(out.items()) if bits != limits)
+
+
+def bits_json(geometry: RecordGeometry) -> dict[str, dict[str, int]]:
+    """The entry that _read_bits reads, as values for JSON."""
+    names = [matrix.name for matrix in geometry.matrices]
+    return {str(layer): dict(zip(names, bits, strict=True)) for layer, bits in geometry.layers}
+
+
+def matrix_json(matrix: MatrixSpec) -> dict[str, Any]:
+    """The entry of a matrix, as values for JSON."""
+    content = asdict(matrix)
+    if matrix.limit == 8:
+        del content["limit"]
+    return content
 
 
 def _matrix(value: object) -> MatrixSpec:
@@ -75,7 +119,10 @@ def _matrix(value: object) -> MatrixSpec:
         key: read_integer(content, key, 1, _MAX_SIDE)
         for key in ("rows", "cols", "group", "padded_rows", "padded_cols")
     }
-    spec = MatrixSpec(read_text(content, "name"), **sizes)
+    limit = read_integer(content, "limit", 4, 8) if "limit" in content else 8
+    if limit not in (4, 8):
+        raise ValueError(f"limit {limit} of a matrix, not 8 or 4")
+    spec = MatrixSpec(read_text(content, "name"), **sizes, limit=limit)
     if spec.group not in _GROUPS:
         raise ValueError(f"groups of {spec.group} in matrix {shortened(spec.name)}, not one of {_GROUPS}")
     if (spec.padded_rows, spec.padded_cols) != (align(spec.rows, 16), align(spec.cols, spec.group)):
@@ -120,19 +167,29 @@ def read_layers(
 ) -> dict[int, LayerRecords]:
     """The layers by number. `columns` are the two numbers of read_planes."""
     out = {}
-    for number, value in read_object(content.get("layers"), "layers").items():
-        if not re.fullmatch(r"0|[1-9][0-9]{0,5}", number, re.ASCII) or int(number) >= _MAX_LAYERS:
-            raise ValueError(f"{shortened(number)} as a layer number")
+    for name, value in read_object(content.get("layers"), "layers").items():
+        number = _layer_number(name)
+        own = geometry.of_layer(number)
         layer = read_object(value, f"layer {number}")
         rows = read_list(layer.get("records"), f"records of layer {number}")
         if not 1 <= len(rows) <= _MAX_EXPERTS:
             raise ValueError(f"{len(rows)} experts in layer {number}")
-        records = tuple(_record(row, columns, f"layer {number}, expert {e}") for e, row in enumerate(rows))
+        missing = len(geometry.planes) - len(own.planes)
+        of_layer = columns[0] - missing, columns[1] - missing
+        records = tuple(_record(row, of_layer, f"layer {number}, expert {e}") for e, row in enumerate(rows))
         offsets = sorted(record.offset for record in records)
-        if any(b - a < geometry.record_bytes for a, b in pairwise(offsets)):
+        if any(b - a < own.record_bytes for a, b in pairwise(offsets)):
             raise ValueError(f"two overlapping records in layer {number}")
-        out[int(number)] = LayerRecords(read_file_name(layer.get("file")), records)
+        out[number] = LayerRecords(read_file_name(layer.get("file")), records)
+    if out and (unknown := geometry.layer_numbers - out.keys()):
+        raise ValueError(f"bits of layer {min(unknown)}, which has no experts")
     return out
+
+
+def _layer_number(text: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,5}", text, re.ASCII) or int(text) >= _MAX_LAYERS:
+        raise ValueError(f"{shortened(text)} as a layer number")
+    return int(text)
 
 
 def _record(row: object, columns: tuple[int, int], label: str) -> RecordEntry:

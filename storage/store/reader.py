@@ -35,13 +35,6 @@ class RecordReader(FileReader):
     ) -> None:
         super().__init__(files)
         self._geometry, self._records = geometry, records
-        planes = list(Plane)[: len(geometry.planes)]
-        pairs = [(first, last) for first in planes for last in planes if first <= last]
-        self._spans = {pair: geometry.span(*pair) for pair in pairs}
-        self._lengths = {
-            (first, last): [plane.length for plane in geometry.planes[first : last + 1]]
-            for first, last in pairs
-        }
 
     @classmethod
     def open(cls, directory: Path, manifest: Manifest) -> RecordReader:
@@ -63,10 +56,10 @@ class RecordReader(FileReader):
                 f"Python on {sys.platform}, which has no preadv",
                 "use Linux or macOS; WSL 2 works on Windows",
             )
-        size = manifest.geometry.record_bytes
         with ExitStack() as opened:
             files = opened.enter_context(RecordFiles(directory, VERIFY))
             for layer, found in manifest.layers.items():
+                size = manifest.geometry.of_layer(layer).record_bytes
                 path, end = directory / found.file, max(record.offset for record in found.records) + size
                 files.open(layer, path, end, f"the experts of layer {layer} in {path}")
             opened.pop_all()
@@ -84,34 +77,44 @@ class RecordReader(FileReader):
 
         Raises:
             TruncatedFile, ChecksumMismatch, ReadFailed: with layer, expert, plane, path and offset.
-            ValueError: the reader is closed, the store has no such expert, or the buffers' length is wrong.
+            ValueError: the reader is closed, the store has no such expert or the layer no such plane, or the buffers'
+                length is wrong.
         """
         if self._files.closed:
             raise ValueError("the reader is closed")
         records = self._records.get(key.layer, ())
         if not 0 <= key.expert < len(records):
             raise ValueError(f"expected an expert of the store, got {key}")
-        offset, length = self._spans[first, last]
+        planes = self._geometry.of_layer(key.layer).planes
+        if last >= len(planes):
+            raise ValueError(
+                f"expected planes up to {Plane(len(planes) - 1).label} of {key}, got {last.label}"
+            )
+        offset, length = planes[first].offset, planes[last].end - planes[first].offset
         wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
         if (size := sum(map(len, into))) != length:
             raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
         record = records[key.expert]
         self._files.of_layer[key.layer].fill(ByteRange(record.offset + offset, length), into, wanted)
-        self._verify(record, key, first, last, into)
+        self._verify(record, key, planes[first : last + 1], into, first)
         return length
 
     def _verify(
-        self, record: RecordEntry, key: ExpertKey, first: Plane, last: Plane, into: Sequence[memoryview]
+        self,
+        record: RecordEntry,
+        key: ExpertKey,
+        planes: Sequence[ByteRange],
+        into: Sequence[memoryview],
+        first: Plane,
     ) -> None:
-        start = self._geometry.planes[first].offset
-        whole = list(map(len, into)) == self._lengths[first, last]  # a buffer for each plane
-        for index in range(first, last + 1):
-            plane = self._geometry.planes[index]
-            digest = xxhash.xxh3_64()
+        """Compares the planes from `first` on, at their places in the record, with their checksums."""
+        whole = [*map(len, into)] == [plane.length for plane in planes]  # a buffer for each plane
+        for number, plane in enumerate(planes):
+            index, digest = first + number, xxhash.xxh3_64()
             if whole:
-                digest.update(into[index - first])
+                digest.update(into[number])
             else:
-                for piece in pieces(into, plane.offset - start, plane.length):
+                for piece in pieces(into, plane.offset - planes[0].offset, plane.length):
                     digest.update(piece)
             if digest.intdigest() != record.checksums[index]:
                 label = f"plane {Plane(index).label} of layer {key.layer}, expert {key.expert}"

@@ -18,7 +18,8 @@ from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
 from edgemoe.storage.store.codes import CalibratedCodes
 from edgemoe.storage.store.layer_file import complete_layers, shards, write_layer
-from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest, save_codes
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest_updates import save_codes
 
 
 class RecodedLayers:
@@ -44,8 +45,8 @@ class RecodedLayers:
 
     def require_free(self) -> None:
         """Raises DoesNotFit if the disk has too little space for the files that are missing."""
-        count = sum(self.counts[layer] for layer in self.missing())
-        require_free(self._directory / MANIFEST_NAME, count * self._geometry.record_bytes)
+        sizes = (self.counts[layer] * self._geometry.of_layer(layer).record_bytes for layer in self.missing())
+        require_free(self._directory / MANIFEST_NAME, sum(sizes))
 
     def write(self, layer: int, records: Iterable[Bytes], error: SourceError) -> None:
         """Writes the file of a layer. Arguments and errors: see layer_file.write_layer."""

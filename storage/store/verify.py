@@ -1,4 +1,4 @@
-"""Verification of a store against its checksums, and a description of its contents."""
+"""Verification of a store against its checksums."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from edgemoe.errors import BadHeader, ChecksumMismatch, DamagedData, TruncatedFile
-from edgemoe.storage.base import LEVELS, ByteRange, ExpertKey, Plane
+from edgemoe.storage.base import ByteRange, ExpertKey, Plane
 from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex, compensator_name
 from edgemoe.storage.compensators.reader import RECALCULATE, CompensatorReader
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.retry import open_regular, read_errors
-from edgemoe.storage.store.calibration import load_calibration
-from edgemoe.storage.store.manifest import DENSE_NAME, FORMAT_VERSION, Manifest
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, tensor_name
 from edgemoe.storage.store.reader import RecordReader
 
@@ -65,69 +63,6 @@ def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyRepor
     return VerifyReport(read, tuple(damage))
 
 
-def describe(directory: Path) -> dict[str, Any]:
-    """Describes a store in values for JSON. Sizes are in bytes; bits per weight are those of the source, on disk.
-
-    Raises:
-        UserError, BadManifest: from Manifest.load.
-    """
-    manifest = Manifest.load(directory)
-    geometry = manifest.geometry
-    counts = [len(layer.records) for layer in manifest.layers.values()]
-    levels = [level for level in LEVELS if 0 < level <= manifest.max_level]
-    return {
-        "format": FORMAT_VERSION,
-        "source": manifest.source,
-        "source_format": manifest.source_format,
-        "source_error": manifest.source_error,
-        "codes": str(manifest.codes) if manifest.codes else None,
-        "layout": manifest.layout,
-        "layers": len(counts),
-        "experts": sum(counts),
-        "experts_per_layer": sorted(set(counts)),
-        "weights_per_expert": geometry.weights,
-        "matrices": {m.name: [m.rows, m.cols] for m in geometry.matrices},
-        "groups": {m.name: m.group for m in geometry.matrices},
-        "max_level": manifest.max_level,
-        "bits_per_weight": {str(n): 8 * geometry.prefix_bytes(n) / geometry.weights for n in levels},
-        "plane_bytes": {
-            Plane(i).label: plane.length * sum(counts) for i, plane in enumerate(geometry.planes)
-        },
-        "expert_bytes": manifest.expert_bytes,
-        "dense_bits": manifest.dense_bits,
-        "dense_bytes": manifest.files[DENSE_NAME].size if DENSE_NAME in manifest.files else 0,
-        "calibration": _calibration(directory, manifest),
-        "compensators": describe_compensators(manifest),
-    }
-
-
-def describe_compensators(manifest: Manifest) -> dict[str, Any] | None:
-    """Describes a store's compensators in values for JSON, with the mean bits per weight; None without any."""
-    index = manifest.compensators
-    if not index:
-        return None
-    count = sum(len(layer.entries) for layer in index.layers.values())
-    return {
-        "base_level": index.base_level,
-        "rule": index.rule,
-        "mean_rank": index.mean_rank,
-        "reference": index.reference,
-        "left_error": index.error,
-        "bits_per_weight": 8 * index.nbytes / (manifest.geometry.weights * count),
-        "bytes": index.nbytes,
-    }
-
-
-def _calibration(directory: Path, manifest: Manifest) -> str | None:
-    """What the store's calibration was measured on; None where there is none that can be used."""
-    counts = {len(layer.records) for layer in manifest.layers.values()}
-    layers = sorted(manifest.layers)
-    found = load_calibration(
-        directory, manifest.coded_source, manifest.max_level, layers, max(counts, default=0)
-    )
-    return found.measured_on if found else None
-
-
 _Check = tuple[int, int, list[DamagedData]]
 """(bytes of the store that were checked, bytes read, damage)."""
 
@@ -144,7 +79,7 @@ def _checks(directory: Path, manifest: Manifest, buffer: memoryview) -> Iterator
 
 def _check_layer(directory: Path, manifest: Manifest, layer: int, buffer: memoryview) -> Iterator[_Check]:
     records = manifest.layers[layer]
-    geometry = manifest.geometry
+    geometry = manifest.geometry.of_layer(layer)
     expected = {
         tensor_name(layer, expert): ByteRange(record.offset, geometry.record_bytes)
         for expert, record in enumerate(records.records)
@@ -206,9 +141,9 @@ def _record_damage(
     reader: RecordReader, key: ExpertKey, manifest: Manifest, buffer: memoryview
 ) -> list[DamagedData]:
     """Reads a record with one call, and plane by plane if it is damaged, to report every damaged plane."""
-    planes = manifest.geometry.planes
+    planes = manifest.geometry.of_layer(key.layer).planes
     try:
-        reader.read(key, Plane.BASE, Plane(len(planes) - 1), [buffer])
+        reader.read(key, Plane.BASE, Plane(len(planes) - 1), [buffer[: planes[-1].end]])
     except DamagedData:
         found = []
         for index, plane in enumerate(planes):

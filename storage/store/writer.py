@@ -91,7 +91,7 @@ class StoreWriter:
         Args:
             layer: number of the layer in the model.
             count: number of records.
-            records: uint8 [geometry.record_bytes] each; BLOCK-aligned ones are written past the page cache.
+            records: uint8 [record_bytes of the layer] each; BLOCK-aligned ones are written past the page cache.
             error: the error of the layer against its source; complete once the last record is taken.
 
         Raises:

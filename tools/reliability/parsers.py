@@ -110,11 +110,14 @@ PARSERS = {
     "store.json": Parser(
         _files(samples.write_store, "store.json"), lambda path: StoreModel.open(path.parent)
     ),
+    "store.json of mixed bits": Parser(
+        _files(samples.write_mixed_store, "store.json"), lambda path: StoreModel.open(path.parent)
+    ),
     "config.json": Parser(_configs, _read_config),
     "model.safetensors.index.json": Parser(
         _files(samples.write_checkpoint, "model.safetensors.index.json"), _read_weights
     ),
-    **{f"quantization_config: {method}": _packed(method) for method in OPENERS},
+    **{f"quantization_config: {method}": _packed(method) for method in (*OPENERS, "mixed", "nvfp4")},
     "generation_config.json": Parser(
         _files(samples.write_checkpoint, "generation_config.json"), _read_generation_config
     ),

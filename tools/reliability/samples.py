@@ -56,12 +56,20 @@ def write_checkpoint(directory: Path) -> Path:
 
 def write_store(directory: Path) -> Path:
     """The store of such a checkpoint."""
-    source = write_checkpoint(directory / "source")
+    return _converted(write_checkpoint(directory / "source"), directory)
+
+
+def write_mixed_store(directory: Path) -> Path:
+    """The store of a checkpoint with codes of 4 and of 8 bits."""
+    return _converted(write_packed(directory / "source", "mixed"), directory)
+
+
+def _converted(source: Path, directory: Path) -> Path:
     convert(
         source,
         directory / "store",
         family_of(Checkpoint.open(source).config),
-        max_level=8,
+        max_level=None,
         layout=compute().layout,
         dense_bits=16,
         progress=lambda done, total: None,
@@ -88,7 +96,12 @@ def write_config(directory: Path, model_type: str) -> Path:
 
 
 def write_packed(directory: Path, method: str) -> Path:
-    """A checkpoint whose experts are packed by a quant_method of config.json's quantization_config, all codes zero."""
+    """A checkpoint whose experts are packed by a quant_method of config.json's quantization_config, all codes zero.
+
+    Args:
+        directory: of the checkpoint.
+        method: a quant_method; or `mixed` or `nvfp4`, which are compressed-tensors with several schemes, and with FP4.
+    """
     settings, tensors = _mxfp4() if method == "mxfp4" else _packed(method)
     family = "gpt_oss" if method == "mxfp4" else "qwen3_moe"
     inner = "intermediate_size" if method == "mxfp4" else "moe_intermediate_size"
@@ -115,6 +128,8 @@ def _data(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     """Zeros; where the format stores them, a matrix's shape or the group of every input."""
     if name.endswith("g_idx"):
         return struct.pack(f"<{shape[0]}i", *(i // _GROUP for i in range(shape[0])))
+    if name.endswith("weight_global_scale"):
+        return struct.pack("<f", 1.0)
     if name.endswith("weight_shape"):
         return struct.pack("<2q", *_MATRICES[name.removesuffix(".weight_shape")])
     return bytes(tensor_bytes(dtype, shape))
@@ -124,24 +139,39 @@ def _packed(method: str) -> tuple[dict[str, Any], Tensors]:
     """The quantization_config and the tensors of experts with one matrix a tensor."""
     coded = {"bits": 4, "group_size": _GROUP}
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _GROUP, "symmetric": True}
+    dynamic = {"-:lm_head": {}, "+:.*down": {"bits": 8, "group_size": _GROUP}}
+    fp4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     own: dict[str, dict[str, Any]] = {
-        "gptq": coded | {"desc_act": False, "checkpoint_format": "gptq", "dynamic": {"-:lm_head": {}}},
-        "auto-round": coded | {"packing_format": "auto_round:auto_gptq", "data_type": "int", "sym": True},
+        "gptq": coded | {"desc_act": False, "checkpoint_format": "gptq", "dynamic": dynamic},
+        "auto-round": coded
+        | {"packing_format": "auto_round:auto_gptq", "sym": True, "extra_config": {"lm_head": {"bits": 16}}},
         "awq": coded | {"version": "gemm", "zero_point": True},
         "fp8": {"fmt": "e4m3", "weight_block_size": [128, 128]},
         "compressed-tensors": {
             "format": "pack-quantized",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights | {"actorder": None}}},
         },
+        "mixed": {
+            "format": "mixed-precision",
+            "config_groups": {
+                "group_0": {"targets": ["re:.*_proj"], "weights": weights},
+                "group_1": {"targets": ["re:.*down_proj"], "weights": weights | {"num_bits": 8}},
+            },
+        },
+        "nvfp4": {"format": "nvfp4-pack-quantized", "config_groups": {"group_0": {"weights": fp4}}},
     }
-    parts = {name: _parts(method, *sides) for name, sides in _MATRICES.items()}
-    return {"quant_method": method} | own[method], {
+    parts = {
+        name: _parts(method, *sides, bits=8 if method == "mixed" and "down" in name else 4)
+        for name, sides in _MATRICES.items()
+    }
+    named = "compressed-tensors" if method in ("mixed", "nvfp4") else method
+    return {"quant_method": named} | own[method], {
         f"{name}.{part}": spec for name, made in parts.items() for part, spec in made.items()
     }
 
 
-def _parts(method: str, rows: int, columns: int) -> Tensors:
-    """The parts of one packed matrix."""
+def _parts(method: str, rows: int, columns: int, *, bits: int) -> Tensors:
+    """The parts of one packed matrix, of codes of `bits` bits where there are several schemes."""
     groups = columns // _GROUP
     gptq: Tensors = {
         "qweight": ("I32", (columns // 8, rows)),
@@ -158,7 +188,13 @@ def _parts(method: str, rows: int, columns: int) -> Tensors:
             "weight_scale": ("BF16", (rows, groups)),
             "weight_shape": ("I64", (2,)),
         },
+        "nvfp4": {
+            "weight_packed": ("U8", (rows, columns // 2)),
+            "weight_scale": ("F8_E4M3", (rows, columns // 16)),
+            "weight_global_scale": ("F32", (1,)),
+        },
     }
+    known["mixed"] = known["compressed-tensors"] | {"weight_packed": ("I32", (rows, columns * bits // 32))}
     return known[method]
 
 

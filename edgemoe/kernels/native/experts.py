@@ -45,9 +45,12 @@ class NativeExpertKernel:
                     codes_at=codes // 2,
                     half=geometry.codes_bytes // 2,
                     parameter_bytes=geometry.parameter_bytes,
+                    limit=spec.limit,
+                    low_at=low // 2,
+                    low_half=geometry.low_bytes // 2,
                 ),
             )
-            for spec, at, codes in geometry.matrix_offsets()
+            for (spec, at, codes), low in zip(geometry.matrix_offsets(), geometry.low_offsets(), strict=True)
         ]
         (up, _), (down, _) = self._matrices
         self.unpadded = up.padded_cols == up.cols and down.padded_rows == down.rows

@@ -18,7 +18,9 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class Matrix(ctypes.Structure):
     """`matrix` of csrc/experts/planes.h: a quantized matrix of every expert."""
 
-    _fields_ = _fields(_INT, "rows cols group parameters_at codes_at half parameter_bytes")
+    _fields_ = _fields(
+        _INT, "rows cols group parameters_at codes_at half parameter_bytes limit low_at low_half"
+    )
 
 
 class Expert(ctypes.Structure):

@@ -94,14 +94,19 @@ class TritonExpertKernel:
             level: that it is computed at; higher planes are not read.
         """
         up, down = self._addresses(Part(blocks, level, level, 1))
-        return (*up, level), (*down, level)
+        limits = [spec.limit for spec in self._geometry.matrices]
+        return (*up, min(level, limits[0])), (*down, min(level, limits[1]))
 
     def plane_offsets(self) -> list[list[int]]:
-        """Bytes from a plane's start to each address of an item: base twice, d4, d8 twice; for gate_up and down."""
-        codes, half = self._geometry.parameter_bytes, self._geometry.codes_bytes // 2
+        """Bytes from a plane's start to each address of an item: base twice, d4, d8 twice; for gate_up and down.
+
+        The sixth number of each is the highest level that computes the matrix.
+        """
+        codes, half = self._geometry.parameter_bytes, self._geometry.low_bytes // 2
+        places = zip(self._geometry.matrix_offsets(), self._geometry.low_offsets(), strict=True)
         return [
-            [at, codes + half_at, half_at, half_at, half + half_at]
-            for at, half_at in ((at, codes_at // 2) for _, at, codes_at in self._geometry.matrix_offsets())
+            [at, codes + codes_at // 2, codes_at // 2, low_at // 2, half + low_at // 2, spec.limit]
+            for (spec, at, codes_at), low_at in places
         ]
 
     def launch_rows(
@@ -134,8 +139,8 @@ class TritonExpertKernel:
         """The items of both launches: int64 [2, items, ITEM] on the device, for gate_up and down."""
         addresses = [self._addresses(part) for part in parts]
         numbers = [
-            (*addresses[part][matrix], parts[part].level, row, rows)
-            for matrix in (0, 1)
+            (*addresses[part][matrix], min(parts[part].level, spec.limit), row, rows)
+            for matrix, spec in enumerate(self._geometry.matrices)
             for part, row, rows in items
         ]
         table = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -149,7 +154,7 @@ class TritonExpertKernel:
         ]
         planes = [starts[plane] for plane in (0, 0, 1, 2, 2)]
         return [
-            tuple(0 if start is None else start + at for start, at in zip(planes, offsets, strict=True))
+            tuple(0 if start is None else start + at for start, at in zip(planes, offsets[:5], strict=True))
             for offsets in self.plane_offsets()
         ]
 

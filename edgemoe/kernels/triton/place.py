@@ -81,7 +81,8 @@ def place_experts(
         places: int64 [E, PLACE], of the layer's experts; level 0: no address is valid.
         rules: float32 [71 + k], of the layer (rules_of).
         damage: float32 [E, 4], of the layer (damage_of).
-        offsets: int64 [2, 5], from the start of its plane to each address of an item, for gate_up and down.
+        offsets: int64 [2, 6], from the start of its plane to each address of an item, and the highest level of the
+            matrix, for gate_up and down.
         stopped: int32 [1].
         items: int64 [2, k, ITEM], written.
         gates: float32 [k], written: the weights of the slots, 0 for a skipped one.
@@ -151,8 +152,8 @@ def place(
         for address in tl.static_range(5):
             plane = 0 if address < 2 else (1 if address == 2 else 2)
             start = tl.load(at + plane, mask=inside, other=0)
-            tl.store(item + address, start + tl.load(offsets + matrix * 5 + address), mask=inside)
-        tl.store(item + 5, computed, mask=inside)
+            tl.store(item + address, start + tl.load(offsets + matrix * 6 + address), mask=inside)
+        tl.store(item + 5, tl.minimum(computed, tl.load(offsets + matrix * 6 + 5)), mask=inside)
         tl.store(item + 6, slot.to(tl.int64), mask=inside)
         tl.store(item + 7, tl.full((K_PADDED,), 1, tl.int64), mask=inside)
     tl.store(trace + slot, expert, mask=inside)

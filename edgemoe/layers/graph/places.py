@@ -31,7 +31,7 @@ class ExpertPlaces:
 
     Attributes:
         table: int64 [layers, experts, PLACE], on the device.
-        offsets: int64 [2, 5], on the device (place_experts).
+        offsets: int64 [2, 6], on the device (place_experts).
         levels: int64 [2, layers, experts]: each expert's level in the device's memory, and in either.
     """
 
@@ -57,8 +57,8 @@ class ExpertPlaces:
     def items(self, key: ExpertKey, level: int) -> NDArray[np.int64]:
         """The items of an expert at a level of the device's memory, as GraphMemory.set_experts takes them."""
         items = np.empty((2, ADDRESSES), np.int64)
-        items[:, :-1] = self._numbers[key.layer, key.expert, _PLANE_OF] + self._offsets
-        items[:, -1] = level
+        items[:, :-1] = self._numbers[key.layer, key.expert, _PLANE_OF] + self._offsets[:, :-1]
+        items[:, -1] = np.minimum(level, self._offsets[:, -1])
         return items
 
     def send(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -14,8 +14,10 @@ from edgemoe.hub.name import HubModel
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.conversion.download import choose_layout, download, download_path
 from edgemoe.models.conversion.first_use import announce
+from edgemoe.models.conversion.source_lines import source_lines
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
+from edgemoe.storage.convert.source_table import SourceRow
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 
 Check = Callable[[Checkpoint], object]
@@ -62,10 +64,11 @@ def convert_checkpoint(
     check_runnable(checkpoint, options["dense_bits"])
     check(checkpoint)
     family = family_of(checkpoint.config)
+    table: list[SourceRow] = []
     with ByteProgress(f"converting {source.name}") as bar:
-        manifest = convert(source, destination, family, **checked, progress=bar.update)
+        manifest = convert(source, destination, family, **checked, progress=bar.update, tell=table.extend)
     adopt_calibration(source, destination)
-    _print_error(manifest)
+    _print_error(manifest, table)
     return manifest
 
 
@@ -94,25 +97,24 @@ def convert_from_hub(
     """
     from edgemoe.models.runnable import check_runnable
 
-    checked = _checked(options)
+    checked, table = _checked(options), list[SourceRow]()
     with download(model, download_path(model, options["layout"]), keep=keep_source) as arriving:
         checkpoint = Checkpoint.open(arriving.source)
         check_runnable(checkpoint, options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
             check(checkpoint)
             announce(checkpoint, model.name, destination.parent, download=True)
-        manifest = convert(
-            *(arriving.source, destination, family_of(checkpoint.config)),
-            **checked,
-            progress=arriving.progress.converted,
-            arrivals=arriving.shards,
-        )
-    _print_error(manifest)
+        how = checked | {"progress": arriving.progress.converted, "arrivals": arriving.shards}
+        family = family_of(checkpoint.config)
+        manifest = convert(arriving.source, destination, family, **how, tell=table.extend)
+    _print_error(manifest, table)
     return manifest
 
 
-def _print_error(manifest: Manifest) -> None:
-    """Prints the relative error of a conversion against its source on stderr."""
+def _print_error(manifest: Manifest, table: Sequence[SourceRow]) -> None:
+    """Prints the relative error of a conversion against its source on stderr, and what it did with each type."""
+    for line in source_lines(table):
+        say(line)
     if manifest.source_error is not None:
         say(
             f"{manifest.source_format} at level {manifest.max_level}: relative error {manifest.source_error:.4f} "

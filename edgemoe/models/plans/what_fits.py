@@ -94,7 +94,7 @@ class WhatFits:
 
     @classmethod
     def _of(cls, store: StoreModel, download_bytes: int | None) -> WhatFits:
-        experts = store.shape.experts * store.manifest.geometry.record_bytes
+        experts = store.record_bytes
         vram = {size: suggested_limits(0, size * GB - OTHERS_VRAM)[0] for size in VRAM}
         ram = {size: suggested_limits(size * GB - OTHERS_RAM, None)[0] for size in RAM}
         return cls(

@@ -24,9 +24,10 @@ from edgemoe.storage.compensators.making import compensate
 from edgemoe.storage.compensators.reference import stored_weights
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
+from edgemoe.storage.store.contents import describe
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.reader import RecordReader
-from edgemoe.storage.store.verify import describe, verify
+from edgemoe.storage.store.verify import verify
 
 TOKENS = 1024
 """Two windows."""

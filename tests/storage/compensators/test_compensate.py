@@ -302,7 +302,7 @@ def test_weights_that_a_level_keeps_exactly_are_refused(small_source, tmp_path):
 
 def test_four_bit_codes_are_refused_for_level_4_by_their_format(small_source, store, monkeypatch):
     """The message names the format and the directory; level 2 of the same checkpoint is compensated."""
-    monkeypatch.setattr(ExpertWeights, "has_codes", True)
+    monkeypatch.setattr(ExpertWeights, "has_codes", lambda self, max_level: True)
     with pytest.raises(ModelRefused, match=rf"4-bit codes \(safetensors\) in {small_source}"):
         add(small_source, store, base_level=4)
     assert add(small_source, store, base_level=2).compensators

@@ -26,8 +26,9 @@ from edgemoe.storage.compensators.index import FOLDER, CompensatorIndex
 from edgemoe.storage.compensators.reader import CompensatorReader
 from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.retry import PATIENCE
+from edgemoe.storage.store.contents import describe
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
-from edgemoe.storage.store.verify import describe, verify
+from edgemoe.storage.store.verify import verify
 
 KEY = ExpertKey(1, 2)
 

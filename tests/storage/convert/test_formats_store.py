@@ -22,8 +22,8 @@ from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.resolve import resolve_store
 from edgemoe.storage.record.decode import decode
 from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.contents import describe
 from edgemoe.storage.store.manifest import Manifest
-from edgemoe.storage.store.verify import describe
 
 GROUP = 32
 TOKENS = [5, 17, 90, 201, 33, 250, 4, 129]
@@ -267,5 +267,5 @@ def test_kept_codes_are_not_calibrated(run, gptq, tmp_path):
     """A checkpoint with 4-bit codes is refused before anything is converted."""
     code, _, err = run("convert", gptq, tmp_path / "store", "--calibrate", "self")
     assert code == 2
-    assert "4-bit codes, which a store keeps" in err
+    assert "codes that a store keeps as they are" in err
     assert not (tmp_path / "store").exists()

@@ -19,7 +19,7 @@ from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.export.levels import one_level
 from edgemoe.storage.export.run import export
-from edgemoe.storage.formats.base import FourBit
+from edgemoe.storage.formats.source_codes import SourceCodes
 from edgemoe.storage.record.encode import assemble, quantize_matrix
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
@@ -54,17 +54,17 @@ def stores(draw):
     return hidden, inner, groups, draw(st.booleans()), layout, seed, family
 
 
-def four_bit(rows: int, cols: int, group: int, symmetric: bool) -> FourBit:
+def four_bit(rows: int, cols: int, group: int, symmetric: bool) -> SourceCodes:
     """Random codes with steps and centres of a bf16 each, as a 4-bit checkpoint has them."""
     groups = cols // group
     scale = (torch.rand(rows, groups) * 0.02 + 0.002).bfloat16().float()
     centre = torch.zeros(rows, groups)
     if not symmetric:
         centre = (torch.randn(rows, groups) * 0.02).bfloat16().float()
-    return FourBit(torch.randint(0, 16, (rows, cols), dtype=torch.uint8), scale, centre, group)
+    return SourceCodes(torch.randint(0, 16, (rows, cols), dtype=torch.uint8), scale, centre, group)
 
 
-def write_store(directory: Path, drawn) -> tuple[Manifest, list[list[FourBit]]]:
+def write_store(directory: Path, drawn) -> tuple[Manifest, list[list[SourceCodes]]]:
     """A store of one layer, with a tokenizer and dense weights, and the matrices that it holds."""
     hidden, inner, (up, down), symmetric, layout, seed, model_type = drawn
     torch.manual_seed(seed)
@@ -112,7 +112,7 @@ def exported(store: Path, to: Path, format: str) -> Checkpoint:
     return Checkpoint.open(to)
 
 
-def read_back(checkpoint: Checkpoint) -> list[tuple[FourBit, FourBit]]:
+def read_back(checkpoint: Checkpoint) -> list[tuple[SourceCodes, SourceCodes]]:
     experts = ExpertWeights(checkpoint, family_of(checkpoint.config))
     return [experts.read(LAYER, number) for number in range(EXPERTS)]
 
@@ -128,7 +128,7 @@ QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 @given(stores())
 @QUICK
 def test_gguf_gives_the_same_codes_back(drawn):
-    """Codes and steps are the store's, for any groups and centres; a centre moves by the rounding of float16."""
+    """SourceCodes and steps are the store's, for any groups and centres; a centre moves by the rounding of float16."""
     with tempfile.TemporaryDirectory() as name:
         _, matrices = write_store(Path(name) / "store", drawn)
         for pair, found in zip(

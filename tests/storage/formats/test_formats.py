@@ -33,14 +33,14 @@ EXACT = {
     "compressed-int4-group": 32,
     "compressed-int4-asymmetric": 32,
     "compressed-int4-channel": None,
+    "gptq-autogptq-2": 32,
+    "compressed-int8-group": 32,
 }
-"""Checkpoint of 4-bit codes -> group of its records; None: the shape decides."""
+"""Checkpoint of codes -> group of its records; None: the shape decides."""
 
 INEXACT = (
     "gptq-autogptq-act-order",
     "gptq-autogptq-act-order-8",
-    "gptq-autogptq-2",
-    "compressed-int8-group",
     "compressed-int8-channel",
     "compressed-fp8-channel",
     "compressed-fp8-tensor",
@@ -67,17 +67,17 @@ def test_weights_are_those_of_the_formats_own_library(name):
 
 
 @pytest.mark.parametrize("name", marked(EXACT))
-def test_four_bit_codes_are_kept_to_the_bit(name):
-    """Level 4 of a record gives the source's weights, except for the rounding of parameters to bf16."""
+def test_codes_are_kept_to_the_bit(name):
+    """Codes of up to 4 bits are those of level 4, others those of level 8; parameters alone are rounded to bf16."""
     _, weights = opened(DATA / name, settings_of(name))
     for matrix, value in load_file(DATA / name / "expected.safetensors").items():
         codes = weights[matrix].codes()
         assert EXACT[name] in (None, codes.group)
         torch.testing.assert_close(codes.weights(), weights[matrix].read(), rtol=1e-5, atol=1e-6)
-        spec = MatrixSpec.of("m", *value.shape, codes.group)
-        stored, parameters = quantize_matrix(codes, spec)
-        assert torch.equal(stored[: spec.rows, : spec.cols] >> 4, codes.codes)
-        error = (dequantize(stored, parameters, 4)[: spec.rows, : spec.cols] - codes.weights()).norm()
+        spec, level = MatrixSpec.of("m", *value.shape, codes.group), 4 if codes.bits <= 4 else 8
+        stored, parameters = quantize_matrix(codes, spec, level, level)
+        assert torch.equal(stored[: spec.rows, : spec.cols] >> (8 - codes.bits), codes.codes)
+        error = (dequantize(stored, parameters, level)[: spec.rows, : spec.cols] - codes.weights()).norm()
         assert error < 2**-8 * codes.weights().norm()
 
 
@@ -215,7 +215,11 @@ HOSTILE = [
     ("gptq", {"group_size": 32.0}),
     ("gptq", {"desc_act": "yes"}),
     ("gptq", {"checkpoint_format": "marlin"}),
-    ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}),
+    ("gptq", {"dynamic": {"+:.*": {"bits": 3}}}),
+    ("gptq", {"dynamic": {"+:.*": 8}}),
+    ("gptq", {"dynamic": {"+:.*": {"rotation": 1}}}),
+    ("autoround-gptq", {"extra_config": {"a": {"bits": 5}}}),
+    ("autoround-gptq", {"extra_config": ["a"]}),
     ("gptq", {"dynamic": [1]}),
     ("awq", {"bits": 8}),
     ("awq", {"version": "gemv"}),

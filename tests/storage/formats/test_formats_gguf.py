@@ -35,6 +35,14 @@ from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.formats.gguf_header import read_gguf_header
 from edgemoe.storage.formats.gguf_model import REALS
+from edgemoe.storage.formats.source_codes import SourceCodes
+
+CODE_BITS = {
+    **dict.fromkeys((Kind.Q4_0, Kind.Q4_1, Kind.Q4_K), 4),
+    **dict.fromkeys((Kind.Q5_0, Kind.Q5_1, Kind.Q5_K), 5),
+    Kind.Q8_0: 8,
+}
+"""Types whose codes a record keeps -> their bits."""
 
 SIZES = {
     "vocab_size": 300,
@@ -116,33 +124,33 @@ def quantized(kind: Kind):
 
 
 @pytest.mark.covers("GGUF")
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K])
+@pytest.mark.parametrize("kind", [*CODE_BITS, Kind.Q6_K])
 def test_tensors_are_what_the_gguf_package_reads(qwen3, tmp_path, kind):
-    """Every expert's matrix equals a slice of the tensor that the package dequantizes, and so do its 4-bit codes."""
+    """Every expert's matrix equals a slice of the tensor that the package dequantizes, and so do its codes."""
     path = tmp_path / "experts.gguf"
     write_model(path, qwen3, experts=quantized(kind))
     opened = Checkpoint.open(path)
     theirs = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
-    exact = kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+    bits = CODE_BITS.get(kind)
     for part in ("gate", "up", "down"):
         for expert in range(4):
             name = f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"
             expected = torch.from_numpy(theirs[f"blk.1.ffn_{part}_exps.weight"][expert].copy())
             assert torch.equal(opened[name].read(), expected)
-            assert opened[name].group == (32 if exact else None)
-            if exact:
+            assert opened[name].group == (32 if bits else None)
+            if bits:
                 codes = opened[name].codes()
-                assert int(codes.codes.max()) == 15
+                assert int(codes.codes.max()) == 2**bits - 1
                 torch.testing.assert_close(codes.weights(), expected, rtol=1e-5, atol=1e-6)
     experts = ExpertWeights(opened, family_of(opened.config))
-    assert experts.geometry(None).max_level == (4 if exact else 8)
-    if exact:
+    assert experts.geometry(None).max_level == (4 if bits == 4 else 8)
+    if bits == 4:
         with pytest.raises(ModelRefused, match="max-level"):
             experts.geometry(8)
 
 
-def test_experts_of_two_types_keep_level_8(qwen3, tmp_path):
-    """With some matrices in Q6_K, as in Q4_K_M files, records keep no codes and have level 8."""
+def test_each_matrix_keeps_the_bits_of_its_type(qwen3, tmp_path):
+    """With down in Q6_K in one layer, as in Q4_K_M files, Q4_K is kept and down coded again with fewer bits than 8."""
 
     def mixed(name: str, weight: torch.Tensor):
         return quantized(Kind.Q6_K if name.startswith("blk.1.ffn_down") else Kind.Q4_K)(name, weight)
@@ -151,8 +159,15 @@ def test_experts_of_two_types_keep_level_8(qwen3, tmp_path):
     write_model(path, qwen3, experts=mixed)
     opened = Checkpoint.open(path)
     experts = ExpertWeights(opened, family_of(opened.config))
-    assert experts.geometry(None).max_level == 8
-    assert all(isinstance(matrix, torch.Tensor) for matrix in experts.read(0, 0))
+    geometry = experts.geometry(None)
+    assert [geometry.of_layer(layer).matrix_bits for layer in (0, 1)] == [(4, 4), (4, 6)]
+    assert [geometry.of_layer(layer).max_level for layer in (0, 1)] == [4, 8]
+    assert [isinstance(matrix, SourceCodes) for matrix in (*experts.read(0, 0), *experts.read(1, 0))] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.covers("GGUF")

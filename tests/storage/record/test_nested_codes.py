@@ -54,6 +54,17 @@ def test_products_lose_less_than_with_codes_rounded_to_nearest():
     assert high[2] < 0.05 * high[1]
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_codes_of_fewer_bits_keep_the_others_constant(bits):
+    """Their products at level 8 lose less than with codes of as many bits that were rounded to nearest."""
+    weight, inputs = weights(96, 128), correlated(4096, 128, 1)
+    spec, seen, other = MatrixSpec.of("down", 96, 128, None), inputs[:2048], inputs[2048:]
+    made = nested_codes(weight, ColumnOrder(seen.t() @ seen, 128), spec, HIGH, bits)
+    nearest = quantize_matrix(weight, spec, bits, 8)
+    assert (made[0] & ((1 << (8 - bits)) - 1)).unique().tolist() == [{4: 8, 5: 4, 6: 2}[bits]]
+    assert errors(made, weight, other)[2] < errors(nearest, weight, other)[2]
+
+
 def test_the_first_column_has_the_code_with_the_least_cost():
     """By a search over all 256 codes of a column to which no other column's error has been added."""
     weight = weights(16, 64)

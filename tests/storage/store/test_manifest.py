@@ -130,8 +130,8 @@ def test_unknown_planes_are_refused_otherwise(tmp_path):
 
 def test_a_newer_format_is_refused(tmp_path):
     """A newer format is refused with both versions in the message."""
-    with pytest.raises(BadManifest, match="format 2, above 1"):
-        load(tmp_path, content() | {"format": 2})
+    with pytest.raises(BadManifest, match="format 3, above 2"):
+        load(tmp_path, content() | {"format": 3})
 
 
 def test_unknown_fields_are_ignored(tmp_path):

@@ -19,8 +19,9 @@ from edgemoe.errors import (
     UserError,
 )
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store.contents import describe
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
-from edgemoe.storage.store.verify import describe, verify
+from edgemoe.storage.store.verify import verify
 
 SIZE = geometry().record_bytes
 

@@ -28,6 +28,13 @@ TENSORS = {
 """Names in transformers' modules, of which a layer has some."""
 
 NAMES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe"}
+SCALES_AT = {
+    **dict.fromkeys((Kind.Q4_0, Kind.Q5_0, Kind.Q8_0), (0,)),
+    **dict.fromkeys((Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K), (0, 2)),
+    Kind.Q6_K: (208,),
+}
+"""Type -> places of its float16 scales in a block."""
+
 PAIRED = ("llama", "granitemoe")
 """Architectures whose rotary embedding turns neighbouring rows."""
 
@@ -41,9 +48,7 @@ def blocks(kind: Kind, shape: tuple[int, ...], seed: int) -> np.ndarray:
     weights, size = gguf.GGML_QUANT_SIZES[kind]
     count = int(np.prod(shape)) // weights
     raw = generator.integers(0, 256, (count, size), np.uint8)
-    for at in {Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q8_0: (0,), Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}[
-        kind
-    ]:
+    for at in SCALES_AT[kind]:
         scale = generator.uniform(0.0001, 0.001, (count, 1)).astype(np.float16)
         raw[:, at : at + 2] = scale.view(np.uint8)
     return raw.reshape(*shape[:-1], -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgemoe.storage.formats.base import Matrix
+from edgemoe.storage.formats.source_codes import Matrix
 from edgemoe.storage.record.encode import assemble, quantize_matrix
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import RecordGeometry

@@ -54,9 +54,9 @@ SILU = Activation.gated("silu")
 class Expert:
     """Random weights of one shape, and blocks on the device for every level."""
 
-    def __init__(self, shape, seed: int = 0) -> None:
+    def __init__(self, shape, seed: int = 0, limits: tuple[int, int] = (8, 8)) -> None:
         (n, k, g), (m, j, h) = shape
-        specs = (MatrixSpec.of("gate_up", n, k, g), MatrixSpec.of("down", m, j, h))
+        specs = (MatrixSpec.of("gate_up", n, k, g, limits[0]), MatrixSpec.of("down", m, j, h, limits[1]))
         self.geometry = RecordGeometry(specs, 8)
         generator = torch.Generator().manual_seed(seed)
         # Scaled to keep products near 1, so that rounding errors are alike.
@@ -91,6 +91,15 @@ def test_every_shape_and_level_matches_the_reference(shape, level, tokens):
     """Padded rows and columns, every group and slab size, give the reference product to bf16's rounding."""
     expert = Expert(SMALL[shape])
     expert.compare([expert.part(level, tokens)])
+
+
+@pytest.mark.parametrize("limits", [(4, 8), (8, 4)])
+def test_a_matrix_is_computed_at_its_limit(limits):
+    """Each matrix at its own level, by matvec and matmul, and in the items of a graph."""
+    expert = Expert(SMALL["even"], limits=limits)
+    for tokens in (1, MATVEC_UP_TO + 1):
+        expert.compare([expert.part(8, tokens), expert.part(4, tokens)])
+    assert [item[-1] for item in expert.kernel.items_at(expert.part(8, 1).blocks, 8)] == [*limits]
 
 
 @pytest.mark.parametrize("tokens", [2, MATVEC_UP_TO, FEW.tokens, FEW.tokens + 1, 64, 65, 130])

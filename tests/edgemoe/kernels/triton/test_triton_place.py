@@ -19,7 +19,7 @@ from edgemoe.policy.tier_prices import TierPrices, place_of
 pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
 
 LAYERS, EXPERTS = 2, 16
-OFFSETS = torch.arange(10).view(2, 5) * 1000
+OFFSETS = torch.cat((torch.arange(10).view(2, 5) * 1000, torch.tensor([[4], [8]])), 1)
 PLANES = (0, 0, 1, 2, 2)
 """The plane of each address of an item."""
 
@@ -76,7 +76,7 @@ def test_levels_and_weights_are_those_of_the_policy(settings, slots):
     weights = without_skipped(gates, want, renormalise=settings.renormalise)
     for row in range(len(gates)):
         found = placed(settings, chosen[row], gates[row], everywhere(0))
-        assert found["items"][:, :, 5].tolist() == [want[row].tolist()] * 2
+        assert found["items"][:, :, 5].tolist() == [want[row].clamp(max=4).tolist(), want[row].tolist()]
         assert torch.equal(found["gates"], weights[row])
         trace = [*chosen[row].tolist(), *gates[row].view(torch.int32).tolist(), *want[row].tolist(), 0]
         assert found["trace"].tolist() == trace
@@ -101,14 +101,14 @@ def test_levels_by_place_are_those_of_the_policy():
 
 
 def test_addresses_are_those_of_the_chosen_experts():
-    """Each address is its plane's start and the offset of its matrix; slots and rows are set."""
+    """Each address is its plane's start and its matrix's offset; levels end at limits; slots and rows are set."""
     chosen, gates, places = torch.tensor([5, 0, 15]), torch.tensor([0.5, 0.3, 0.2]), everywhere(0)
     items = placed(RunSettings(levels=(8,)), chosen, gates, places)["items"]
     for matrix in range(2):
         for slot, expert in enumerate(chosen.tolist()):
             starts = [int(places[expert, plane]) for plane in PLANES]
-            want = [start + int(at) for start, at in zip(starts, OFFSETS[matrix], strict=True)]
-            assert items[matrix, slot].tolist() == [*want, 8, slot, 1]
+            want = [start + int(at) for start, at in zip(starts, OFFSETS[matrix, :5], strict=True)]
+            assert items[matrix, slot].tolist() == [*want, (4, 8)[matrix], slot, 1]
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -116,7 +116,7 @@ def test_more_resident_planes_are_used_unless_exact(exact):
     """An expert wanted at 2 whose 8 is resident is computed at 8; the rule's level is traced; a skipped one is not."""
     settings = RunSettings(levels=(4, 0), retention=0.5, exact=exact)
     found = placed(settings, torch.tensor([1, 2]), torch.tensor([0.9, 0.1]), everywhere(own=8))
-    assert found["items"][0, :, 5].tolist() == [4 if exact else 8, 0]
+    assert found["items"][1, :, 5].tolist() == [4 if exact else 8, 0]
     assert found["trace"].tolist()[-3:] == [4, 0, 0]
 
 

@@ -132,18 +132,18 @@ AVX2 void gemm_block(enum path path, const matrix *m, const expert *e, int64_t b
                      const float *scale, const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
     _Alignas(64) uint8_t tile[TILE_BYTES];
     _Alignas(64) float total[MAX_TOKENS * BLOCK_ROWS];
-    const int64_t rows = min_of(m->rows - block * BLOCK_ROWS, BLOCK_ROWS), bytes = activation_bytes(e->level);
+    const int64_t rows = min_of(m->rows - block * BLOCK_ROWS, BLOCK_ROWS), bytes = activation_bytes(level_of(m, e));
     const enum dot dot = dot_of(path);
     memset(total, 0, sizeof *total * (size_t)(tokens * BLOCK_ROWS));
     for (int64_t c = 0; c < m->cols / chunk; c++, x += bytes * stride * chunk, scale += stride, sum += stride) {
-        if (IS_AVX512(path) && chunk == CHUNK && e->level < 8) join_fours_avx512(m, e, block, c, tile);
-        else join_rows(m, e, block, c, chunk, e->level < 8, tile);
+        if (IS_AVX512(path) && chunk == CHUNK && level_of(m, e) < 8) join_fours_avx512(m, e, block, c, tile);
+        else join_rows(m, e, block, c, chunk, level_of(m, e) < 8, tile);
         const uint8_t *scales = scales_of(m, e, block, c, chunk);
         prefetch_scales(m, e, block, c, chunk);
-        if (IS_AVX512(path)) gemm_chunk_vnni(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
-        else if (dot != DOT_PLAIN) gemm_chunk_dot(dot, tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
-        else if (e->level == 8 && chunk == CHUNK) gemm_chunk_avx2_level_8(tile, scales, rows, x, scale, sum, tokens, total);
-        else gemm_chunk_avx2(tile, scales, rows, e->level, chunk, x, scale, sum, tokens, total);
+        if (IS_AVX512(path)) gemm_chunk_vnni(tile, scales, rows, level_of(m, e), chunk, x, scale, sum, tokens, total);
+        else if (dot != DOT_PLAIN) gemm_chunk_dot(dot, tile, scales, rows, level_of(m, e), chunk, x, scale, sum, tokens, total);
+        else if (level_of(m, e) == 8 && chunk == CHUNK) gemm_chunk_avx2_level_8(tile, scales, rows, x, scale, sum, tokens, total);
+        else gemm_chunk_avx2(tile, scales, rows, level_of(m, e), chunk, x, scale, sum, tokens, total);
     }
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t r = 0; r < rows; r++) y[t * m->rows + r] = to_bf16(total[t * BLOCK_ROWS + r]);

@@ -167,8 +167,8 @@ AVX2 void gemv_block(enum path path, const matrix *m, const expert *e, int64_t b
 #define AT_LEVEL(dot, level) gemv_at_level(dot, level, m, e, block, chunk, x, scale, sum, stride, y)
 #define ANY_LEVEL(dot) \
     do { \
-        if (e->level == 2) AT_LEVEL(dot, 2); \
-        else if (e->level == 4) AT_LEVEL(dot, 4); \
+        if (level_of(m, e) == 2) AT_LEVEL(dot, 2); \
+        else if (level_of(m, e) == 4) AT_LEVEL(dot, 4); \
         else AT_LEVEL(dot, 8); \
     } while (0)
     if (IS_AVX512(path)) gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);

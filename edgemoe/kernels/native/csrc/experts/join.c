@@ -44,8 +44,8 @@ INLINE void join_fours_level_8(const matrix *m, const expert *e, int64_t at, uin
 /* Joins the codes of a chunk of 4 n columns of 32 rows. */
 INLINE void join_32_rows(const matrix *m, const expert *e, int64_t at, int64_t n, int by_fours, uint8_t *tile) {
     for (int64_t i = 0; i < n; i++, at += 32, tile += 4 * BLOCK_ROWS) {
-        if (e->level == 2) join_level_4(0, e, at, tile);
-        else if (e->level == 4) join_level_4(1, e, at, tile);
+        if (level_of(m, e) == 2) join_level_4(0, e, at, tile);
+        else if (level_of(m, e) == 4) join_level_4(1, e, at, tile);
         else if (by_fours) join_fours_level_8(m, e, at, tile);
         else join_level_8(m, e, at, tile);
     }
@@ -59,7 +59,7 @@ AVX2 static void join_16_rows(const matrix *m, const expert *e, int64_t at, int6
             const int32_t base = e->base[place], d4 = e->level > 2 ? e->d4[place] : 0, shift = 4 * (r & 1);
             const int32_t both = last ? (base & 0xCC) | (d4 >> 2 & 0x33) : (base & 0x33) << 2 | (d4 & 0x33);
             int32_t code = both >> shift & 15;
-            if (e->level == 8) code = code << 4 | (e->d8[place + last * m->half] >> shift & 15);
+            if (level_of(m, e) == 8) code = code << 4 | (low_codes(m, e, place)[last * m->low_half] >> shift & 15);
             uint8_t *four = tile + k / 4 * 4 * BLOCK_ROWS;
             if (!by_fours) four[k % 2 * 2 * BLOCK_ROWS + 2 * r + last] = (uint8_t)code;
             else four[4 * r + k % 2 * 2 + last] = (uint8_t)code;

@@ -23,8 +23,10 @@
 typedef struct {
     int64_t rows, cols, group;       /* padded: rows % 16 == 0, cols % group == 0 */
     int64_t parameters_at, codes_at; /* byte offsets of this matrix in an expert's parameters and two-bit planes */
-    int64_t half;                    /* bytes of a two-bit plane: the offset of d8's second half */
+    int64_t half;                    /* bytes of a two-bit plane */
     int64_t parameter_bytes;         /* of an expert, all matrices */
+    int64_t limit;                   /* 8; 4: level 8 computes the matrix at level 4, and it has no codes in d8 */
+    int64_t low_at, low_half;        /* byte offset of this matrix in each half of d8, and of d8's second half */
 } matrix;
 
 typedef struct {
@@ -40,8 +42,15 @@ typedef struct {
 static inline int matrix_fits(const matrix *m) {
     return m->rows > 0 && m->rows % 16 == 0 && m->group > 0 && m->group % 32 == 0 && m->cols > 0 && m->cols % m->group == 0 &&
            m->parameters_at >= 0 && m->parameters_at + m->cols / m->group * m->rows * 4 <= m->parameter_bytes &&
-           m->codes_at >= 0 && m->codes_at + m->rows * m->cols / 4 <= m->half;
+           m->codes_at >= 0 && m->codes_at + m->rows * m->cols / 4 <= m->half &&
+           (m->limit == 4 || (m->limit == 8 && m->low_at >= 0 && m->low_at + m->rows * m->cols / 4 <= m->low_half));
 }
+
+/* The level that a matrix of an expert is computed at. */
+INLINE int64_t level_of(const matrix *m, const expert *e) { return min_of(e->level, m->limit); }
+
+/* The first half of a matrix's codes in d8, at the place of `at` in a two-bit plane; the second is low_half bytes later. */
+INLINE const uint8_t *low_codes(const matrix *m, const expert *e, int64_t at) { return e->d8 + (m->low_at - m->codes_at) + at; }
 
 /* Whether every expert has the planes of its level, and its rows lie inside x and y. */
 static inline int experts_fit(const expert *e, int64_t count, int64_t x_rows, int64_t y_rows) {
@@ -107,7 +116,7 @@ INLINE void upper_nibbles(int with_d4, const expert *e, int64_t at, __m256i rows
 
 /* Unpacks the codes' lower nibbles. */
 INLINE void lower_nibbles(const matrix *m, const expert *e, int64_t at, __m256i rows[4]) {
-    const uint8_t *a = e->d8 + at, *b = a + m->half;
+    const uint8_t *a = low_codes(m, e, at), *b = a + m->low_half;
     prefetch(a + PREFETCH_DISTANCE);
     prefetch(b + PREFETCH_DISTANCE);
     unpack_nibbles(load_bytes(a), load_bytes(b), rows);

@@ -53,12 +53,12 @@ static inline int64_t chunk_of(const matrix *m) { return min_of(m->group, CHUNK)
 
 /* The path of an expert's rows; one with tiles multiplies chunks of CHUNK columns only. */
 INLINE enum path path_of_expert(const product *job, const expert *e) {
-    const enum path path = path_of(e->level == 8 ? WORK_EXPERTS_8 : WORK_EXPERTS, e->tokens);
+    const enum path path = path_of(level_of(job->m, e) == 8 ? WORK_EXPERTS_8 : WORK_EXPERTS, e->tokens);
     return uses_gemv(job, e) || job->chunk != CHUNK ? without_tiles(path) : path;
 }
 
 INLINE enum format format_of(const product *job, const expert *e) {
-    if (e->level < 8) return A8;
+    if (level_of(job->m, e) < 8) return A8;
     return uses_gemv(job, e) ? A14_SPLIT : has_tiles(path_of_expert(job, e)) ? A14_HALVES : A14;
 }
 
@@ -272,20 +272,20 @@ AVX2 static void add_factors(const product *job, const expert *e, int64_t first,
 
 /* Up to FEW_UP_TO tokens, a few at a time are faster with AVX-512 than all of them from joined codes. */
 INLINE int uses_few(const product *job, const expert *e, enum path path) {
-    return IS_AVX512(path) && e->level < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
+    return IS_AVX512(path) && level_of(job->m, e) < 8 && e->tokens > 1 && e->tokens <= FEW_UP_TO && job->m->rows % BLOCK_ROWS == 0;
 }
 
 /* Computes a block's rows of y, 32 or a matrix's last 16. */
 AVX2 static void product_block(const product *job, const expert *e, int64_t block) {
     const matrix *m = job->m;
-    const activations *a = e->level == 8 ? &job->a14 : &job->a8;
+    const activations *a = level_of(job->m, e) == 8 ? &job->a14 : &job->a8;
     const enum path path = path_of_expert(job, e);
     const int few = uses_few(job, e, path);
     int64_t now;
     for (int64_t t = 0; t < e->tokens; t += now) {
         const int64_t row = first_row(job, e) + t, left = e->tokens - t;
         now = few ? left / ceil_div(left, FEW_TOKENS) : min_of(left, has_tiles(path) ? TILE_CALL_TOKENS : MAX_TOKENS);
-        const int8_t *x = a->q + activation_bytes(e->level) * row * job->chunk;
+        const int8_t *x = a->q + activation_bytes(level_of(job->m, e)) * row * job->chunk;
         const float *scale = a->scale + row, *sum = a->sum + row;
         uint16_t *y = job->y + (e->y + t) * m->rows + block * BLOCK_ROWS;
         if (has_tiles(path)) gemm_block_tiles(path, m, e, block, x, scale, sum, job->rows, now, y);

@@ -73,8 +73,8 @@ INLINE_VNNI void join_32_rows_512(int64_t level, const matrix *m, const expert *
         load_upper_512(level > 2, e, at, &a, &b);
         fours_of_nibbles(a, b, upper);
         if (level == 8) {
-            const uint8_t *d8 = e->d8 + at;
-            fours_of_nibbles(load_bytes_512(d8), load_bytes_512(d8 + m->half), lower);
+            const uint8_t *d8 = low_codes(m, e, at);
+            fours_of_nibbles(load_bytes_512(d8), load_bytes_512(d8 + m->low_half), lower);
         }
         for (int k = 0; k < 2; k++) {
             __m512i first = _mm512_and_si512(upper[k], nibble), last = _mm512_andnot_si512(nibble, upper[k]);
@@ -91,8 +91,8 @@ INLINE_VNNI void join_32_rows_512(int64_t level, const matrix *m, const expert *
 VNNI void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int64_t c, uint8_t *tile) {
     const int64_t at = m->codes_at + (block * m->cols + c * CHUNK) * 8;
     if (m->rows - block * BLOCK_ROWS < BLOCK_ROWS) join_fours(m, e, block, c, tile);
-    else if (e->level == 2) join_32_rows_512(2, m, e, at, tile);
-    else if (e->level == 4) join_32_rows_512(4, m, e, at, tile);
+    else if (level_of(m, e) == 2) join_32_rows_512(2, m, e, at, tile);
+    else if (level_of(m, e) == 4) join_32_rows_512(4, m, e, at, tile);
     else join_32_rows_512(8, m, e, at, tile);
 }
 
@@ -108,7 +108,7 @@ INLINE_VNNI void chunk_sums_512(int64_t level, const matrix *m, const expert *e,
             for (int r = 0; r < 4; r++) low[r] = add_dot_bytes(low[r], rows[r], v);
             continue;
         }
-        const uint8_t *a = e->d8 + at, *b = a + m->half;
+        const uint8_t *a = low_codes(m, e, at), *b = a + m->low_half;
         prefetch(a + PREFETCH_DISTANCE);
         prefetch(b + PREFETCH_DISTANCE);
         unpack_nibbles_512(load_bytes_512(a), load_bytes_512(b), lower);
@@ -158,8 +158,8 @@ INLINE_VNNI void gemv_at_level(int64_t level, const matrix *m, const expert *e, 
 
 VNNI void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                           const float *sum, int64_t stride, uint16_t *y) {
-    if (e->level == 2) gemv_at_level(2, m, e, block, chunk, x, scale, sum, stride, y);
-    else if (e->level == 4) gemv_at_level(4, m, e, block, chunk, x, scale, sum, stride, y);
+    if (level_of(m, e) == 2) gemv_at_level(2, m, e, block, chunk, x, scale, sum, stride, y);
+    else if (level_of(m, e) == 4) gemv_at_level(4, m, e, block, chunk, x, scale, sum, stride, y);
     else gemv_at_level(8, m, e, block, chunk, x, scale, sum, stride, y);
 }
 
@@ -205,7 +205,7 @@ VNNI void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_
                          const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
 #define FEW(n) \
     case n: \
-        if (e->level == 2) few_at_level(n, 2, m, e, block, chunk, x, scale, sum, stride, y); \
+        if (level_of(m, e) == 2) few_at_level(n, 2, m, e, block, chunk, x, scale, sum, stride, y); \
         else few_at_level(n, 4, m, e, block, chunk, x, scale, sum, stride, y); \
         break
     switch (tokens) {

@@ -108,15 +108,15 @@ TARGET static void NAME(strip_products)(tiles_state *tiles, const strip *s, enum
 TARGET static void NAME(strip_tokens)(tiles_state *tiles, const matrix *m, const expert *e, int64_t block, int64_t first,
                                       int64_t chunks, int64_t rows, const uint8_t *codes, const int8_t *x, const float *scale, const float *sum, int64_t stride,
                                       int64_t tokens, float *total) {
-    const int64_t row_bytes = activation_bytes(e->level) * CHUNK;
+    const int64_t row_bytes = activation_bytes(level_of(m, e)) * CHUNK;
     for (int64_t t = 0; t < tokens; t += 16) {
         const int now = (int)min_of(tokens - t, 16);
         strip s = {.x = x + t * row_bytes, .x_stride = stride * row_bytes, .chunks = chunks};
-        NAME(strip_scales)(&s, e->level, scale + t, sum + t, stride, now);
+        NAME(strip_scales)(&s, level_of(m, e), scale + t, sum + t, stride, now);
         for (int64_t r = 0; r < rows; r += 16) {
             s.codes = codes + 4 * r;
             for (int64_t c = 0; c < chunks; c++) s.scales[c] = scales_of(m, e, block, first + c, CHUNK) + 4 * r;
-            NAME(strip_products)(tiles, &s, e->level == 8 ? LEVEL_8 : LEVEL_4, now, total + t * BLOCK_ROWS + r);
+            NAME(strip_products)(tiles, &s, level_of(m, e) == 8 ? LEVEL_8 : LEVEL_4, now, total + t * BLOCK_ROWS + r);
         }
     }
 }
@@ -134,7 +134,7 @@ TARGET void NAME(gemm_block)(const matrix *m, const expert *e, int64_t block, co
             JOIN(m, e, block, first + c, codes + c * CHUNK * BLOCK_ROWS);
             prefetch_scales(m, e, block, first + c, CHUNK);
         }
-        NAME(strip_tokens)(&tiles, m, e, block, first, chunks, rows, codes, x + activation_bytes(e->level) * CHUNK * first * stride,
+        NAME(strip_tokens)(&tiles, m, e, block, first, chunks, rows, codes, x + activation_bytes(level_of(m, e)) * CHUNK * first * stride,
                            scale + first * stride, sum + first * stride, stride, tokens, total);
     }
     TILES_RELEASE();

@@ -1,0 +1,68 @@
+"""Changes of a finished store's store.json: compensators, and experts with other codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgemoe.storage.compensators.index import CompensatorIndex
+from edgemoe.storage.files.atomic import replacing, write_all
+from edgemoe.storage.files.header import strict_json
+from edgemoe.storage.files.source_file import read_whole
+from edgemoe.storage.store.codes import CalibratedCodes
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest, json_line, layer_json
+from edgemoe.storage.store.manifest_entries import LayerRecords, read_object
+
+
+def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
+    """Writes an index into the store.json of a store atomically; all else in it stays, also what is unknown here.
+
+    Returns:
+        the store's manifest with the index.
+
+    Raises:
+        UserError, BadManifest: as Manifest.load.
+        DoesNotFit: the disk is full.
+        WriteFailed: the operating system refused a write.
+    """
+    made = replace(Manifest.load(directory), compensators=index)
+    _update(directory, {"compensators": index.to_json()})
+    return made
+
+
+def save_codes(
+    directory: Path, codes: CalibratedCodes, layers: Mapping[int, LayerRecords], error: float | None
+) -> Manifest:
+    """Replaces the experts in the store.json of a store atomically; compensators of other codes leave it.
+
+    Args:
+        directory: directory of the store.
+        codes: how the new codes were chosen.
+        layers: the records of every layer.
+        error: `source_error` of the new codes.
+
+    Returns:
+        the store's manifest with the new codes.
+
+    Raises:
+        EdgemoeError: as save_compensators.
+    """
+    found = Manifest.load(directory)
+    made = replace(found, codes=codes, layers=layers, source_error=error, compensators=None)
+    numbered = {str(number): layer_json(layer) for number, layer in sorted(layers.items())}
+    entries = {"codes": codes.to_json(), "layers": numbered, "source_error": error, "compensators": None}
+    _update(directory, entries)
+    return made
+
+
+def _update(directory: Path, entries: Mapping[str, Any]) -> None:
+    """Replaces entries of store.json atomically, and removes those that are None; all else in it stays."""
+    path = directory / MANIFEST_NAME
+    content = read_object(strict_json(read_whole(path)), "the manifest") | dict(entries)
+    for name in [name for name, value in entries.items() if value is None]:
+        del content[name]
+    raw = json_line(content)
+    with replacing(path, len(raw)) as fd:
+        write_all(fd, raw)
