@@ -25,7 +25,7 @@ def texts(tmp_path):
 def test_rows(damageable, checkpoint, texts):
     """Hot sets of all or of no experts are the uniform levels; every part has a row for each of its cases."""
     store = StoreModel.open(damageable)
-    rows = hotness_rows(store, checkpoint, texts, 128, 64, changes=False)
+    rows = hotness_rows(store, checkpoint, texts, 64, 32, changes=False)
     parts = {
         part: [row for row in rows if row.part == part]
         for part in ("overlap", "traffic", "demotion", "policy")

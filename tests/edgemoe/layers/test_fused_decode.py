@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,17 +70,26 @@ on_a_model = pytest.mark.parametrize("store", DIFFERENT[-1:], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def store(request, tmp_path_factory) -> Path:
-    """A random model of a family with fused_gqa, converted."""
-    place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in request.param else 16
-    model = random_model(
-        request.param.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[request.param]
-    )
-    for block in blocks_of(model):
-        router_of(block).weight.data.mul_(DECIDED)
-    save(model, place / "source", fused=True)
-    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
-    return place / "store"
+def store_of(tmp_path_factory) -> Callable[[str], Path]:
+    """Converts a random model of a family with fused_gqa, at the first call for each of MODELS."""
+
+    @cache
+    def converted(name: str) -> Path:
+        place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in name else 16
+        model = random_model(name.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[name])
+        for block in blocks_of(model):
+            router_of(block).weight.data.mul_(DECIDED)
+        save(model, place / "source", fused=True)
+        convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
+        return place / "store"
+
+    return converted
+
+
+@pytest.fixture
+def store(request, store_of) -> Path:
+    """The store of one of MODELS."""
+    return store_of(request.param)
 
 
 def decoded(engine: Engine, tokens: list[int] = DECODED) -> tuple[torch.Tensor, ExpertUse]:

@@ -136,7 +136,6 @@ class DoubleDevice(Device):
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         launch()
-        launch()
         return launch
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -77,11 +77,13 @@ print(json.dumps(spilled))
 """
 
 
-def compiled(program: str, cache: Path) -> dict[str, Any]:
-    """The last line that a program prints in a process of its own, with Triton's compiler."""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> tuple[dict[str, Any], dict[str, int]]:
+    """What INNER and ROW print in a process of its own, with Triton's compiler."""
+    cache = tmp_path_factory.mktemp("triton")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     inner = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", INNER + ROW],
         env=environment,
         cwd=Path(__file__).parents[4],
         capture_output=True,
@@ -89,22 +91,22 @@ def compiled(program: str, cache: Path) -> dict[str, Any]:
         check=False,
     )
     assert inner.returncode == 0, inner.stderr
-    found: dict[str, Any] = json.loads(inner.stdout.splitlines()[-1])
-    return found
+    found, spilled = map(json.loads, inner.stdout.splitlines()[-2:])
+    return found, spilled
 
 
 @pytest.mark.triton
-def test_a_new_tokens_kernels_compile(tmp_path):
+def test_a_new_tokens_kernels_compile(compiled):
     """All six compile for an RTX 40's architecture at Qwen3-30B-A3B's sizes, without register spills."""
-    spilled = compiled(ROW, tmp_path)
+    _, spilled = compiled
     assert len(spilled) == 6
     assert not any(spilled.values())
 
 
 @pytest.mark.triton
-def test_planes_are_loaded_sixteen_bytes_at_a_time(tmp_path):
+def test_planes_are_loaded_sixteen_bytes_at_a_time(compiled):
     """Both kernels compile for an RTX 40's architecture, without byte loads of planes and without register spills."""
-    found = compiled(INNER, tmp_path)
+    found, _ = compiled
     assert [kernel["bytes"] for kernel in found.values()] == [0, 0]
     assert [kernel["spilled"] for kernel in found.values()] == [0, 0]
     assert found["matvec"]["sixteen"] > 0
