@@ -105,8 +105,10 @@ def _read(values: dict[str, Any], traits: Traits) -> Family:
 def _shape(values: dict[str, Any]) -> KVShape:
     """The shape whose fields `_written` has taken apart; families have their KV as bf16."""
     linear, others = values.pop("linear"), tuple(map(_shape, values.pop("others")))
+    index = values.pop("index")
     del values["format"]
-    return KVShape(**_tuples(values), linear=linear and LinearState(**_tuples(linear)), others=others)
+    state = linear and LinearState(**_tuples(linear))
+    return KVShape(**_tuples(values), linear=state, others=others, index=index and _shape(index))
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -199,9 +199,20 @@ class Passes(nn.Module):
         """The layer's own attributes."""
         return getattr(self.__dict__["layer"], name)
 
-    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         """As the layer's own."""
-        return hidden_states
+        carried = carried_by(self.__dict__["layer"])
+        return (hidden_states, named[carried]) if carried else hidden_states
+
+
+def carried_by(layer: nn.Module) -> str | None:
+    """The argument of a decoder layer that is the second result of the layer before it, such as an index's choice.
+
+    Such a layer returns a state and this result; None: it returns a state alone.
+    """
+    return next(
+        (name for name in signature(type(layer).forward).parameters if name.startswith("prev_")), None
+    )
 
 
 def repeated_layers(model: Any) -> dict[int, int]:

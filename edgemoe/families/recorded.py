@@ -36,6 +36,7 @@ class Seen:
     Attributes:
         cached: layer -> heads and sizes of what it caches as keys and as values.
         attended: layer -> heads of the keys that it attends to.
+        indexed: layer -> size of its index keys.
         convolved: layer -> channels and kernel of its convolution.
         recurrent: layer -> heads, key and value size of its recurrence.
         chosen: experts module -> experts of each token.
@@ -43,6 +44,7 @@ class Seen:
 
     cached: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     attended: dict[int, int] = field(default_factory=dict)
+    indexed: dict[int, int] = field(default_factory=dict)
     convolved: dict[int, tuple[int, int]] = field(default_factory=dict)
     recurrent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     chosen: dict[int, int] = field(default_factory=dict)
@@ -62,6 +64,11 @@ class _Cache(Cache):  # type: ignore[misc]  # transformers ships no types
         keys, values = key_states.shape, value_states.shape
         self.seen.cached[layer_idx] = keys[1], keys[3], values[1], values[3]
         return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Notes the size of index keys."""
+        self.seen.indexed[layer_idx] = indexer_key_states.shape[-1]
+        return indexer_key_states
 
     def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
         """Notes channels and kernel; the earlier inputs are zeros."""
@@ -107,8 +114,9 @@ def _attention(
     return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def _mask(*args: Any, **kwargs: Any) -> None:
-    return None
+def _mask(*args: Any, allow_is_causal_skip: bool = True, **kwargs: Any) -> torch.Tensor | None:
+    """A mask for modules that compute with it themselves, as an index does."""
+    return None if allow_is_causal_skip else torch.ones(1, 1, _ROWS, _ROWS, dtype=torch.bool, device="meta")
 
 
 def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -149,7 +157,7 @@ def seen_of(model: Any) -> Seen:
             past_key_values=_Cache(seen),
             use_cache=True,
         )
-    notes: list[dict[int, Any]] = [seen.cached, seen.attended, seen.convolved, seen.recurrent]
+    notes: list[dict[int, Any]] = [seen.cached, seen.attended, seen.indexed, seen.convolved, seen.recurrent]
     for number, other in first.items():
         for note in notes:
             if other in note:
@@ -188,7 +196,7 @@ def kv_shape(seen: Seen) -> KVShape:
     first, *others = [replace(each, layers=tuple(of)) for each, of in layers.items()] or [
         KVShape((), 1, 1, 1)
     ]
-    return replace(first, linear=_linear(seen), others=tuple(others))
+    return replace(first, linear=_linear(seen), others=tuple(others), index=_index(seen))
 
 
 def _layer_shape(seen: Seen, layer: int) -> KVShape:
@@ -213,6 +221,18 @@ def _layer_shape(seen: Seen, layer: int) -> KVShape:
     if value_heads != heads:
         raise ModelRefused("as many values as keys", f"{heads} keys and {value_heads} values", _ACTION)
     return KVShape((), heads, key_dim, max(key_dim, value_dim))
+
+
+def _index(seen: Seen) -> KVShape | None:
+    """The shape of index keys; None where no layer has an index.
+
+    Raises:
+        ModelRefused: they have several sizes.
+    """
+    sizes = set(seen.indexed.values())
+    if len(sizes) > 1:
+        raise ModelRefused("index keys of one size", f"{len(sizes)} sizes", _ACTION)
+    return KVShape(tuple(sorted(seen.indexed)), 1, sizes.pop(), 0) if sizes else None
 
 
 def _linear(seen: Seen) -> LinearState | None:

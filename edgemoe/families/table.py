@@ -119,6 +119,9 @@ TRAITS = {
     "gemma4_text": Traits("Gemma-4-26B-A4B, without images"),
     "granitemoehybrid": Traits("Granite-4.0-H-Tiny, Granite-4.0-H-Small"),
     "kimi_linear": Traits("Kimi-Linear-48B-A3B"),
+    "deepseek_v32": Traits("DeepSeek-V3.2"),
+    "glm_moe_dsa": Traits("GLM-5"),
+    "axk2": Traits("A.X-K2"),
     "nemotron_h": Traits("Nemotron-3-Nano-30B-A3B, Nemotron-3-Super-120B-A12B"),
     "bailing_hybrid": Traits("Ling-3.0-Flash"),
 }
@@ -141,7 +144,7 @@ _NOT_PROVEN = "no test has shown yet that edgemoe computes what transformers com
 
 REFUSED = {
     **dict.fromkeys(("llama4", "llama4_text"), _DENSE_PRODUCT),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2", "minimax_m3_vl", "minimax_m3_vl_text"), _INDEX),
+    **dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), _INDEX),
     **dict.fromkeys(("jamba", "zaya"), _STATE),
     **dict.fromkeys(("deepseek_v4", "hy_v4", "minimax"), _OWN_CACHE),
     **dict.fromkeys(("inkling_mm_model", "inkling_text", "inkling2", "inkling2_text"), _OWN_CACHE),

@@ -35,7 +35,8 @@ class SequenceKV:
         keys: [layers, heads, context, W], of rows.row_of, for the layers of the shape itself; W of bf16 is key_dim.
         values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
             `keys` itself.
-        stored: all tensors that have keys, values or latents: `keys`, `values`, and those of the shape's others.
+        stored: all tensors that have keys, values or latents: `keys`, `values`, those of the shape's others and index.
+        index: layer -> its index keys, bf16 [context, D].
         slices: (keys, values) of each layer with attention, each [heads, context, W].
         states: the states of linear-attention layers; None: there are none.
     """
@@ -60,6 +61,10 @@ class SequenceKV:
         self.keys, self.values = made[0]
         for keys, values in made:
             self.slices += zip(keys.unbind(), values.unbind(), strict=True)
+        self.index = dict[int, torch.Tensor]()
+        if shape.index:
+            index_keys, _ = self._made(shape.index, place)
+            self.index = dict(zip(shape.index.layers, index_keys[:, 0].unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
 
     def _made(self, part: KVShape, place: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,6 +79,8 @@ class SequenceKV:
         self.stored.append(keys)
         if part.latent:
             return keys, keys if part.format.quantized else keys[..., : part.latent]
+        if not part.value_dim:
+            return keys, keys[..., :0]
         values = made((*size, value_width), dtype=other)
         self.stored.append(values)
         return keys, values

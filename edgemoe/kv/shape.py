@@ -49,6 +49,7 @@ class KVShape:
         format: how keys and values are stored; latents are stored as keys.
         others: shapes of further layers, whose keys and values have other heads or sizes; they have no `linear` and no
             `others`.
+        index: keys of an index that chooses the tokens that a layer attends to, one head, always bf16; None: none.
     """
 
     layers: tuple[int, ...]
@@ -59,6 +60,7 @@ class KVShape:
     linear: LinearState | None = None
     format: KVFormat = field(default_factory=KVFormat)
     others: tuple[KVShape, ...] = ()
+    index: KVShape | None = None
 
     @property
     def parts(self) -> tuple[KVShape, ...]:
@@ -76,7 +78,7 @@ class KVShape:
 
     def bytes_for(self, context: int) -> int:
         """Returns the bytes of a sequence's KV for `context` tokens."""
-        rows = sum(len(part.layers) * part.heads * sum(part._row_bytes()) for part in self.parts)
+        rows = sum(len(part.layers) * part.heads * sum(part._row_bytes()) for part in self._stored)
         return rows * context + (self.linear.bytes if self.linear else 0)
 
     def bytes_in_pages(self, tokens: int, context: int) -> int:
@@ -89,11 +91,16 @@ class KVShape:
             context: tokens that the sequence may have.
         """
         in_pages = self.linear.bytes if self.linear else 0
-        for part in self.parts if tokens else ():
+        for part in self._stored if tokens else ():
             rows = [row for row in part._row_bytes() if row]
             pages = sum(-(-tokens * row // PAGE) + (context * row % PAGE > 0) for row in rows)
             in_pages += len(part.layers) * part.heads * pages * PAGE
         return min(in_pages, self.bytes_for(context))
+
+    @property
+    def _stored(self) -> tuple[KVShape, ...]:
+        """The shapes of all that grows with a sequence."""
+        return (*self.parts, self.index) if self.index else self.parts
 
     def _row_bytes(self) -> tuple[int, int]:
         """Bytes of a stored key and of a stored value, of one head of a layer of `layers`."""

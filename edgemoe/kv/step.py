@@ -148,16 +148,19 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def block(self, rows: range) -> Iterator[None]:
         """Makes some of the step's rows the whole step, for one module of one layer that takes them block by block.
 
+        Within such a block it makes some of the block's rows the whole step.
+
         The tokens before them count as tokens of their sequences, whose keys and values the module has written.
         """
         whole = self.spans, self.prompts, self.places
         spans, prompts, places, before = [], [], [], list[tuple[SequenceKV, int]]()
-        for (sequence, row, count), prompt in zip(self.spans, self.prompts, strict=True):
+        for (sequence, row, count), prompt, place in zip(*whole, strict=True):
             first, end = max(row, rows.start), min(row + count, rows.stop)
             if first < end:
                 spans.append((sequence, first - rows.start, end - first))
                 prompts.append(prompt)
-                places.append(SpanPlace(row, range(first - row, end - row), count))
+                part = range(place.part.start + first - row, place.part.start + end - row)
+                places.append(SpanPlace(place.row, part, place.rows))
                 before.append((sequence, sequence.length))
                 sequence.length += first - row
         self.spans, self.prompts, self.places = spans, prompts, places

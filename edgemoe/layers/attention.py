@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function
 
 from edgemoe.errors import ModelRefused
 from edgemoe.kernels import threads
@@ -23,6 +24,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.attend import Read, attend, attend_tiles
 from edgemoe.layers.gqa import layer_kv, sums_of
+from edgemoe.layers.indexed import Compute, chosen_tokens
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.policy.importance import attention_received, first_counted
 
@@ -46,6 +48,7 @@ def attention(
     scaling: float,
     kv: StepKV | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Computes a layer's attention for all sequences of a step (transformers' attention interface).
@@ -58,6 +61,7 @@ def attention(
         scaling: factor of the scores.
         kv: the step's state, with the keys and values of this step; its `ranks` are set where it has a `signal`.
         s_aux: [heads], scores of attend_with_sinks.
+        indices: int [1, rows, K], the tokens that each row attends to, of layers.indexed; None: all.
         kwargs: arguments without effect are ignored, and so is any argument that is None; `is_causal` must be true.
 
     Returns:
@@ -68,14 +72,19 @@ def attention(
     """
     assert kv is not None
     _refuse_unknown(module, kwargs)
-    window = None if attention_mask is None else int(attention_mask)
-    out, compute = [], _rows_alike if _by_kernel(query) else _sequence_rows
+    window = None if attention_mask is None else int(attention_mask) or None
+    compute, out = _compute(query, indices), []
     for index, (_, row, rows) in enumerate(kv.spans):
-        span = slice(row, row + rows)
-        parts = query[0, :, span], key[0, :, span], value[0, :, span]
-        out.append(compute(module, kv, index, parts, (scaling, window, s_aux)))
+        queries, keys, values = (each[0, :, row : row + rows] for each in (query, key, value))
+        out.append(compute(module, kv, index, (queries, keys, values), (scaling, window, s_aux)))
     whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]
     return whole.transpose(0, 1).contiguous().unsqueeze(0), None
+
+
+def _compute(query: torch.Tensor, indices: torch.Tensor | None) -> Compute:
+    """What computes the rows of one sequence."""
+    compute: Compute = _rows_alike if _by_kernel(query) else _sequence_rows
+    return compute if indices is None else partial(chosen_tokens, compute, indices[0])
 
 
 def _by_kernel(query: torch.Tensor) -> bool:
@@ -231,11 +240,14 @@ def window_of_mask(
 ) -> torch.Tensor | None:
     """Returns a layer's window, int64 []; None where each row attends to all rows before it.
 
-    Implements transformers' mask interface.
+    Implements transformers' mask interface. A model that computes with the causal mask itself gets one 0 in its place,
+    int64 [1, 1, 1, 1]: layers.indexed makes its own.
 
     Raises:
         ModelRefused: the model needs a mask that is not causal.
     """
+    if not allow_is_causal_skip and kwargs.get("mask_function") is causal_mask_function and not local_size:
+        return torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     if not allow_is_causal_skip:
         raise ModelRefused(
             "causal attention", "a mask of the model's own", "choose a model with causal attention"

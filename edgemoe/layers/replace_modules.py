@@ -7,6 +7,7 @@ from typing import Any
 from edgemoe.families.base import Traits
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.recurrences import Recurrence
@@ -21,10 +22,12 @@ def replace_modules(model: Any, traits: Traits) -> None:
         model: transformers' model, whose dense weights are in memory.
         traits: the traits of its family.
     """
-    stateful = stateful_modules(model)
+    stateful, choosing = stateful_modules(model), indexers(model)
     for name, module in list(model.named_modules()):
         if name in stateful:
             model.set_submodule(name, PerSequence(Recurrence.of(module) or module, module.layer_idx))
+        elif name in choosing:
+            model.set_submodule(name, IndexBySequence(module))
         elif traits.rms_norm and (norm := DenseNorm.try_from(module)):
             model.set_submodule(name, norm)
         elif hasattr(module, "kv_b_proj"):

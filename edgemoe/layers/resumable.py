@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgemoe.families.meta_model import carried_by
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a layer after its first one, the state: positional and named."""
 
@@ -70,7 +72,8 @@ class ResumableLayer(nn.Module):
             return self.module(hidden_states, *args, **kwargs)
         run.start = hidden_states if run.start is None else run.start
         run.calls.append((args, kwargs))
-        return run.result if self.last and run.result is not None else hidden_states
+        state = run.result if self.last and run.result is not None else hidden_states
+        return (state, None) if carried_by(self.module) else state
 
 
 class LayerByLayer:
@@ -102,8 +105,11 @@ class LayerByLayer:
         )
         hidden, calls = first.start, first.calls
         first.start = None
+        before: dict[str, Any] = {}
         for number, (layer, (args, kwargs)) in enumerate(zip(self._layers, calls, strict=True)):
-            hidden = layer(hidden, *args, **kwargs)
+            hidden = layer(hidden, *args, **kwargs | before)
+            if carried := carried_by(layer):
+                hidden, before[carried] = hidden
             yield number
         return self._without_layers(_Pass(result=hidden), self._model, inputs)
 

@@ -50,8 +50,8 @@ class RowBlocks(nn.Module):
                 kv.check_cancelled()
             with nullcontext() if kv is None else kv.block(block):
                 part = self.module(
-                    *(_rows_of(arg, block, rows) for arg in args),
-                    **{name: _rows_of(arg, block, rows) for name, arg in kwargs.items()},
+                    *(rows_of(arg, block, rows) for arg in args),
+                    **{name: rows_of(arg, block, rows) for name, arg in kwargs.items()},
                 )
             single = not isinstance(part, tuple)
             parts = (part,) if single else part
@@ -78,10 +78,10 @@ def _wrap_parts(module: nn.Module) -> None:
             setattr(module, name, RowBlocks(child))
 
 
-def _rows_of(argument: Any, block: range, rows: int) -> Any:
+def rows_of(argument: Any, block: range, rows: int) -> Any:
     """The block's rows of an argument with a row for each of the step's; any other argument as it is."""
     if isinstance(argument, tuple):
-        return tuple(_rows_of(one, block, rows) for one in argument)
+        return tuple(rows_of(one, block, rows) for one in argument)
     if not isinstance(argument, torch.Tensor) or argument.dim() < 2:
         return argument
     if argument.shape[-2] == rows:

@@ -18,6 +18,7 @@ from edgemoe.families.meta_model import Passes, Rotary, buffers_of_config, repea
 from edgemoe.kernels.activation import between
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepKV
+from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.storage.convert.config import Config
@@ -41,7 +42,8 @@ def try_step(model: Any, family: Family, config: Config) -> None:
         Exception: whatever a module raises.
     """
     rotary: dict[str, nn.Module] = {name: Rotary(real) for name, real in buffers_of_config(model).items()}
-    linear = {name: PerSequence(module, module.layer_idx) for name, module in stateful_modules(model).items()}
+    own: dict[str, nn.Module] = {name: IndexBySequence(module) for name, module in indexers(model).items()}
+    own |= {name: PerSequence(module, module.layer_idx) for name, module in stateful_modules(model).items()}
     repeated = {
         name: Passes(model.get_submodule(name))
         for name in (f"model.layers.{number}" for number in repeated_layers(model))
@@ -51,7 +53,7 @@ def try_step(model: Any, family: Family, config: Config) -> None:
     furthest = config.get("max_position_embeddings") or ROWS
     with (
         torch.inference_mode(),
-        replaced(model, rotary | linear),
+        replaced(model, rotary | own),
         replaced(model, repeated),
         _without_experts(model, family.intermediate),
     ):

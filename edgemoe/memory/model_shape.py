@@ -34,6 +34,8 @@ class ModelShape:
     """Whether the compiled kernel computes attention: it reads keys and values where they lie."""
     compiled_states: bool = False
     """Whether the compiled kernel computes linear attention and state spaces, token by token."""
+    index_topk: int = 0
+    """Tokens that a row attends to where an index chooses them; 0: all."""
     attention_copies: int = 2
     """Copies of a step's queries, keys and values that exist at once next to compiled attention."""
     up_to_four: int = 0

@@ -9,6 +9,7 @@ from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.kv.shape import KVShape
 from edgemoe.layers.dense import SLICE_BYTES
+from edgemoe.layers.indexed import SCORES
 from edgemoe.memory.limits import Limits
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
@@ -25,6 +26,9 @@ SUMS = 8
 
 TEXT_BYTES = 256
 """What a token of the context takes in Python: ids in lists, its text, offsets (docs/decisions/0042)."""
+
+INDEX_HEADS = 64
+"""Heads of an index in published models: one row has a score of each for each token."""
 
 RECURRENT_BYTES = 28
 """For each row and channel of the convolution, where the compiled kernel computes a recurrence; 20 to 26 measured."""
@@ -112,9 +116,9 @@ def _bytes_a_row(shape: ModelShape) -> int:
     """What each row of a long step takes through a whole layer.
 
     Hidden states before the layer, behind attention, their norm and one more, bf16; the norm quantized for experts, and
-    their float32 sums; the router's logits and choice, and where each expert's rows lie.
+    their float32 sums; an index's choice; the router's logits and choice, and where each expert's rows lie.
     """
-    states = shape.hidden * (4 * 2 + 4) + quantized_row_bytes(shape.hidden)
+    states = shape.hidden * (4 * 2 + 4) + quantized_row_bytes(shape.hidden) + 4 * shape.index_topk
     return states + shape.experts_per_layer * (2 + 4 + 4) + shape.top_k * 8 * 8
 
 
@@ -132,6 +136,7 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
         max(_layer_bytes(shape, part, rows, context) for part in shape.kv.parts),
         shape.kv.linear,
     )
+    attention += _index_bytes(shape, rows, context)
     if linear and shape.compiled_states:
         attention = max(attention, RECURRENT_BYTES * rows * linear.channels)
     elif linear:
@@ -139,6 +144,15 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
         state = linear.heads * max(linear.key_dim, linear.value_dim)
         attention = max(attention, 16 * 4 * (rows + CHUNK) * state)
     return attention
+
+
+def _index_bytes(shape: ModelShape, rows: int, context: int) -> int:
+    """An index's scores four times, its keys twice in float32, its choice as two integers; what one row attends to."""
+    if not shape.kv.index:
+        return 0
+    keys = context * shape.kv.index.key_dim * 4 * 2
+    chosen = shape.index_topk * (shape.kv.heads * shape.kv.key_dim * 4 + rows * (4 + 8))
+    return max(SCORES, INDEX_HEADS * context) * 4 * 4 + keys + chosen
 
 
 def _layer_bytes(shape: ModelShape, kv: KVShape, rows: int, context: int) -> int:

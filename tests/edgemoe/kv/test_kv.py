@@ -23,12 +23,16 @@ LATENT = KVShape((0, 1), heads=1, key_dim=6, value_dim=0, latent=4)
 HYBRID = KVShape(
     (1,), 2, 4, 4, linear=LinearState((0, 2), channels=5, kernel=3, heads=2, key_dim=4, value_dim=6)
 )
-MIXED = KVShape((0, 2), 2, 4, 4, others=(KVShape((1,), 1, 8, 8), KVShape((3,), 1, 6, 0, latent=4)))
+MIXED = KVShape(
+    *((0, 2), 2, 4, 4),
+    others=(KVShape((1,), 1, 8, 8), KVShape((3,), 1, 6, 0, latent=4)),
+    index=KVShape((0, 3), 1, 5, 0),
+)
 
 
 def allocated(sequence: SequenceKV) -> int:
     """Bytes of the storages behind a sequence's tensors, each once."""
-    tensors = [stored for pair in sequence.slices for stored in pair]
+    tensors = list(sequence.stored)
     if sequence.states:
         tensors += [value for value in vars(sequence.states).values() if isinstance(value, torch.Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -51,10 +55,11 @@ def test_bytes_for_equals_the_allocation(shape, keys):
         ("gpt_oss", 2 * 36 * 8 * (64 + 64)),
         ("qwen3_next", 2 * 12 * 2 * (256 + 256)),
         ("mimo_v2_flash", 2 * (9 * 4 + 39 * 8) * (192 + 192)),
+        ("deepseek_v32", 2 * 61 * (512 + 64 + 128)),
     ],
 )
 def test_bytes_of_a_token_by_hand(model_type, wanted):
-    """Bytes of published shapes: 61 layers of one latent and rotary key, 12 of 48 layers with attention, two kinds."""
+    """Bytes of published shapes, such as 61 layers of one latent and rotary key, or layers of two kinds."""
     shape = family_of(CONFIG_MAPPING[model_type]().to_dict()).kv
     assert shape.bytes_for(2) - shape.bytes_for(1) == wanted
 
@@ -96,6 +101,8 @@ def test_layers_of_several_kinds_keep_their_own_keys():
         pair = [torch.randn(heads, 5, size, generator=generator).bfloat16() for size in (key_dim, value_dim)]
         whole.write(layer, *pair)
         written[layer] = pair
+    for layer in (0, 3):
+        whole.index[layer][:5] = torch.randn(5, 5, generator=generator)
     whole.commit(5)
     assert copied.copy_prefix(whole, 4) == 4
     for to, row in zip(restored.rows(0, 5), whole.rows(0, 5), strict=True):
@@ -108,6 +115,7 @@ def test_layers_of_several_kinds_keep_their_own_keys():
             assert torch.equal(keys, own_keys[:, :count])
             assert torch.equal(values[..., : own_values.shape[2]], own_values[:, :count])
             assert not values[..., own_values.shape[2] :].any()
+            assert layer or torch.equal(sequence.index[0][:count], whole.index[0][:count])
         latents, _ = sequence.read(3, 0, count)
         assert torch.equal(latents, torch.cat(written[3], -1)[:, :count])
 

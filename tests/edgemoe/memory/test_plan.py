@@ -25,7 +25,7 @@ from edgemoe.memory.limits import Limits
 from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.split import MINIMUM_EXPERTS
-from edgemoe.memory.workspace import scored_rows, workspace_bytes
+from edgemoe.memory.workspace import long_step_bytes, scored_rows, workspace_bytes
 from edgemoe.models.plans.division import Division, plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
@@ -173,6 +173,18 @@ def test_the_workspace_of_a_recurrence_holds_what_a_layer_has_taken(state, peak)
     few = dataclasses.replace(SHAPE, hidden=64, intermediate=64, widest=64, vocab=1, top_k=1)
     shape = dataclasses.replace(few, kv=dataclasses.replace(SHAPE.kv, linear=state), compiled_states=True)
     assert peak < workspace_of(shape, 512) < 1.6 * peak + (8 << 20)
+
+
+def test_the_workspace_has_room_for_an_index():
+    """Its keys twice in float32 and 64 scores a token, four times, where a context has many tokens."""
+    index = KVShape(tuple(range(16)), 1, 128, 0)
+    shape = dataclasses.replace(SHAPE, kv=dataclasses.replace(SHAPE.kv, index=index), index_topk=2048)
+    short, long = (workspace_of(shape, context) for context in (1 << 17, 1 << 18))
+    plain, other = (workspace_of(SHAPE, context) for context in (1 << 17, 1 << 18))
+    assert (long - short) - (other - plain) == (1 << 17) * (2 * 128 * 4 + 64 * 4 * 4)
+    long_step = (SHAPE, shape)
+    few, many = (long_step_bytes(each, 4096) for each in long_step)
+    assert many - few == (4096 - BLOCK_ROWS) * 2048 * 4
 
 
 @needs_native

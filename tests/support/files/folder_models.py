@@ -46,6 +46,7 @@ _SIZES = {
         "mamba_expand": 2,
         "mamba_n_groups": 1,
     },
+    **{"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
     **{"n_groups": 1, "ssm_state_size": 16, "mamba_chunk_size": 16, "chunk_size": 16},
     **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_nextn_predict_layers": 0},
 }
@@ -98,6 +99,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         **{"num_global_key_value_heads": 1, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
         "num_kv_shared_layers": 0,
     },
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2"), _LATENT),
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "kimi_linear": _LATENT | _HYBRID | {"linear_head_dim": 16, "linear_num_heads": 4},
     "bailing_hybrid": _LATENT | _HYBRID | {"n_group": 1, "topk_group": 1},
