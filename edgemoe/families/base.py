@@ -21,6 +21,9 @@ attention, inputs and outputs, which edgemoe does not quantize so.
 """
 
 
+OTHER_PROGRAM = "run it with another program, such as llama.cpp, ollama or vLLM"
+"""Action of errors about dense models."""
+
 SAME_MODULES = {"kimi_k2": "deepseek_v3"}
 """model_type of checkpoints that bring code of their own -> the one of transformers that computes the same."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.core_model_loading import Transpose
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.base import Family, Traits
+from edgemoe.families.base import OTHER_PROGRAM, Family, Traits
 from edgemoe.families.meta_model import meta_model
 from edgemoe.families.names import Conversions, one_template
 from edgemoe.families.recorded import NAME, Seen, kv_shape, seen_of
@@ -79,16 +79,14 @@ def _experts_of(model: Any) -> dict[int, Any]:
         if hasattr(module, "_apply_gate"):
             found[int(name.split(".layers.")[1].split(".")[0])] = module
     if not found:
-        raise ModelRefused(
-            f"experts in {type(model).__name__}", "none: the model is dense", "run it with another program"
-        )
+        raise ModelRefused(f"experts in {type(model).__name__}", "none: the model is dense", OTHER_PROGRAM)
     kinds = {_kind(module) for module in found.values()}
     if len(kinds) != 1:
         raise ModelRefused("experts of one size in all layers", f"{len(kinds)} kinds", _ACTION)
     one = next(iter(found.values()))
     if one.has_post_expert_norm or (one.has_bias and not one.has_gate):
-        found = "experts with a norm after them, or with biases and no gate"
-        raise ModelRefused(f"experts of two matrices in {type(model).__name__}", found, _ACTION)
+        other = "experts with a norm after them, or with biases and no gate"
+        raise ModelRefused(f"experts of two matrices in {type(model).__name__}", other, _ACTION)
     return dict(sorted(found.items()))
 
 

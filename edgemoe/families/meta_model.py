@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
@@ -148,11 +148,16 @@ def _takes_config(module: nn.Module) -> bool:
 
 
 class Rotary(nn.Module):
-    """Computes rotary embeddings in RAM, of the first and of the last positions, and returns their shapes."""
+    """Computes rotary embeddings in RAM, of the first and of the last positions, and returns their shapes.
 
-    def __init__(self, real: Any) -> None:
+    Args:
+        real: the module that computes them.
+        positions: int64 [R], what stands for positions on the meta device.
+    """
+
+    def __init__(self, real: Any, positions: torch.Tensor) -> None:
         super().__init__()
-        self.real = real
+        self.real, self.positions = real, positions
 
     def __getattr__(self, name: str) -> Any:
         """The module's own attributes: layers may read its config."""
@@ -163,8 +168,8 @@ class Rotary(nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """As the module's own."""
-        arguments = tuple(map(_in_ram, arguments))
-        named = {name: _in_ram(value) for name, value in named.items()}
+        arguments = tuple(map(self._in_ram, arguments))
+        named = {name: self._in_ram(value) for name, value in named.items()}
         self.real(*(_first(value) for value in arguments), **{name: _first(v) for name, v in named.items()})
         computed = self.real(*arguments, **named)
         parts = (computed,) if isinstance(computed, torch.Tensor) else computed
@@ -173,10 +178,15 @@ class Rotary(nn.Module):
         shapes = tuple(part.to("meta") for part in parts)
         return shapes[0] if isinstance(computed, torch.Tensor) else shapes
 
-
-def _in_ram(value: Any) -> Any:
-    """A tensor of the same type in RAM for one on the meta device: the module reads its type and device only."""
-    return torch.zeros(1, dtype=value.dtype) if isinstance(value, torch.Tensor) and value.is_meta else value
+    def _in_ram(self, value: Any) -> Any:
+        """Positions for whole numbers on the meta device, and one 0 for numbers, of which the type counts alone."""
+        if not isinstance(value, torch.Tensor) or not value.is_meta:
+            return value
+        return (
+            torch.zeros(1, dtype=value.dtype)
+            if value.is_floating_point()
+            else self.positions.expand(value.shape)
+        )
 
 
 def _first(value: Any) -> Any:
@@ -203,6 +213,12 @@ class Passes(nn.Module):
         """As the layer's own."""
         carried = carried_by(self.__dict__["layer"])
         return (hidden_states, named[carried]) if carried else hidden_states
+
+
+def passing(model: Any, numbers: Iterable[int]) -> dict[str, nn.Module]:
+    """What stands in for some decoder layers, by name."""
+    names = [f"model.layers.{number}" for number in numbers]
+    return {name: Passes(model.get_submodule(name)) for name in names}
 
 
 def carried_by(layer: nn.Module) -> str | None:

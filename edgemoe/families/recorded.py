@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.meta_model import Passes, Rotary, buffers_of_config, repeated_layers, replaced
+from edgemoe.families.meta_model import Rotary, buffers_of_config, passing, repeated_layers, replaced
 from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN
 
@@ -146,14 +146,13 @@ def seen_of(model: Any) -> Seen:
         Exception: whatever a module raises.
     """
     seen, first = Seen(), repeated_layers(model)
-    rotary: dict[str, nn.Module] = {name: Rotary(real) for name, real in buffers_of_config(model).items()}
-    alike = {
-        name: Passes(model.get_submodule(name)) for name in (f"model.layers.{number}" for number in first)
-    }
+    positions, found = torch.arange(_ROWS), buffers_of_config(model)
+    rotary: dict[str, nn.Module] = {name: Rotary(real, positions) for name, real in found.items()}
+    alike = passing(model, first)
     with torch.inference_mode(), _noting(model, seen), replaced(model, rotary), replaced(model, alike):
         model(
             input_ids=torch.zeros(1, _ROWS, dtype=torch.int64, device="meta"),
-            position_ids=torch.arange(_ROWS)[None],
+            position_ids=positions[None].to("meta"),
             past_key_values=_Cache(seen),
             use_cache=True,
         )

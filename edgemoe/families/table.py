@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.base import SAME_MODULES, Family, FusedGQA, Gate, QuantizedForm, Traits
+from edgemoe.families.base import OTHER_PROGRAM, SAME_MODULES, Family, FusedGQA, Gate, QuantizedForm, Traits
 from edgemoe.storage.convert.config import WRAPPED_IN, Config
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, read_json
 
@@ -122,6 +122,8 @@ TRAITS = {
     "deepseek_v32": Traits("DeepSeek-V3.2"),
     "glm_moe_dsa": Traits("GLM-5"),
     "axk2": Traits("A.X-K2"),
+    "beam": Traits("Beam-1.0"),
+    "mistral4": Traits("Mistral-Small-4-119B, without images"),
     "nemotron_h": Traits("Nemotron-3-Nano-30B-A3B, Nemotron-3-Super-120B-A12B"),
     "bailing_hybrid": Traits("Ling-3.0-Flash"),
 }
@@ -132,6 +134,7 @@ TEXT_HALVES = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "gemma4": "gemma4_text",
+    "mistral3": "mistral4",
 }
 """model_type of a multimodal model -> the one of TRAITS that its language model has. Images are not supported."""
 
@@ -151,7 +154,7 @@ REFUSED = {
     **dict.fromkeys(("glm5_next", "glm5_next_text", "qwen4_exp", "qwen4_exp_text"), _OWN_CACHE),
     **dict.fromkeys(("diffusion_gemma", "openai_privacy_filter"), _NO_TEXT),
     **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr", "qwen3_omni_moe", "ernie4_5_vl_moe"), _NO_TEXT),
-    **dict.fromkeys(("beam", "mistral4", "mistral_large4", "dots3_note", "muse_spark"), _NOT_PROVEN),
+    **dict.fromkeys(("mistral_large4", "dots3_note", "muse_spark"), _NOT_PROVEN),
 }
 """model_type -> the reason why the table lacks it."""
 
@@ -173,7 +176,7 @@ def traits_of(model_type: str, config: Config = MappingProxyType({})) -> Traits:
         raise ModelRefused(
             "a mixture of experts",
             f"model_type {model_type!r}, a dense model, whose weights are all needed for every token",
-            "run it with another program, such as llama.cpp, ollama or vLLM",
+            OTHER_PROGRAM,
         )
     reason = f"; {REFUSED[model_type]}" if model_type in REFUSED else ""
     raise ModelRefused(
@@ -200,8 +203,13 @@ def require_known(directory: Path) -> None:
         return
     config = read_json(directory, "config.json")
     found = config.get("model_type")
-    if isinstance(found, str) and found not in TEXT_HALVES:
+    if not isinstance(found, str):
+        return
+    if found not in TEXT_HALVES:
         traits_of(found, config)
+    text = config.get("text_config")
+    if found in TEXT_HALVES and isinstance(text, dict) and isinstance(text.get("model_type"), str):
+        traits_of(text["model_type"], text)
 
 
 def family_of(config: Config, directory: Path = Path()) -> Family:
@@ -216,7 +224,7 @@ def family_of(config: Config, directory: Path = Path()) -> Family:
     """
     outer = config.get(WRAPPED_IN)
     if outer is not None and TEXT_HALVES.get(outer) != config["model_type"]:
-        traits_of(outer)
+        traits_of(config["model_type"], config)
         raise ModelRefused(
             f"a language model of the kind that {outer} has", f"{config['model_type']}", CHECK_ORIGIN
         )

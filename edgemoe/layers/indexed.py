@@ -82,7 +82,9 @@ class IndexBySequence(nn.Module):
         positions = torch.arange(before, tokens, device=place)[:, None]
         seen = torch.arange(tokens, device=place) <= positions
         with _InOrder(all_seen=tokens <= self.most):
-            chosen = self.module(**given | {"past_key_values": keys, "attention_mask": seen[None]})
+            chosen: torch.Tensor = self.module(
+                **given | {"past_key_values": keys, "attention_mask": seen[None]}
+            )
         if tokens <= self.most:
             return positions.new_full((1, rows, self.most), -1, dtype=torch.int32)
         return chosen.masked_fill(positions < self.most, -1)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from edgemoe.families.base import Family
-from edgemoe.families.meta_model import Passes, Rotary, buffers_of_config, repeated_layers, replaced
+from edgemoe.families.meta_model import Rotary, buffers_of_config, passing, repeated_layers, replaced
 from edgemoe.kernels.activation import between
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step, StepKV
@@ -41,16 +41,14 @@ def try_step(model: Any, family: Family, config: Config) -> None:
         ModelRefused: a buffer of more than LARGEST_BUFFER elements, or a feature that is not supported.
         Exception: whatever a module raises.
     """
-    rotary: dict[str, nn.Module] = {name: Rotary(real) for name, real in buffers_of_config(model).items()}
+    furthest = config.get("max_position_embeddings") or ROWS
+    positions, found = torch.tensor([0, furthest - 1]), buffers_of_config(model)
+    rotary: dict[str, nn.Module] = {name: Rotary(real, positions) for name, real in found.items()}
     own: dict[str, nn.Module] = {name: IndexBySequence(module) for name, module in indexers(model).items()}
     own |= {name: PerSequence(module, module.layer_idx) for name, module in stateful_modules(model).items()}
-    repeated = {
-        name: Passes(model.get_submodule(name))
-        for name in (f"model.layers.{number}" for number in repeated_layers(model))
-    }
+    repeated = passing(model, repeated_layers(model))
     sequence = SequenceKV(family.kv, ROWS, "meta")
     step = Step((Segment(sequence, (0,) * ROWS, PromptAttention()),))
-    furthest = config.get("max_position_embeddings") or ROWS
     with (
         torch.inference_mode(),
         replaced(model, rotary | own),
@@ -60,7 +58,7 @@ def try_step(model: Any, family: Family, config: Config) -> None:
         kv = StepKV(step)
         output = model(
             input_ids=torch.zeros(1, ROWS, dtype=torch.int64, device="meta"),
-            position_ids=torch.tensor([[0, furthest - 1]]),
+            position_ids=positions[None].to("meta"),
             past_key_values=kv,
             use_cache=True,
             kv=kv,

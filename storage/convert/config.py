@@ -109,6 +109,6 @@ def language_model(config: dict[str, Any]) -> dict[str, Any]:
         raise ModelRefused(
             "a text_config with a model_type in config.json", shortened(text.get("model_type")), CHECK_ORIGIN
         )
-    outer = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
+    outer = {k: v for k, v in config.items() if k != "text_config" and not k.startswith("vision_")}
     tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
     return outer | text | tied | {WRAPPED_IN: config["model_type"]}

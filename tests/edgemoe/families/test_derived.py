@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from family_models import SMALL, small_config
+from folder_models import folder_config
 from safetensors.torch import save_file
 
 from edgemoe.errors import ModelRefused
@@ -173,10 +174,18 @@ def test_tensors_of_a_multimodal_checkpoint_have_the_names_of_a_model_of_text(tm
 def test_a_dense_model_is_refused_as_one(tmp_path):
     """The message names programs that run such a model; one with experts has the list of families."""
     dense = {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64}
-    for config in (dense, {"model_type": "gemma3", "text_config": dense}):
+    wrapped = [{"model_type": name, "text_config": dense} for name in ("gemma3", "mistral3")]
+    for config in (dense, *wrapped):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(ModelRefused, match=r"a dense model.*llama\.cpp, ollama or vLLM"):
             require_known(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(dense | {"num_local_experts": 8}))
     with pytest.raises(ModelRefused, match=r"model_type 'qwen3': .*deepseek_v2, .*qwen3_5_moe"):
         require_known(tmp_path)
+
+
+def test_a_dense_model_of_a_family_with_others_is_refused_as_one():
+    """Gemma 4 has models of both kinds under one model_type: a block without experts is known from its modules."""
+    config = folder_config("gemma4_text").to_dict() | {"enable_moe_block": False}
+    with pytest.raises(ModelRefused, match=r"the model is dense: .*llama\.cpp, ollama or vLLM"):
+        family_of(bounded_config(config))

@@ -100,6 +100,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 0,
     },
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2"), _LATENT),
+    "mistral4": _LATENT | {"head_dim": 8},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "kimi_linear": _LATENT | _HYBRID | {"linear_head_dim": 16, "linear_num_heads": 4},
     "bailing_hybrid": _LATENT | _HYBRID | {"n_group": 1, "topk_group": 1},
