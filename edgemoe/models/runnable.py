@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from edgemoe.errors import ModelRefused
+from edgemoe.families.ahead import require_layers_ahead
 from edgemoe.families.table import family_of
 from edgemoe.layers.dense_tensors import check_dense
 from edgemoe.models.tokenizer import check_tokenizer
@@ -39,15 +40,30 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
             transformers does not accept a value of config.json or generation_config.json.
         UserError, ModelRefused: no tokenizer, or one that does not work.
     """
-    config = checkpoint.config
     # A GGUF file contains its companions, which are unpacked elsewhere.
     directory = checkpoint.companions()[0].parent
-    family = family_of(config, directory)
-    experts = ExpertWeights(checkpoint, family)
-    dense = DenseWeights(checkpoint, experts.names, family, dense_bits).specs()
-    check_dense(directory, config, dense)
+    check_sizes(checkpoint, directory, dense_bits)
     generation_config(directory)
     check_tokenizer(directory)
+
+
+def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int) -> None:
+    """Refuses a checkpoint whose tensors are not those of the model that its config.json describes.
+
+    Args:
+        checkpoint: no weights are read.
+        directory: with its config.json, for messages.
+        dense_bits: as in check_runnable.
+
+    Raises:
+        ModelRefused, MissingTensor: a tensor is missing, has another shape or is too many, or config.json has a value
+            that transformers does not accept.
+    """
+    family = family_of(checkpoint.config, directory)
+    experts = ExpertWeights(checkpoint, family)
+    require_layers_ahead(family, checkpoint.names(), directory)
+    dense = DenseWeights(checkpoint, experts.names, family, dense_bits).specs()
+    check_dense(directory, checkpoint.config, dense)
 
 
 def generation_config(directory: Path) -> GenerationConfig:
