@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 
-from edgemoe.families.table import family_of
+from edgemoe.families.table import TEXT_HALVES, TRAITS, family_of
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config
@@ -84,14 +84,14 @@ def _files(make: Callable[[Path], Path], *names: str) -> Callable[[Path], Sequen
 
 
 _KINDS = (
-    *("qwen3_moe", "deepseek_v3", "qwen3_next", "gpt_oss"),
+    *("qwen3_moe", "deepseek_v3", "qwen3_5_moe", "gpt_oss"),
     *("ernie4_5_moe", "minimax_m2", "glm4_moe", "granitemoe"),
 )
-"""Families whose configs have keys of different kinds."""
+"""Families whose configs have keys of different kinds; qwen3_5_moe is a language model within another one."""
 
 
-def _configs(directory: Path) -> Sequence[Path]:
-    return [samples.write_config(directory / name, name) / "config.json" for name in _KINDS]
+def _configs(directory: Path, kinds: Iterable[str] = _KINDS) -> Sequence[Path]:
+    return [samples.write_config(directory / name, name) / "config.json" for name in kinds]
 
 
 def _packed(method: str) -> Parser:
@@ -102,6 +102,9 @@ def _packed(method: str) -> Parser:
 def _shards(directory: Path) -> Sequence[Path]:
     return sorted(samples.write_checkpoint(directory / "model").glob("*.safetensors"))
 
+
+EVERY_FAMILY = "config.json of every family"
+"""Name of the parser that imports transformers' code of all families, which takes some seconds."""
 
 PARSERS = {
     "safetensors header": Parser(_shards, read_header),
@@ -114,6 +117,7 @@ PARSERS = {
         _files(samples.write_mixed_store, "store.json"), lambda path: StoreModel.open(path.parent)
     ),
     "config.json": Parser(_configs, _read_config),
+    EVERY_FAMILY: Parser(partial(_configs, kinds=(*TRAITS, *TEXT_HALVES)), _read_config),
     "model.safetensors.index.json": Parser(
         _files(samples.write_checkpoint, "model.safetensors.index.json"), _read_weights
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgemoe.bench.synthetic.tokenizer import save_tokenizer
 from edgemoe.bench.synthetic.workload import Shape
-from edgemoe.families.table import family_of
+from edgemoe.families.table import TEXT_HALVES, family_of
 from edgemoe.kernels.registry import compute
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import EXPERT_COUNT_KEYS, TOP_K_KEYS
@@ -78,8 +78,36 @@ def _converted(source: Path, directory: Path) -> Path:
     return directory / "store"
 
 
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "dots1": {"n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "flint": {"mlp_only_layers": [0]},
+    "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},
+    "glm4v_moe_text": {
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 10_000.0},
+            **{"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        }
+    },
+}
+"""Sizes without which a family's small config has no experts, or sizes that disagree."""
+
+
 def write_config(directory: Path, model_type: str) -> Path:
-    """The config.json of a small model of a family, with every key that transformers writes."""
+    """The config.json of a small model of a family, with every key that transformers writes.
+
+    Of a multimodal model it is that of its language model, within the keys of the whole one.
+    """
+    directory.mkdir(parents=True)
+    config = _small_config(TEXT_HALVES.get(model_type, model_type))
+    if model_type in TEXT_HALVES:
+        config = {"model_type": model_type, "text_config": config, "vision_config": {"depth": 1}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def _small_config(model_type: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     sizes = {
@@ -89,10 +117,9 @@ def write_config(directory: Path, model_type: str) -> Path:
         **dict.fromkeys(TOP_K_KEYS, 2),
         **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
     }
-    directory.mkdir(parents=True)
-    config = AutoConfig.for_model(model_type, **sizes).to_dict()
-    (directory / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
-    return directory
+    own = _OWN_SIZES.get(model_type, {})
+    config: dict[str, Any] = AutoConfig.for_model(model_type, **sizes | own).to_dict()
+    return config | {"model_type": model_type}
 
 
 def write_packed(directory: Path, method: str) -> Path:
