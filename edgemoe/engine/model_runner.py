@@ -83,6 +83,8 @@ class ModelRunner:
     def _at_once(self, context: StepContext) -> torch.Tensor:
         step = context.step
         fused = None if context.study.reroute or context.study.modules else self.fused
+        if fused and context.remapping and not fused.remaps:
+            fused = None
         if fused and context.decode and step.rows == len(step.segments) <= fused.most_rows:
             return fused([segment.tokens[0] for segment in step.segments], context)
         return _float_logits(self._model(**self._inputs(context)))

@@ -70,7 +70,12 @@ TRAITS = {
     ),
     "deepseek_v2": Traits("DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5", rms_norm=True, gate=Gate(_never)),
     "deepseek_v3": Traits("DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2", rms_norm=True, gate=_SIGMOID),
-    "glm4_moe": Traits("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7", rms_norm=True, gate=_SIGMOID),
+    "glm4_moe": Traits(
+        "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
+    ),
     "ernie4_5_moe": Traits("ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B", rms_norm=True, gate=Gate(_always)),
     "mixtral": Traits(
         "Mixtral-8x7B, Mixtral-8x22B",

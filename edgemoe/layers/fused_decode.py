@@ -14,9 +14,17 @@ from edgemoe.experts.step import StepContext
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.compensators import Compensators
-from edgemoe.kernels.native.decode_layers import CHOSEN, COMPUTED, PREDICTED, WANTED, NativeDecodeLayers
+from edgemoe.kernels.native.decode_layers import (
+    CHOSEN,
+    COMPUTED,
+    PREDICTED,
+    WANTED,
+    NativeDecodeLayers,
+    Place,
+)
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
-from edgemoe.layers.native_form import experts_of, has_native_form, native_layer, outer_layers
+from edgemoe.kernels.program import HIDDEN, NORMED, Call
+from edgemoe.layers.program import experts_of, has_program, layer_program, outer_layers
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
@@ -25,9 +33,9 @@ from edgemoe.storage.base import ExpertKey
 class FusedDecode:
     """Runs steps of one token of each sequence through a model whose layers are all of a family with fused_gqa.
 
-    The kernel goes from layer to layer while every chosen expert is resident at its level, with its compensator where
-    it is to have one. Where one is not, or a layer's block is more than routed experts, it stops: the experts come
-    through ExpertLayer.forward, any other block is called, and the kernel goes on behind that layer.
+    The kernel goes through the layers' lists of operations while every chosen expert is resident at its level, with its
+    compensator where it is to have one. Where one is not, or an operation is a Call, it stops: the experts come through
+    ExpertLayer.forward, a module is called, and the kernel goes on after that operation.
 
     Args:
         model: the model, from layers.build: embedding, layers, norm and head.
@@ -43,19 +51,13 @@ class FusedDecode:
         self._runtime = runtime
         self._rotary = model.model.rotary_emb
         layers = list(model.model.layers)
-        self._blocks = [layer.mlp for layer in layers]
-        found = map(experts_of, self._blocks)
-        self._experts = [e if e and e.fuses and traits.block_is_experts else None for e in found]
-        count = runtime.experts
+        self._experts = [experts_of(layer.mlp) for layer in layers]
+        count, windows = runtime.experts, traits.windows(model.config)
         table = ResidentTable(kernel, len(layers), count)
-        tables = [table if experts else None for experts in self._experts]
-        windows = traits.windows(model.config)
-        parts = zip(layers, windows, tables, strict=True)
-        self._native = NativeDecodeLayers(
-            outer_layers(model), [native_layer(*each) for each in parts], kernel, rows
-        )
+        programs = [layer_program(layer, windows[i], i) for i, layer in enumerate(layers)]
+        self._native = NativeDecodeLayers(outer_layers(model), programs, table, kernel, rows)
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
-        self._routed = [i for i, experts in enumerate(self._experts) if experts]
+        self._routed = [i for i, program in enumerate(programs) if program.router]
         """The layers whose router is the kernel's."""
         runtime.source.pinned.observe(table.changed)
         self._configured: tuple[LevelPolicy, Compensators | None] | None = None
@@ -71,7 +73,7 @@ class FusedDecode:
         kernel = getattr(runtime.kernel, "wrapped", runtime.kernel)
         if traits is None or not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
             return None
-        if not has_native_form(model):
+        if not has_program(model):
             return None
         return cls(model, traits, runtime, kernel, rows)
 
@@ -80,13 +82,18 @@ class FusedDecode:
         """Most sequences of a step."""
         return self._native.most_rows
 
+    @property
+    def remaps(self) -> bool:
+        """Whether the kernel lets tokens agree on experts: with routers that choose by a softmax of their product."""
+        return not any(each.router.precise for each in self._native.programs if each.router)
+
     def _configure(self, policy: LevelPolicy, compensators: Compensators | None) -> None:
         """Gives the kernel the rules of a step, unless it has them from the step before."""
         if self._configured == (policy, compensators):
             return
         self._configured = policy, compensators
         slots = self._native.gates.shape[2]
-        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._blocks))]
+        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._experts))]
         settings = policy.settings
         chosen = settings.compensation
         self._native.configure(
@@ -108,22 +115,21 @@ class FusedDecode:
         sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
-        highest, count, at, predicted = step.policy.ahead[0], len(self._blocks), 0, set[int]()
-        while at < count:
+        highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
+        place = Place(0, 0)
+        while place.layer < count:
             ahead = highest if self._runtime.source.looks_ahead else 0
-            end = at + 1 if step.experts.predicting else count
-            done = self._native.run(range(at, end), hidden, rotation, sequences, ahead)
+            end = place.layer + 1 if step.experts.predicting else count
+            begun, place = place, self._native.run(place, end, hidden, [rotation], sequences, ahead)
+            done, chosen = self._computed(begun, place)
             trace = self._native.trace[:, :, :rows].tolist()
-            if done > at:
-                self._count_hits(step, range(at, done), trace)
+            if done:
+                self._count_hits(step, done, trace)
             if ahead:
-                predicted.update(self._native.following[layer] for layer in range(at, done))
-                self._count_predictions(step, predicted & {*range(at, done + (done < end))}, trace)
-            if done < end:
-                behind = self._native.following[done] if ahead else 0
-                ahead_of = (trace[behind][PREDICTED], trace[behind][WANTED]) if behind else None
-                self._finish(step, done, hidden, trace[done], ahead_of)
-            at = done + (done < end)
+                predicted.update(self._native.following[layer] for layer in done)
+                self._count_predictions(step, predicted & {*done, *chosen}, trace)
+            if place.layer < end:
+                place = self._finish(step, place, hidden, trace, ahead)
         self._count_damage(step)
         if step.remapping:
             self._count_remapped(step)
@@ -134,27 +140,64 @@ class FusedDecode:
     def _count_choices(self, step: StepContext) -> None:
         """Makes the kernel count the choices of this step, where its record wants them."""
         if (step.record.choices is None) != (self._choices is None):
-            shape = len(self._blocks), self._runtime.experts
+            shape = len(self._experts), self._runtime.experts
             self._choices = None if step.record.choices is None else ChoiceCounts(*shape)
             counted = (self._choices.counts, self._choices.mass) if self._choices else (None, None)
             self._native.count_into(*counted)
         if self._choices:
             self._choices.clear()
 
+    def _computed(self, begun: Place, place: Place) -> tuple[list[int], list[int]]:
+        """The layers whose experts a call of the kernel from `begun` to `place` has computed, and has chosen alone."""
+        programs = self._native.programs
+        passed = [
+            layer
+            for layer in range(begun.layer, min(place.layer + 1, len(programs)))
+            if (at := programs[layer].experts_at) >= 0
+            and (layer > begun.layer or at >= begun.operation)
+            and (layer < place.layer or at <= place.operation)
+        ]
+        stopped = [layer for layer in passed if (layer, programs[layer].experts_at) == place]
+        return passed[: len(passed) - len(stopped)], stopped
+
     def _finish(
         self,
         step: StepContext,
-        layer: int,
+        place: Place,
         hidden: torch.Tensor,
+        trace: list[list[list[list[int]]]],
+        ahead: int,
+    ) -> Place:
+        """Computes the operation at which the kernel stopped. Returns the one after it."""
+        layer, rows = place.layer, hidden.shape[1]
+        operation = self._native.programs[layer].operations[place.operation]
+        buffers, size = self._native.buffers, hidden.shape[2]
+        if isinstance(operation, Call):
+            read = hidden if operation.input == HIDDEN else buffers.rows_of(operation.input, rows, size)
+            buffers.rows_of(operation.output, rows, operation.cols).copy_(operation.function(step, read))
+        else:
+            normed = buffers.rows_of(NORMED, rows, size)[0]
+            following = self._native.following[layer] if ahead else 0
+            predicted = (trace[following][PREDICTED], trace[following][WANTED]) if following else None
+            add_to = hidden if operation.output == HIDDEN else None
+            out = self._compute_experts(step, layer, normed, trace[layer], predicted, add_to)
+            if add_to is None:
+                buffers.rows_of(operation.output, rows, size)[0].copy_(out)
+        last = place.operation + 1 == len(self._native.programs[layer].operations)
+        return Place(layer + 1, 0) if last else Place(layer, place.operation + 1)
+
+    def _compute_experts(
+        self,
+        step: StepContext,
+        layer: int,
+        normed: torch.Tensor,
         trace: list[list[list[int]]],
         predicted: Predicted | None,
-    ) -> None:
-        """Adds the block of the layer at which the kernel stopped to hidden."""
-        rows, settings = hidden.shape[1], step.policy.settings
-        experts, normed = self._experts[layer], self._native.normed[:rows]
-        if experts is None:
-            hidden += self._blocks[layer](normed[None])
-            return
+        add_to: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Computes a layer's chosen experts, which are brought into memory; as ExpertLayer.forward."""
+        rows, settings, experts = len(normed), step.policy.settings, self._experts[layer]
+        assert experts
         levels, gates = torch.tensor(trace[WANTED]), self._native.gates[layer, :rows]
         compensated = settings.compensation.of_tokens(gates) if settings.compensation else None
         step.record.active[layer] = len(set(_flat(trace[CHOSEN])))
@@ -167,7 +210,7 @@ class FusedDecode:
             assignments = Assignments.of_token(trace[CHOSEN][0], trace[WANTED][0], gates, flags)
         else:
             assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates, compensated)
-        experts.forward(step, normed, assignments, hidden, predicted, experts.next_logits(normed))
+        return experts.forward(step, normed, assignments, add_to, predicted, experts.next_logits(normed))
 
     def _count_damage(self, step: StepContext) -> None:
         """Counts what the levels of the tokens cost, where levels go by damage."""
@@ -185,7 +228,7 @@ class FusedDecode:
         for (before, pairs), experts in zip(counts, chosen, strict=True):
             step.use.add_remapped(before, len(set(experts)), pairs)
 
-    def _count_hits(self, step: StepContext, layers: range, trace: list[list[list[list[int]]]]) -> None:
+    def _count_hits(self, step: StepContext, layers: list[int], trace: list[list[list[list[int]]]]) -> None:
         """Counts experts that the kernel computed."""
         settings, used, computed = step.policy.settings, [], list[tuple[int, int, int]]()
         for layer in layers:
@@ -206,7 +249,7 @@ class FusedDecode:
         step.experts.count_hits(used, scan=scan, compensated=compensated)
 
     def _count_compensated(
-        self, step: StepContext, layers: range, trace: list[list[list[list[int]]]]
+        self, step: StepContext, layers: list[int], trace: list[list[list[list[int]]]]
     ) -> list[ExpertKey]:
         """Counts the compensators that the kernel used, and returns their experts, in the order of their layers."""
         compensation, compensators = step.policy.settings.compensation, step.study.compensators

@@ -19,9 +19,10 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
+        rotated: leading numbers of each head that are rotated by its position.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, rotated: int) -> None:
         super().__init__()
         self.layer = module.layer_idx
         self.qkv, self.out = DenseLinear.joined((module.q_proj, module.k_proj, module.v_proj)), module.o_proj
@@ -32,10 +33,10 @@ class GroupedQueryAttention(nn.Module):
             q, k = module.q_norm, module.k_norm
             norms = (q.weight.data, q.variance_epsilon), (k.weight.data, k.variance_epsilon)
         clip = getattr(module.config, "clip_qkv", None)
-        self.native = NativeAttention(heads, kv_heads, dim, norms, module.scaling, clip)
+        self.native = NativeAttention(heads, kv_heads, dim, norms, module.scaling, clip, rotated=rotated)
 
     @classmethod
-    def try_from(cls, module: Any) -> GroupedQueryAttention | None:
+    def try_from(cls, module: Any, rotated: int) -> GroupedQueryAttention | None:
         """Wraps a module in RAM whose sizes the kernel supports; None elsewhere."""
         linears = [getattr(module, f"{name}_proj") for name in "qkvo"]
         norms = [getattr(module, f"{name}_norm") for name in "qk" if hasattr(module, f"{name}_norm")]
@@ -46,7 +47,7 @@ class GroupedQueryAttention(nn.Module):
         heads, kv_heads = (linear.out_features // module.head_dim for linear in linears[:2])
         if not kernel_fits(heads, kv_heads, module.head_dim):
             return None
-        return cls(module)
+        return cls(module, rotated)
 
     def forward(
         self,

@@ -6,12 +6,13 @@ from typing import Any
 
 from edgemoe.families.base import Traits
 from edgemoe.layers.dense import DenseNorm
+from edgemoe.layers.gated_mlp import GatedMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.recurrences import Recurrence
-from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.router import CompiledRouter
 from edgemoe.machine.process import return_free_memory
 
 
@@ -37,12 +38,15 @@ def replace_modules(model: Any, traits: Traits) -> None:
 
 
 def _place_native_parts(model: Any, traits: Traits) -> None:
-    """Replaces attention modules and routers that the compiled kernel computes in one call."""
-    assert traits.gate
+    """Replaces attention modules, routers and dense gated layers that the compiled kernel computes."""
+    rotated = 2 * model.model.rotary_emb.inv_freq.numel()
     for layer in model.get_submodule("model.layers"):
-        if attention_module := GroupedQueryAttention.try_from(layer.self_attn):
+        if attention_module := GroupedQueryAttention.try_from(layer.self_attn, rotated):
             layer.self_attn = attention_module
-            return_free_memory()  # q, k and v, which are now joined, would stay in malloc's heap
         gate = getattr(layer.mlp, "gate", None)
-        if router := SoftmaxRouter.try_from(gate, traits.gate, model.config):
+        if router := CompiledRouter.try_from(gate, traits, model.config):
             layer.mlp.gate = router
+        for name, module in list(layer.named_modules()):
+            if hasattr(module, "down_proj") and (gated := GatedMLP.try_from(module)):
+                layer.set_submodule(name, gated)
+        return_free_memory()  # parts that are now joined would stay in malloc's heap

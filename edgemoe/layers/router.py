@@ -1,4 +1,4 @@
-"""A softmax router in one kernel call, and the logits that look-ahead predicts from."""
+"""Routers in one kernel call, and the logits that look-ahead predicts from."""
 
 from __future__ import annotations
 
@@ -13,48 +13,88 @@ from torch import nn
 from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Gate, Traits
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.rows_alike import RowsAlike
 
 _LEAST_GATE = 1e-30
 
 
-class SoftmaxRouter(nn.Module):
-    """Chooses tokens' experts: a softmax of which the top k count.
+class CompiledRouter(nn.Module):
+    """Chooses tokens' experts by the compiled kernel.
 
     Args:
         router: transformers' module, with `weight` bf16 [E, H] in RAM and `top_k`.
-        normalise: whether the chosen experts' gate weights are scaled to add up to 1.
-        rounded: whether gate weights are rounded to bf16.
+        form: how it chooses.
+        dtype: of the gate weights that it returns.
     """
 
-    def __init__(self, router: Any, *, normalise: bool, rounded: bool) -> None:
+    def __init__(self, router: Any, form: RouterForm, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = router.weight
-        self._dtype = torch.bfloat16 if rounded else torch.float32
-        self.native = NativeRouter(router.weight.data, router.top_k, normalise=normalise, rounded=rounded)
+        self.weight, self._dtype, self.form = router.weight, dtype, form
+        self.native = NativeRouter(router.weight.data, router.top_k, form)
 
     @classmethod
-    def try_from(cls, router: Any, gate: Gate, config: Any) -> SoftmaxRouter | None:
-        """A router with the weight of transformers' own, where the kernel runs; None elsewhere.
+    def try_from(cls, router: Any, traits: Traits, config: Any) -> CompiledRouter | None:
+        """A router with the weight of transformers' own, where the kernel runs and chooses as it does; None elsewhere.
 
         Args:
             router: the router of a MoE block; None: the block has none.
-            gate: the family's.
+            traits: the traits of its family.
             config: transformers' config of the model.
         """
-        weight = getattr(router, "weight", None)
-        if not native.available() or weight is None or weight.dtype != torch.bfloat16:
+        weight, gate = getattr(router, "weight", None), traits.gate
+        if gate is None or not native.available() or weight is None or weight.dtype != torch.bfloat16:
             return None
         if weight.device.type != "cpu" or not weight.is_contiguous():
             return None
-        return cls(router, normalise=bool(gate.normalise(config)), rounded=gate.rounded)
+        normalise = bool(gate.normalise(config))
+        if traits.product_router:
+            dtype = torch.bfloat16 if gate.rounded else torch.float32
+            return cls(router, RouterForm(normalise, gate.rounded), dtype)
+        made = cls(router, _scored_form(router, gate, normalise=normalise), torch.float32)
+        return made if _agrees(made, router) else None
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """bf16 [..., H] -> logits [T, E], gate weights [T, k], experts int64 [T, k]: transformers' router interface."""
         logits, chosen, gates = self.native(hidden.reshape(-1, hidden.shape[-1]).contiguous())
         return logits, gates.to(self._dtype), chosen
+
+
+def _scored_form(router: Any, gate: Gate, *, normalise: bool) -> RouterForm:
+    """The form of a router with a float32 product: what its module has under the names that transformers uses."""
+    bias = getattr(router, "e_score_correction_bias", None)
+    groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
+    return RouterForm(
+        normalise,
+        rounded=False,
+        precise=True,
+        sigmoid=gate.function == "sigmoid",
+        bias=None if bias is None else bias.detach().float().flatten(),
+        groups=groups,
+        best_groups=getattr(router, "topk_group", None) or groups,
+        group_best=2 if gate.function == "sigmoid" else 1,
+        scale=float(getattr(router, "routed_scaling_factor", None) or 1),
+    )
+
+
+_TRIED, _AGREE = 16, 13
+"""Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""
+
+
+def _agrees(made: CompiledRouter, router: Any) -> bool:
+    """Whether both choose the same experts with the same gate weights of states that are noise."""
+    noise = torch.randn(_TRIED, router.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.inference_mode():
+            _, theirs, experts = router(noise.bfloat16())
+            _, own, chosen = made(noise.bfloat16())
+    except (TypeError, ValueError):  # a router with more arguments or another result
+        return False
+    shape = len(noise), router.weight.shape[0]
+    want = torch.zeros(shape).scatter_(1, experts, theirs.float())
+    agree = torch.isclose(torch.zeros(shape).scatter_(1, chosen, own), want, rtol=1e-3, atol=1e-6).all(1)
+    return int(agree.sum()) >= _AGREE
 
 
 def router_of(block: Any) -> Any:
@@ -64,7 +104,7 @@ def router_of(block: Any) -> Any:
 
 def choose_by_row(router: Any) -> None:
     """Makes transformers' router give a row the same bits among any number of rows, where the kernel runs in RAM."""
-    theirs = not isinstance(router, SoftmaxRouter)
+    theirs = not isinstance(router, CompiledRouter)
     if theirs and native.available() and next(router.parameters()).device.type == "cpu":
         router.forward = partial(_forward_by_row, router.forward)
 

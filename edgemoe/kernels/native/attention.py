@@ -80,7 +80,7 @@ class _Attention:
                 f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
             )
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
-        self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, scaling=scaling)
+        self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, rotated=dim, scaling=scaling)
 
     def _attend(
         self,
@@ -168,6 +168,7 @@ class NativeAttention(_Attention):
         norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
             size of one head or of all heads together.
         clip: largest magnitude of queries, keys and values after their norms; None: any.
+        rotated: leading numbers of a head that are rotated by its position, an even number; None: all.
 
     Raises:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
@@ -181,8 +182,11 @@ class NativeAttention(_Attention):
         norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None,
         scaling: float,
         clip: float | None = None,
+        *,
+        rotated: int | None = None,
     ) -> None:
         super().__init__(heads, kv_heads, dim, scaling)
+        self.rotated = self._shape.rotated = dim if rotated is None else rotated
         self._norms = norms  # keeps the addresses below valid
         self._shape.clip = clip or 0
         if norms:
@@ -205,7 +209,7 @@ class NativeAttention(_Attention):
 
         Args:
             qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous: the three projections' results. Overwritten.
-            rotation: Cosine and sine of each row's position, bf16 [R, dim] each, contiguous.
+            rotation: Cosine and sine of each row's position, bf16 [R, rotated] each, contiguous.
             kv: Keys and values, written from `past` on.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
@@ -221,7 +225,7 @@ class NativeAttention(_Attention):
         return self._attend(qkv, rotation, kv, window, received)
 
     def _check(self, qkv: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Refuses what C would read past: other projections, a rotation of a part of each head.
+        """Refuses what C would read past: other projections, a rotation of another part of each head.
 
         Raises:
             ValueError: naming both sizes.
@@ -232,8 +236,8 @@ class NativeAttention(_Attention):
                 f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
             )
         for table in rotation:
-            if table.shape != (rows, self.dim) or not table.is_contiguous():
-                raise ValueError(f"expected a rotation of {(rows, self.dim)}, got {tuple(table.shape)}")
+            if table.shape != (rows, self.rotated) or not table.is_contiguous():
+                raise ValueError(f"expected a rotation of {(rows, self.rotated)}, got {tuple(table.shape)}")
 
 
 class StoredAttention(_Attention):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,24 +15,24 @@ from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import LayerKV
 from edgemoe.kernels.native.decoder_parts import (
-    NativeDecoderLayer,
+    ListBuffers,
     NativeOuterLayers,
-    dense_layer,
     level_rule,
     next_routers,
     outer_layers,
 )
-from edgemoe.kernels.native.experts import NativeExpertKernel
+from edgemoe.kernels.native.expert_buffers import ExpertBuffers
+from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.native.structures import (
     AttentionKV,
+    Buffer,
     DecoderLayer,
-    DenseLayer,
-    Expert,
-    ExpertWorkspace,
     LevelRule,
-    RemappingRule,
+    Rotation,
+    SequenceKV,
 )
-from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kernels.program import NORMED, Attend, LayerProgram
+from edgemoe.kv import sequence as kv_sequence
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.levels import DecodeRule
 from edgemoe.policy.remapping import Remapping
@@ -40,77 +41,88 @@ CHOSEN, WANTED, COMPUTED, PREDICTED = range(4)
 """Rows of a layer's trace (NativeDecodeLayers.trace)."""
 
 
+class Place(NamedTuple):
+    """Where steps of new tokens are: before an operation of a layer's list."""
+
+    layer: int
+    operation: int
+
+
 class NativeDecodeLayers:
     """All layers of a model, for one token of each of some sequences, a row each.
 
     Args:
         outer: around the decoder layers.
-        layers: at least one; all with attention of one shape and experts of one geometry.
-        kernel: computes their experts.
+        programs: a list for each layer, at least one; all with experts of one geometry.
+        resident: the resident experts of all layers.
+        kernel: computes them.
         rows: most sequences of a call.
     """
 
     def __init__(
         self,
         outer: NativeOuterLayers,
-        layers: Sequence[NativeDecoderLayer],
+        programs: Sequence[LayerProgram],
+        resident: ResidentTable,
         kernel: NativeExpertKernel,
         rows: int = 1,
     ) -> None:
         # All attributes of this object keep the addresses in the structures valid.
-        self._parts, self._layers, self._outer = outer, layers, outer_layers(outer)
+        self._parts, self.programs, self._outer = outer, programs, outer_layers(outer)
+        self._resident, self.most_rows = resident, rows
         self._logits = outer.norm[0].new_empty(rows, outer.head[0].shape[0])
-        hidden = layers[0].input_norm[0].numel()
-        self.following = next_routers(layers)
+        self.following = next_routers(programs)
         """For each layer with a router, the next one; 0 for the last one and for other layers."""
-        slots = max((layer.router.top_k for layer in layers if layer.router), default=1)
-        self.most_rows = rows
-        self.trace = torch.zeros(len(layers), 4, rows, slots, dtype=torch.int64)
+        slots = max((program.router.top_k for program in programs if program.router), default=1)
+        self.trace = torch.zeros(len(programs), 4, rows, slots, dtype=torch.int64)
         """int64 [layers, 4, rows, k], of the last call, which has the first rows: experts chosen, levels wanted and
         computed, experts predicted."""
-        self.normed = layers[0].qkv[0].new_empty(rows, hidden, dtype=torch.bfloat16)
-        """bf16 [rows, H]: the input of the block at which the last call stopped."""
-        self.gates = torch.zeros(len(layers), rows, slots)
+        self.gates = torch.zeros(len(programs), rows, slots)
         """float32 [layers, rows, k]: gate weights of the chosen experts."""
-        self.remapped = torch.zeros(len(layers), 2, dtype=torch.int64)
+        self.remapped = torch.zeros(len(programs), 2, dtype=torch.int64)
         """int64 [layers, 2], of the last call: distinct experts before tokens agreed, and (token, slot) pairs that are
         others since; 0 where tokens choose by themselves."""
-        most = max((layer.resident.experts for layer in layers if layer.resident), default=0)
-        self._buffers = ExpertBuffers(kernel, self.normed, slots, most)
+        self.buffers = ListBuffers(programs, outer.norm[0].numel(), rows)
+        self._buffers = ExpertBuffers(kernel, self.buffers.tensors[NORMED], slots, resident.experts)
         self._workspace = self._buffers.structure
-        self._fill_structures(most)
-        self._stored = WeakKeyDictionary[SequenceKV, AttentionKV]()
-        """The structure of a layer of each sequence; a call sets the layer and the length."""
+        self._workspace.buffers = ctypes.addressof(self.buffers.structures)
+        self._workspace.buffer_count = len(self.buffers.structures)
+        self._fill_structures()
+        self._attention = {
+            program.slot: each.attention
+            for program in programs
+            for each in program.operations
+            if isinstance(each, Attend)
+        }
+        self._stored = WeakKeyDictionary[kv_sequence.SequenceKV, Any]()
+        """The structures of the keys and values of each sequence, one for each of its layers with attention."""
 
-    def _fill_structures(self, experts: int) -> None:
-        """Makes the layers' structures, and the scratch that all layers share; experts: most of a layer."""
-        widest = max(layer.qkv[0].shape[0] + layer.out[0].shape[1] for layer in self._layers)
-        self._scratch = self.normed.new_empty(self.most_rows * widest)
-        self._router_logits = self.normed.new_empty(self.most_rows * experts)
-        count = len(self._layers)
+    def _fill_structures(self) -> None:
+        """Makes the layers' structures, and the scratch that all routers share."""
+        self._router_logits = torch.empty(self.most_rows * self._resident.experts)
+        count = len(self.programs)
         self._rules = (LevelRule * count)()
-        self._dense = (DenseLayer * count)(*map(dense_layer, self._layers))
+        self._lists = [self.buffers.operations(program) for program in self.programs]
         self._structures = (DecoderLayer * count)(*(self._structure(i) for i in range(count)))
 
     def _structure(self, index: int) -> DecoderLayer:
-        layer = self._layers[index]
-        router, trace = layer.router, self.trace[index]
+        program, (operations, _) = self.programs[index], self._lists[index]
+        router, trace = program.router, self.trace[index]
         return DecoderLayer(
-            dense=ctypes.addressof(self._dense[index]),
-            window=layer.window,
+            operations=ctypes.addressof(operations),
+            count=len(operations),
+            slot=program.slot,
+            window=program.window,
             following=self.following[index] - index if self.following[index] else 0,
-            experts=layer.resident.experts if layer.resident else 0,
+            experts=self._resident.experts if router else 0,
             slots=trace.shape[2],
-            scratch_size=self._scratch.numel(),
-            scratch=self._scratch.data_ptr(),
-            normed=self.normed.data_ptr(),
             router=router.address if router else None,
             logits=self._router_logits.data_ptr(),
-            probabilities=router.probabilities.data_ptr() if router else None,
+            scores=router.scores.data_ptr() if router else None,
             gates=self.gates[index].data_ptr(),
             chosen=trace[CHOSEN].data_ptr(),
             levels=ctypes.addressof(self._rules[index]),
-            resident=layer.resident.address(index) if layer.resident else None,
+            resident=self._resident.address(index) if router else None,
             wanted=trace[WANTED].data_ptr(),
             computed=trace[COMPUTED].data_ptr(),
             predicted=trace[PREDICTED].data_ptr(),
@@ -157,10 +169,10 @@ class NativeDecodeLayers:
             counts, mass: [layers, experts], contiguous; None: nothing is counted.
         """
         self._counted = counts, mass  # keeps the addresses valid
-        for i, layer in enumerate(self._layers):
+        for i, program in enumerate(self.programs):
             into = self._structures[i]
             into.chosen_by = into.chosen_mass = None
-            if layer.router and counts is not None and mass is not None:
+            if program.router and counts is not None and mass is not None:
                 into.chosen_by, into.chosen_mass = counts[i].ctypes.data, mass[i].ctypes.data
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -169,7 +181,7 @@ class NativeDecodeLayers:
         Raises:
             IndexError: no token of the vocabulary.
         """
-        hidden = self.normed.new_empty(1, len(tokens), self.normed.shape[1])
+        hidden = self._logits.new_empty(1, len(tokens), self._parts.norm[0].numel())
         for row, token in zip(hidden[0], tokens, strict=True):
             if not 0 <= token < len(self._parts.table):
                 raise IndexError(f"expected a token below {len(self._parts.table)}, got {token}")
@@ -188,7 +200,12 @@ class NativeDecodeLayers:
         """
         result = native.library().edgemoe_head(
             *(native.threads(), ctypes.byref(self._outer), hidden.data_ptr(), hidden.shape[1]),
-            *(self.normed.data_ptr(), hidden.shape[2], self._logits.data_ptr(), self._logits.shape[1]),
+            *(
+                self.buffers.tensors[NORMED].data_ptr(),
+                hidden.shape[2],
+                self._logits.data_ptr(),
+                self._logits.shape[1],
+            ),
         )
         if result:
             raise native.failure(result, "the head's activations")
@@ -196,93 +213,57 @@ class NativeDecodeLayers:
 
     def run(
         self,
-        layers: range,
+        place: Place,
+        end: int,
         hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        sequences: Sequence[SequenceKV],
+        rotations: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        sequences: Sequence[kv_sequence.SequenceKV],
         look_ahead: int,
-    ) -> int:
+    ) -> Place:
         """Takes one token of each sequence through layers, as far as their experts are resident.
 
         Args:
-            layers: which.
+            place: where to begin.
+            end: the layer to end before.
             hidden: bf16 [1, rows, H], contiguous; changed in place.
-            rotation: cosine and sine of each token's position, bf16 [1, rows, dim] each, contiguous.
+            rotations: cosine and sine of each token's position, bf16 [1, rows, rotated] each, contiguous.
             sequences: the sequence that each row belongs to.
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:
-            the layer whose block is still to be added to hidden, from `normed`, as its router chose; or `layers`' end.
+            the operation that the caller is to compute: Experts, whose router has chosen, or a Call; or (end, 0).
 
         Raises:
             MemoryError: no memory for activations or scores.
-            ValueError: sizes of layers, hidden, rotation and KV that contradict each other.
+            ValueError: sizes of layers, hidden, rotations and KV that contradict each other.
         """
-        first, rows, (cosine, sine) = layers.start, len(sequences), rotation
-        if not hidden.shape[:-1] == cosine.shape[:-1] == sine.shape[:-1] == (1, rows):
+        rows, of_rows = len(sequences), [hidden, *(table for pair in rotations for table in pair)]
+        if any(each.shape[:-1] != (1, rows) or not each.is_contiguous() for each in of_rows):
             raise ValueError(f"expected one row for each of {rows} sequences, got {[*hidden.shape]}")
-        kv = (AttentionKV * rows)()
-        for row, each in enumerate(sequences):
-            stored, (keys, values) = self._stored.get(each) or self._store(each), each.slices[first]
-            stored.keys, stored.values, stored.past = keys.data_ptr(), values.data_ptr(), each.length
-            kv[row] = stored
-        done: int = native.library().edgemoe_decode_layers(
-            *(native.threads(), ctypes.byref(self._structures, first * ctypes.sizeof(DecoderLayer))),
-            *(len(layers), kv, rows, ctypes.byref(self._workspace), look_ahead),
-            *(hidden.data_ptr(), hidden.shape[2], cosine.data_ptr(), sine.data_ptr(), cosine.shape[2]),
+        self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
+        tables = (Rotation * len(rotations))(*(_rotation(*each) for each in rotations))
+        kv = (SequenceKV * rows)(*map(self._sequence, sequences))
+        at = (ctypes.c_int64 * 2)(*place)
+        result: int = native.library().edgemoe_decode_layers(
+            *(native.threads(), self._structures, at, end, kv, rows),
+            *(ctypes.byref(self._workspace), look_ahead, tables),
         )
-        if done < 0:
-            raise native.failure(done, "a new token's activations")
-        return first + done
+        if result:
+            raise native.failure(result, "a new token's activations")
+        return Place(*at)
 
-    def _store(self, sequence: SequenceKV) -> AttentionKV:
-        """Makes the structure of a sequence's first layer, and keeps it for as long as the sequence lives."""
-        stored = self._stored[sequence] = self._layers[0].attention.structure(
-            LayerKV(*sequence.slices[0], sequence.length, sequence.shape.format)
-        )
-        return stored
+    def _sequence(self, sequence: kv_sequence.SequenceKV) -> SequenceKV:
+        """The structure of a sequence's keys and values, of which those of its layers are kept while they lie there."""
+        stored = self._stored.get(sequence)
+        if stored is None or (stored and stored[0].keys != sequence.slices[0][0].data_ptr()):
+            made, form = list[AttentionKV](), sequence.shape.format
+            for slot, (keys, values) in enumerate(sequence.slices):
+                attention = self._attention.get(slot)
+                own = attention and attention.structure(LayerKV(keys, values, sequence.length, form))
+                made.append(own or AttentionKV())
+            stored = self._stored[sequence] = (AttentionKV * len(made))(*made)
+        return SequenceKV(slots=ctypes.addressof(stored), past=sequence.length)
 
 
-class ExpertBuffers:
-    """The memory in which one call computes the experts of a layer, and its structure.
-
-    Args:
-        kernel: Kernel of the experts.
-        normed: bf16 [rows, H], input of a layer's block; gives the most rows of a call.
-        slots: Experts of a token.
-        experts: Most experts of a layer.
-
-    Attributes:
-        structure: Valid as long as this object.
-    """
-
-    def __init__(self, kernel: NativeExpertKernel, normed: torch.Tensor, slots: int, experts: int) -> None:
-        (rows, hidden), pairs = normed.shape, len(normed) * slots
-        self._rows, self._kept = normed.new_empty(pairs, hidden), torch.zeros(pairs)
-        self._gathered = normed.new_empty(pairs if rows > 1 else 0, hidden)
-        self._row_of, self._after = torch.zeros(2, pairs, dtype=torch.int64)
-        self._first, self._together = torch.zeros(experts, dtype=torch.int64), (Expert * pairs)()
-        self._popularity = torch.zeros(experts, dtype=torch.int64)
-        self._remapping = RemappingRule(popularity=self._popularity.data_ptr())
-        up, down, inner = kernel.matrices()
-        self.structure = ExpertWorkspace(
-            up=up,
-            down=down,
-            inner=inner,
-            most_rows=rows,
-            slots=slots,
-            experts=experts,
-            together=ctypes.addressof(self._together),
-            gathered=self._gathered.data_ptr(),
-            rows=self._rows.data_ptr(),
-            gates=self._kept.data_ptr(),
-            row_of=self._row_of.data_ptr(),
-            after=self._after.data_ptr(),
-            first=self._first.data_ptr(),
-        )
-
-    def remap(self, remapping: Remapping | None) -> None:
-        """Sets how the tokens of the calls that follow agree on experts; None: each has its own choice."""
-        if remapping:
-            self._remapping.alpha, self._remapping.bins = remapping.alpha, remapping.bins
-        self.structure.remapping = ctypes.addressof(self._remapping) if remapping else None
+def _rotation(cosine: torch.Tensor, sine: torch.Tensor) -> Rotation:
+    return Rotation(cosine=cosine.data_ptr(), sine=sine.data_ptr(), cols=cosine.shape[2])

@@ -1,46 +1,24 @@
-"""The parts of a model that csrc/decode_layers.c goes through, and their structures."""
+"""The parts of a model that csrc/decode_layers.c goes through, as its structures."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from edgemoe.kernels.native.attention import NativeAttention
-from edgemoe.kernels.native.experts import ResidentTable
-from edgemoe.kernels.native.router import NativeRouter
-from edgemoe.kernels.native.structures import DenseLayer, LevelRule, Linear, OuterLayers
+from edgemoe.kernels import program as listed
+from edgemoe.kernels.native.structures import Buffer, LevelRule, Linear, Operation, OuterLayers
+from edgemoe.kernels.program import HIDDEN, NORMED, LayerProgram, Weights, with_widths
 from edgemoe.policy.levels import DecodeRule
 
-Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Weight, row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
-
-Norm = tuple[torch.Tensor, float]
-"""Weight, bf16 [H], and epsilon."""
-
-
-@dataclass(frozen=True)
-class NativeDecoderLayer:
-    """The parts of one decoder layer.
-
-    Args:
-        attention: Attention of the layer.
-        window: Latest tokens that attention sees; 0: all.
-        input_norm, post_norm: Norms before and after attention.
-        qkv, out: Projections before and after attention.
-        router: None where the block after the second norm is more than routed experts, or no experts at all.
-        resident: The layer's resident experts; None where there is no router.
-    """
-
-    attention: NativeAttention
-    window: int
-    input_norm: Norm
-    post_norm: Norm
-    qkv: Weights
-    out: Weights
-    router: NativeRouter | None
-    resident: ResidentTable | None
+_KINDS: tuple[type, ...] = (
+    *(listed.Norm, listed.Linear, listed.Attend, listed.Activate),
+    *(listed.Scale, listed.Add, listed.Experts, listed.Call),
+)
+"""In the order of the kinds of csrc/operations.h."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +26,15 @@ class NativeOuterLayers:
     """The parts of a model around its decoder layers.
 
     Args:
-        table: Embeddings [vocab, H]: bf16, or int8 with the scales.
+        table: embeddings [vocab, H]: bf16, or int8 with the scales.
         row_scale: bf16 [vocab]; None: the table is bf16.
-        norm: Norm before the head.
-        head: Linear layer [vocab, H].
+        norm: weight, bf16 [H], and epsilon of the norm before the head.
+        head: linear layer [vocab, H].
     """
 
     table: torch.Tensor
     row_scale: torch.Tensor | None
-    norm: Norm
+    norm: tuple[torch.Tensor, float]
     head: Weights
 
 
@@ -72,10 +50,10 @@ def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
     )
 
 
-def next_routers(layers: Sequence[NativeDecoderLayer]) -> list[int]:
+def next_routers(programs: Sequence[LayerProgram]) -> list[int]:
     """For each layer with a router the next layer with one; 0 for the last one and for other layers."""
-    routed = [i for i, layer in enumerate(layers) if layer.router]
-    return [next((j for j in routed if j > i), 0) if i in routed else 0 for i in range(len(layers))]
+    routed = [i for i, program in enumerate(programs) if program.router]
+    return [next((j for j in routed if j > i), 0) if i in routed else 0 for i in range(len(programs))]
 
 
 def level_rule(rule: DecodeRule) -> LevelRule:
@@ -92,19 +70,6 @@ def level_rule(rule: DecodeRule) -> LevelRule:
     return structure
 
 
-def dense_layer(layer: NativeDecoderLayer) -> DenseLayer:
-    """The structure of a layer's dense parts, which must outlive it."""
-    return DenseLayer(
-        attention=layer.attention.address,
-        input_norm=layer.input_norm[0].data_ptr(),
-        post_norm=layer.post_norm[0].data_ptr(),
-        input_epsilon=layer.input_norm[1],
-        post_epsilon=layer.post_norm[1],
-        qkv=linear(layer.qkv),
-        out=linear(layer.out),
-    )
-
-
 def linear(weights: Weights) -> Linear:
     """The structure of a linear layer, which its tensors must outlive."""
     weight, scale, bias = weights
@@ -115,3 +80,66 @@ def linear(weights: Weights) -> Linear:
         rows=weight.shape[0],
         cols=weight.shape[1],
     )
+
+
+class ListBuffers:
+    """The buffers of the lists of all layers: memory for the rows of a call, and its structures.
+
+    Args:
+        programs: the lists.
+        hidden: numbers of a state.
+        rows: most rows of a call.
+
+    Attributes:
+        tensors: name -> bf16 [rows, numbers of the widest row]; without HIDDEN, which each call brings.
+        structures: of all buffers, HIDDEN's first and NORMED's second.
+    """
+
+    def __init__(self, programs: Sequence[LayerProgram], hidden: int, rows: int) -> None:
+        self._hidden, most = hidden, {HIDDEN: hidden, NORMED: hidden}
+        for program in programs:
+            for each, _, writes in with_widths(program, hidden):
+                most[each.output] = max(most.get(each.output, 0), writes)
+        self._index = {name: i for i, name in enumerate(most)}
+        del most[HIDDEN]
+        self.tensors = {name: torch.zeros(rows, width, dtype=torch.bfloat16) for name, width in most.items()}
+        self.structures = (Buffer * len(self._index))(
+            Buffer(), *(Buffer(at=each.data_ptr(), size=each.numel()) for each in self.tensors.values())
+        )
+
+    def rows_of(self, name: str, rows: int, cols: int) -> torch.Tensor:
+        """The rows [1, rows, cols] that an operation has left in a buffer other than HIDDEN, or is to find there."""
+        return self.tensors[name].view(-1)[: rows * cols].view(1, rows, cols)
+
+    def operations(self, program: LayerProgram) -> tuple[Any, list[Any]]:
+        """The structures of a list, and what they point to, which must outlive them."""
+        kept, made = list[Any](), list[Operation]()
+        for each, reads, writes in with_widths(program, self._hidden):
+            structure = Operation(
+                kind=_KINDS.index(type(each)),
+                input=self._index[each.input],
+                output=self._index[each.output],
+                input_cols=reads,
+                output_cols=writes,
+                parameters=_parameters(each, kept),
+                epsilon=each.epsilon if isinstance(each, listed.Norm) else 0,
+            )
+            made.append(structure)
+        return (Operation * len(made))(*made), kept
+
+
+def _parameters(each: listed.Operation, kept: list[Any]) -> int | None:
+    """The address of an operation's parameters, which stay where they are as long as what is added to `kept` lives."""
+    kept.append(each)
+    match each:
+        case listed.Norm():
+            return each.weight.data_ptr()
+        case listed.Linear():
+            kept.append(linear(each.weights))
+            return ctypes.addressof(kept[-1])
+        case listed.Attend():
+            return each.attention.address
+        case listed.Activate() | listed.Scale():
+            return each.values.data_ptr()
+        case _:
+            return None

@@ -21,7 +21,7 @@ from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 31
+INTERFACE = 32
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -51,7 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
     "edgemoe_attention_scratch": (_N, [_N] * 3),
-    "edgemoe_decode_layers": (_N, [_P, _P, _N, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
+    "edgemoe_decode_layers": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _P]),
     "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
     "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N]),
     "edgemoe_levels": (None, [_P, _P, _P, _N, _P]),
@@ -61,6 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 7, *[_N] * 6, _P, _P]),
     "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _N, _N, _N, _N, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
+    "edgemoe_precise_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""

@@ -1,13 +1,47 @@
-"""A softmax router with top-k, one call of csrc/router.c."""
+"""A router with top-k, one call of csrc/router.c."""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.structures import Router
+
+
+@dataclass(frozen=True)
+class RouterForm:
+    """How a router makes a choice and gate weights of its product with a token's state.
+
+    The choice is the top k of the scores, biased, in the best groups of experts; gate weights are the scores alone.
+
+    Args:
+        normalise: scale the chosen experts' gate weights to add up to 1.
+        rounded: round them to bf16.
+        precise: the product is float32 and has all that follows below; else it is bf16, and scores are a softmax of it.
+        sigmoid: an expert's score is the sigmoid of its own number, not its part of a softmax.
+        bias: float32 [E], added to the scores for the choice alone; None: none.
+        groups: groups of consecutive experts, of which `best_groups` are taken; 1: all experts are one.
+        best_groups: at most `groups`.
+        group_best: a group's rank goes by the sum of so many of its best numbers, 1 or 2.
+        scale: factor of the gate weights.
+    """
+
+    normalise: bool
+    rounded: bool
+    precise: bool = False
+    sigmoid: bool = False
+    bias: torch.Tensor | None = None
+    groups: int = 1
+    best_groups: int = 1
+    group_best: int = 1
+    scale: float = 1.0
+
+
+_LEAST_SUM = 1e-20
+"""Added to the sum that a precise router's gate weights are divided by."""
 
 
 class NativeRouter:
@@ -16,25 +50,32 @@ class NativeRouter:
     Args:
         weight: bf16 [E, H], contiguous.
         top_k: at most E.
-        normalise: scale the chosen experts' gate weights to add up to 1.
-        rounded: round them to bf16.
+        form: how it chooses.
     """
 
-    def __init__(self, weight: torch.Tensor, top_k: int, *, normalise: bool, rounded: bool) -> None:
-        self._weight = weight  # keeps the address below valid
+    def __init__(self, weight: torch.Tensor, top_k: int, form: RouterForm) -> None:
+        self._weight = weight  # these two keep the addresses below valid
+        self._bias = None if form.bias is None else form.bias.float().contiguous()
+        self.precise = form.precise
         self._router = Router(
             weight=weight.data_ptr(),
             count=weight.shape[0],
             cols=weight.shape[1],
             k=top_k,
-            normalise=normalise,
-            rounded=rounded,
+            normalise=form.normalise,
+            rounded=form.rounded,
+            precise=form.precise,
+            sigmoid=form.sigmoid,
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            groups=form.groups,
+            best_groups=form.best_groups,
+            group_best=form.group_best,
+            scale=form.scale if form.precise else 0,
+            least=_LEAST_SUM if form.normalise else 0,
         )
         self.top_k = top_k
-        self.logits = weight.new_empty(weight.shape[0])
-        """bf16 [E], scratch of a single token."""
-        self.probabilities = torch.empty(weight.shape[0])
-        """float32 [E], scratch."""
+        self.scores = torch.empty(2 * weight.shape[0])
+        """float32 [2 E], scratch."""
 
     @property
     def address(self) -> int:
@@ -48,18 +89,19 @@ class NativeRouter:
             x: bf16 [T, H], contiguous.
 
         Returns:
-            logits, bf16 [T, E]; experts, int64 [T, k], the likeliest first, the first of a tie; their gate weights,
-            float32 [T, k].
+            logits [T, E], float32 of a precise router, else bf16; experts, int64 [T, k], those with the largest gate
+            weights first, the first of a tie; their gate weights, float32 [T, k].
 
         Raises:
             MemoryError: no memory for the tokens' activations.
+            ValueError: more experts than there are, or groups that do not divide them.
         """
         tokens = x.shape[0]
-        logits = x.new_empty(tokens, len(self.logits))
+        logits = torch.empty(tokens, len(self._weight), dtype=torch.float32 if self.precise else x.dtype)
         chosen, gates = torch.empty(tokens, self.top_k, dtype=torch.int64), torch.empty(tokens, self.top_k)
         result = native.library().edgemoe_router_topk(
             *(native.threads(), self.address, x.data_ptr(), *x.shape, logits.data_ptr()),
-            *(self.probabilities.data_ptr(), chosen.data_ptr(), gates.data_ptr()),
+            *(self.scores.data_ptr(), chosen.data_ptr(), gates.data_ptr()),
         )
         if result:
             raise native.failure(result, "a router's activations")

@@ -58,7 +58,10 @@ class Router(ctypes.Structure):
     _fields_ = [
         ("weight", _POINTER),
         *_fields(_INT, "count cols k"),
-        *_fields(ctypes.c_int32, "normalise rounded"),
+        *_fields(ctypes.c_int32, "normalise rounded precise sigmoid"),
+        ("bias", _POINTER),
+        *_fields(_INT, "groups best_groups group_best"),
+        *_fields(_FLOAT, "scale least"),
     ]
 
 
@@ -66,7 +69,7 @@ class AttentionShape(ctypes.Structure):
     """`attention_shape` of csrc/attention/attention.h."""
 
     _fields_ = [
-        *_fields(_INT, "heads kv_heads dim"),
+        *_fields(_INT, "heads kv_heads dim rotated"),
         *_fields(_POINTER, "q_norm k_norm"),
         *_fields(_INT, "q_norm_size k_norm_size"),
         *_fields(_FLOAT, "q_epsilon k_epsilon scaling clip"),
@@ -85,19 +88,32 @@ class AttentionKV(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """`linear` of csrc/decode_layers.c."""
+    """`linear` of csrc/operations.h."""
 
     _fields_ = [*_fields(_POINTER, "weight row_scale bias"), *_fields(_INT, "rows cols")]
 
 
-class DenseLayer(ctypes.Structure):
-    """`dense_layer` of csrc/decode_layers.c."""
+class Buffer(ctypes.Structure):
+    """`buffer` of csrc/operations.h."""
+
+    _fields_ = [("at", _POINTER), ("size", _INT)]
+
+
+class Operation(ctypes.Structure):
+    """`operation` of csrc/operations.h."""
 
     _fields_ = [
-        *_fields(_POINTER, "attention input_norm post_norm"),
-        *_fields(_FLOAT, "input_epsilon post_epsilon"),
-        *_fields(Linear, "qkv out"),
+        *_fields(_INT, "kind input output input_cols output_cols"),
+        ("parameters", _POINTER),
+        ("epsilon", _FLOAT),
+        ("rotation", _INT),
     ]
+
+
+class Rotation(ctypes.Structure):
+    """`rotation` of csrc/operations.h."""
+
+    _fields_ = [*_fields(_POINTER, "cosine sine"), ("cols", _INT)]
 
 
 class LevelRule(ctypes.Structure):
@@ -115,18 +131,26 @@ class DecoderLayer(ctypes.Structure):
     """`decoder_layer` of csrc/decode_layers.c."""
 
     _fields_ = [
-        ("dense", _POINTER),
-        *_fields(_INT, "window following experts slots scratch_size"),
-        *_fields(_POINTER, "scratch normed router logits probabilities gates chosen levels resident"),
+        ("operations", _POINTER),
+        *_fields(_INT, "count slot window following experts slots"),
+        *_fields(_POINTER, "router logits scores gates chosen levels resident"),
         ("compensators", _POINTER),
         *_fields(_POINTER, "wanted computed predicted remapped chosen_by chosen_mass"),
     ]
+
+
+class SequenceKV(ctypes.Structure):
+    """`sequence_kv` of csrc/decode_layers.c."""
+
+    _fields_ = [("slots", _POINTER), ("past", _INT)]
 
 
 class ExpertWorkspace(ctypes.Structure):
     """`expert_workspace` of csrc/decode_layers.c."""
 
     _fields_ = [
+        ("buffers", _POINTER),
+        ("buffer_count", _INT),
         *_fields(_POINTER, "up down"),
         *_fields(_INT, "inner most_rows slots experts"),
         *_fields(_POINTER, "together gathered rows gates row_of after first"),
@@ -156,8 +180,8 @@ class OuterLayers(ctypes.Structure):
 
 SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
-    *(Linear, DenseLayer, LevelRule, DecoderLayer, ExpertWorkspace, OuterLayers, RemappingRule),
-    Compensator,
+    *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
+    *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

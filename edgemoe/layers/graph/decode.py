@@ -92,6 +92,9 @@ class GraphDecode:
     most_rows = 1
     """Most sequences of a step."""
 
+    remaps = True
+    """A single token agrees with itself."""
+
     def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
         """Appends a token to the one sequence of a step.
 

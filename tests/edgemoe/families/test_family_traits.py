@@ -16,11 +16,12 @@ from edgemoe.layers.attend import attend_tiles
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.gqa import GroupedQueryAttention
-from edgemoe.layers.router import SoftmaxRouter, next_logits
+from edgemoe.layers.router import CompiledRouter, next_logits
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.lookahead import predict
 
 FUSED = [name for name, traits in TRAITS.items() if traits.fused_gqa]
+BY_PRODUCT = [name for name in FUSED if TRAITS[name].product_router]
 
 
 def hidden(rows: int, seed: int = 1) -> torch.Tensor:
@@ -31,7 +32,7 @@ def hidden(rows: int, seed: int = 1) -> torch.Tensor:
 @pytest.mark.e2e
 @needs_native
 @pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize("model_type", FUSED)
+@pytest.mark.parametrize("model_type", BY_PRODUCT)
 def test_a_softmax_gate_is_transformers_router(model_type, normalise):
     """Experts, gate weights and their dtype are those of transformers' router, for either value of norm_topk_prob.
 
@@ -42,7 +43,7 @@ def test_a_softmax_gate_is_transformers_router(model_type, normalise):
     for block in blocks_of(model):
         theirs = router_of(block)
         theirs.weight.data.mul_(20)
-        ours = SoftmaxRouter.try_from(theirs, TRAITS[model_type].gate, model.config)
+        ours = CompiledRouter.try_from(theirs, TRAITS[model_type], model.config)
         x = hidden(400)
         logits, gates, experts = ours(x)
         _, their_gates, their_experts = theirs(x)
@@ -54,13 +55,55 @@ def test_a_softmax_gate_is_transformers_router(model_type, normalise):
         torch.testing.assert_close(gates[decided], their_gates[decided], rtol=0.03, atol=0.003)
 
 
+SCORED = {
+    "glm4_moe": {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
+    "glm4_moe, no groups": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 5},
+    "glm4_moe, not normalised": {"norm_topk_prob": False, "routed_scaling_factor": 2.5},
+    "deepseek_v3": {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 4},
+    "deepseek_v2": {},  # a softmax, a group by its best expert
+}
+"""Model -> its config beside family_models.SMALL; routers with a float32 product."""
+
+
 @needs_native
-@pytest.mark.parametrize("model_type", FUSED)
+@pytest.mark.parametrize("model", SCORED)
+def test_a_router_by_scores_is_transformers_router(model):
+    """Experts, as a set, and their gate weights are those of transformers' router, the largest weight first."""
+    model_type = model.partition(",")[0]
+    made = random_model(model_type, **SCORED[model])
+    for block in blocks_of(made):
+        theirs = router_of(block)
+        theirs.weight.data.mul_(20)
+        ours = CompiledRouter.try_from(theirs, TRAITS[model_type], made.config)
+        logits, gates, experts = ours(hidden(400))
+        their_logits, their_gates, their_experts = theirs(hidden(400))
+        torch.testing.assert_close(logits, their_logits, rtol=1e-4, atol=1e-4)
+        want, got = (
+            torch.zeros(logits.shape).scatter(1, chosen, weights.float())
+            for chosen, weights in ((their_experts, their_gates), (experts, gates))
+        )
+        same = torch.isclose(got, want, rtol=1e-4, atol=1e-6).all(1)
+        assert same.sum() >= 396  # in a row with two nearly equal numbers either may be first
+        assert (gates[:, :-1] >= gates[:, 1:]).all()
+
+
+def test_a_router_of_another_formula_stays_transformers_own(monkeypatch):
+    """A trial on noise refuses a form that is not the module's: here its scores are divided by a temperature."""
+    model = random_model("glm4_moe")
+    router = router_of(blocks_of(model)[0])
+    router.weight.data.mul_(20)
+    forward = type(router).forward
+    monkeypatch.setattr(type(router), "forward", lambda self, x: forward(self, x / 2))
+    assert CompiledRouter.try_from(router, TRAITS["glm4_moe"], model.config) is None
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", BY_PRODUCT)
 def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
     """On rows whose logits are exact, gate weights are transformers' own, to the last bits of exp in float32."""
     model = random_model(model_type, num_experts_per_tok=3)
     theirs = router_of(blocks_of(model)[0])
-    ours = SoftmaxRouter.try_from(theirs, TRAITS[model_type].gate, model.config)
+    ours = CompiledRouter.try_from(theirs, TRAITS[model_type], model.config)
     x = torch.eye(64).mul(16).bfloat16()  # a logit is a power of two times a weight
     (logits, gates, experts), (_, their_gates, their_experts) = ours(x), theirs(x)
     assert torch.equal(logits, (theirs.weight.data.float() * 16).bfloat16().T)
@@ -150,6 +193,7 @@ WINDOWS = [
     ("mixtral", {}),
     ("mixtral", {"sliding_window": None}),
     ("olmoe", {}),
+    ("glm4_moe", {}),
 ]
 
 

@@ -7,7 +7,7 @@ import torch
 from availability import needs_native
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.kernels.native.rows import add_weighted_rows
 
 pytestmark = needs_native
@@ -41,7 +41,7 @@ def test_norms_of_many_rows_are_those_of_each():
 
 def test_routers_choose_alike_for_many_and_for_one():
     """100 tokens in one call, whose softmax is on all threads, and one after another."""
-    router = NativeRouter(torch.randn(24, 64).bfloat16(), 4, normalise=True, rounded=False)
+    router = NativeRouter(torch.randn(24, 64).bfloat16(), 4, RouterForm(normalise=True, rounded=False))
     x = torch.randn(100, 64).bfloat16()
     together = router(x)
     alone = [router(row[None]) for row in x]

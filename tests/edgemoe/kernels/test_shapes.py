@@ -15,8 +15,8 @@ from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import LayerKV, NativeAttention
 from edgemoe.kernels.native.experts import NativeExpertKernel
-from edgemoe.kernels.native.router import NativeRouter
-from edgemoe.kernels.native.structures import Expert, Matrix
+from edgemoe.kernels.native.router import NativeRouter, RouterForm
+from edgemoe.kernels.native.structures import Expert, Linear, Matrix
 from edgemoe.kv.step import Segment, Step
 
 pytestmark = needs_native
@@ -155,9 +155,9 @@ def test_dense_products_norms_and_routers_of_another_width_are_refused():
     with pytest.raises(ValueError, match="rows of 64"):
         native.rms_norm(x, torch.ones(HIDDEN).bfloat16(), 1e-6)
     with pytest.raises(ValueError, match="sizes"):
-        NativeRouter(weight, 2, normalise=True, rounded=True)(x)
+        NativeRouter(weight, 2, RouterForm(normalise=True, rounded=True))(x)
     with pytest.raises(ValueError, match="sizes"):
-        NativeRouter(weight, 33, normalise=True, rounded=True)(x[:, :HIDDEN].contiguous())
+        NativeRouter(weight, 33, RouterForm(normalise=True, rounded=True))(x[:, :HIDDEN].contiguous())
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -196,7 +196,9 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
         ("qkv", "rows", 64),
         ("out", "rows", 128),
         ("out", "cols", 32),
-        ("layer", "scratch_size", 8),
+        ("buffer", "size", 8),
+        ("norm", "input_cols", 32),
+        ("layer", "slot", -1),
         ("layer", "slots", 1),
         ("layer", "experts", 4),
     ],
@@ -205,11 +207,17 @@ def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
     """A decoder layer whose part has another size than its neighbours fails the step; the sequence stays as it was."""
     engine, sequence = fused
     decode = engine.runner.fused._native
-    layer = decode._structures[2]
-    dense = decode._dense[2]
-    router = decode._layers[2].router._router
-    changed = {"router": router, "qkv": dense.qkv, "out": dense.out, "layer": layer}[structure]
-    setattr(changed, field, value)
+    operations, kept = decode._lists[2]
+    qkv, out = (each for each in kept if isinstance(each, Linear))
+    changed = {
+        "router": decode.programs[2].router._router,
+        "qkv": qkv,
+        "out": out,
+        "buffer": decode.buffers.structures[-1],
+        "norm": operations[0],
+        "layer": decode._structures[2],
+    }
+    setattr(changed[structure], field, value)
     with pytest.raises(ValueError, match="sizes"):
         engine.step(Step((Segment(sequence, (8,)),)))
     assert sequence.length == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from edgemoe.families.table import TRAITS
 from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
-from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.router import CompiledRouter
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
 from edgemoe.prefetch.step import FetcherStep
@@ -36,6 +37,7 @@ MODELS = {
     "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
     "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight
     "qwen3_moe, 8 bits": {"attention_bias": True},
+    "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
 """Model -> its config beside family_models.SMALL; every one with 4 experts a token."""
 
@@ -114,10 +116,10 @@ def fused_calls(monkeypatch) -> list[bool]:
     """Collects an entry for every call of the fused layers: whether it went through all layers."""
     calls, run = [], NativeDecodeLayers.run
 
-    def counted(self, layers, *rest):
-        done = run(self, layers, *rest)
-        calls.append(done == len(self.trace))
-        return done
+    def counted(self, *how):
+        place = run(self, *how)
+        calls.append(place == (len(self.trace), 0))
+        return place
 
     monkeypatch.setattr(NativeDecodeLayers, "run", counted)
     return calls
@@ -154,7 +156,8 @@ def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule, 
     """Logits and levels equal those of transformers' modules bit for bit, under every limit and look-ahead."""
     want, use = decoded(by_modules(open_engine(store, exact=True, **RULES[rule])))
     assert fused_calls == []
-    assert set(use.scheduled) == set(RULES[rule]["levels"])
+    levels = set(RULES[rule]["levels"])
+    assert levels - {8} <= set(use.scheduled) <= levels if len(levels) > 1 else set(use.scheduled) == levels
     engine = open_engine(store, exact=True, **RULES[rule], **LIMITS[limit])
     logits, found = decoded(engine)
     assert torch.equal(logits, want)
@@ -199,9 +202,9 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
     policy, run, seen = engine.rules.policy, NativeDecodeLayers.run, set()
     assert policy.tiers.dram == (0.1 if "dram_experts" in tiers else 1.0)
 
-    def checked(self, layers, hidden, *rest):
-        done, rows = run(self, layers, hidden, *rest), hidden.shape[1]
-        for layer in (i for i in range(layers.start, min(done + 1, layers.stop)) if self._layers[i].router):
+    def checked(self, begun, end, hidden, *rest):
+        place, rows = run(self, begun, end, hidden, *rest), hidden.shape[1]
+        for layer in chain(*engine.runner.fused._computed(begun, place)):
             chosen, wanted = self.trace[layer, CHOSEN, :rows], self.trace[layer, WANTED, :rows]
             want = policy.levels(layer, chosen, self.gates[layer, :rows], None, decode=True)
             assert torch.equal(wanted, want)
@@ -209,7 +212,7 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
         for key in engine._keys:
             slower = engine.dram.level_of(key) if engine.dram else 0
             assert engine.held.places[key] == place_of(engine.vram.level_of(key), slower)
-        return done
+        return place
 
     monkeypatch.setattr(NativeDecodeLayers, "run", checked)
     decoded(engine)
@@ -218,7 +221,7 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
         engine.prefill(sequence, PROMPT)
     for token in DECODED:
         engine.step(Step(tuple(Segment(each, (token + i,)) for i, each in enumerate(pair))))
-    if any(layer.router for layer in engine.runner.fused._native._layers):
+    if any(program.router for program in engine.runner.fused._native.programs):
         assert {(rows, level) for rows in (1, 2) for level in (2, 4)} <= seen
 
 
@@ -375,8 +378,8 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
     fast, kind = together()
     assert kind is GroupedQueryAttention
     native_parts = False
-    monkeypatch.setattr(GroupedQueryAttention, "try_from", lambda module: None)
-    monkeypatch.setattr(SoftmaxRouter, "try_from", lambda *_: None)
+    monkeypatch.setattr(GroupedQueryAttention, "try_from", lambda *_: None)
+    monkeypatch.setattr(CompiledRouter, "try_from", lambda *_: None)
     plain, kind = together()
     assert kind is not GroupedQueryAttention
     distance = (fast - plain).norm(dim=-1) / plain.norm(dim=-1)

@@ -10,7 +10,7 @@ from pairwise import pairwise
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from edgemoe.kernels.native.attention import LayerKV, NativeAttention
-from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.layers import build
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.load import load_dense
@@ -95,7 +95,7 @@ def routed(logits: torch.Tensor, top_k: int, *, normalise: bool) -> tuple[torch.
     weight = torch.zeros(len(logits), 16).bfloat16()
     weight[:, 0] = logits
     token = torch.eye(16).bfloat16()[:1]
-    return NativeRouter(weight, top_k, normalise=normalise, rounded=False)(token)
+    return NativeRouter(weight, top_k, RouterForm(normalise=normalise, rounded=False))(token)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -119,7 +119,7 @@ def test_a_router_has_each_tokens_logits(rounded, tokens):
     """Logits, experts and gate weights are torch's, the weights rounded to bf16 where the family rounds."""
     generator = torch.Generator().manual_seed(1)
     weight, x = (torch.randn(n, 64, generator=generator).bfloat16() for n in (20, tokens))
-    router = NativeRouter(weight, 4, normalise=False, rounded=rounded)
+    router = NativeRouter(weight, 4, RouterForm(normalise=False, rounded=rounded))
     logits, chosen, gates = router(x)
     torch.testing.assert_close(logits.double(), x.double() @ weight.double().T, rtol=0.01, atol=0.02)
     want, best = logits.float().softmax(-1).sort(descending=True, stable=True)
@@ -160,7 +160,7 @@ def test_a_router_without_finite_logits_chooses_distinct_experts(bad):
     """NaN in all logits, or in those of one expert: no expert is chosen twice, so no buffer holds too many rows."""
     weight, token = torch.randn(8, 64).bfloat16(), torch.randn(3, 64).bfloat16()
     (weight if bad == "all" else weight[0]).fill_(float("nan"))
-    _, chosen, _ = NativeRouter(weight, 4, normalise=True, rounded=False)(token)
+    _, chosen, _ = NativeRouter(weight, 4, RouterForm(normalise=True, rounded=False))(token)
     assert all(len(set(row)) == 4 and {*row} <= {*range(8)} for row in chosen.tolist())
 
 

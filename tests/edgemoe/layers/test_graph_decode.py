@@ -28,7 +28,7 @@ from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.graph import groups as graph_groups
 from edgemoe.layers.graph.decode import GraphDecode
-from edgemoe.layers.router import SoftmaxRouter
+from edgemoe.layers.router import CompiledRouter
 from edgemoe.memory import tiers
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
@@ -88,7 +88,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
     monkeypatch.setattr(tiers, "on_device", poisoned)
     for part in (
         GroupedQueryAttention,
-        SoftmaxRouter,
+        CompiledRouter,
         DenseNorm,
     ):  # the double's place is the CPU, which has kernels
         monkeypatch.setattr(part, "try_from", lambda *args: None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgemoe.errors import UserError
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.kernels.native.structures import RemappingRule
 from edgemoe.policy.remapping import MOST_BINS, Movable, Remapping, prefer_resident
 
@@ -138,7 +138,7 @@ def in_c(
     # A weight of the logits' columns and one-hot inputs have these logits as their product.
     padded = torch.zeros(experts, 64, dtype=torch.bfloat16)
     padded[:, :tokens] = logits.T
-    router = NativeRouter(padded, top_k, normalise=normalise, rounded=False)
+    router = NativeRouter(padded, top_k, RouterForm(normalise=normalise, rounded=False))
     x = torch.eye(64, dtype=torch.bfloat16)[:tokens].contiguous()
     found, chosen, gates = router(x)
     assert torch.equal(found, logits)
@@ -146,7 +146,7 @@ def in_c(
     rule = RemappingRule(alpha=remapping.alpha, bins=remapping.bins, popularity=votes.data_ptr())
     before = chosen.clone()
     native.library().edgemoe_remap(
-        *(router.address, ctypes.byref(rule), found.data_ptr(), tokens, router.probabilities.data_ptr()),
+        *(router.address, ctypes.byref(rule), found.data_ptr(), tokens, router.scores.data_ptr()),
         *(chosen.data_ptr(), gates.data_ptr(), counts.data_ptr()),
     )
     return before, chosen, gates, counts
@@ -184,13 +184,15 @@ def test_the_kernel_leaves_a_row_without_numbers_alone():
     logits = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
     logits[2] = torch.nan
     tokens, top_k = 4, 3
-    router = NativeRouter(torch.zeros(8, 32, dtype=torch.bfloat16), top_k, normalise=True, rounded=False)
+    router = NativeRouter(
+        torch.zeros(8, 32, dtype=torch.bfloat16), top_k, RouterForm(normalise=True, rounded=False)
+    )
     chosen = torch.arange(top_k).repeat(tokens, 1).contiguous()
     gates, counts = torch.full((tokens, top_k), 0.5), torch.zeros(2, dtype=torch.int64)
     votes = torch.zeros(8, dtype=torch.int64)
     rule = RemappingRule(alpha=2.0, bins=4, popularity=votes.data_ptr())
     native.library().edgemoe_remap(
-        *(router.address, ctypes.byref(rule), logits.data_ptr(), tokens, router.probabilities.data_ptr()),
+        *(router.address, ctypes.byref(rule), logits.data_ptr(), tokens, router.scores.data_ptr()),
         *(chosen.data_ptr(), gates.data_ptr(), counts.data_ptr()),
     )
     assert (chosen[2].tolist(), gates[2].tolist()) == ([0, 1, 2], [0.5] * 3)

@@ -15,29 +15,55 @@ EXPERTS, TOP_K, DIM, CONTEXT, LAYERS = 6, 2, 16, 24, 2
 HEADS, KV_HEADS = 6, 2
 
 
-def _linear(rows: int, cols: int, bias: bool) -> dict[str, Any]:
-    """Fields of `linear`, with an int8 weight."""
+HIDDEN, NORMED, QKV, ATTENDED, BLOCK, GATE_UP, INNER, GATE = range(8)
+"""Buffers."""
+
+SHARED = 32
+"""Inner size of the shared experts."""
+
+
+def _linear(rows: int, cols: int, bias: bool) -> Structures:
+    """A linear layer with an int8 weight."""
     weight = integers(-127, 128, rows, cols, dtype=np.int8)
-    fields = {"weight": weight, "row_scale": scales(rows), "rows": rows, "cols": cols}
-    return fields | ({"bias": bf16(rows)} if bias else {})
+    fields: dict[str, Any] = {"weight": weight, "row_scale": scales(rows), "rows": rows, "cols": cols}
+    return Structures(c.Linear, fields | ({"bias": bf16(rows)} if bias else {}))
 
 
-def _dense(size: int) -> Structures:
-    """A layer up to its experts."""
-    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "scaling": DIM**-0.5}
-    fields: dict[str, Any] = {"attention": Structures(c.AttentionShape, shape)}
-    for norm in ("input", "post"):
-        fields |= {f"{norm}_norm": bf16(size), f"{norm}_epsilon": 1e-6}
-    linears = (
-        ("qkv", _linear((HEADS + 2 * KV_HEADS) * DIM, size, True)),
-        ("out", _linear(size, HEADS * DIM, False)),
-    )
-    fields |= {f"{name}.{field}": value for name, of in linears for field, value in of.items()}
-    return Structures(c.DenseLayer, fields)
+def _operations(size: int) -> Structures:
+    """Attention, experts, and shared experts that a gate scales: every kind that the kernel computes."""
+    projected, attended = (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM
+    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "rotated": DIM // 2, "scaling": DIM**-0.5}
+    table = bf16(1 << 16, outliers=False)
+    listed: list[tuple[int, int, int, int, int, Any]] = [
+        (0, HIDDEN, NORMED, size, size, bf16(size)),
+        (1, NORMED, QKV, size, projected, _linear(projected, size, True)),
+        (2, QKV, ATTENDED, projected, attended, Structures(c.AttentionShape, shape)),
+        (1, ATTENDED, BLOCK, attended, size, _linear(size, attended, False)),
+        (5, BLOCK, HIDDEN, size, size, None),
+        (0, HIDDEN, NORMED, size, size, bf16(size)),
+        (6, NORMED, BLOCK, size, size, None),
+        (5, BLOCK, HIDDEN, size, size, None),
+        (1, NORMED, GATE_UP, size, 2 * SHARED, _linear(2 * SHARED, size, False)),
+        (3, GATE_UP, INNER, 2 * SHARED, SHARED, table),
+        (1, INNER, BLOCK, SHARED, size, _linear(size, SHARED, False)),
+        (1, NORMED, GATE, size, 1, _linear(1, size, False)),
+        (4, GATE, BLOCK, 1, size, table),
+        (5, BLOCK, HIDDEN, size, size, None),
+    ]
+    names = ("kind", "input", "output", "input_cols", "output_cols", "parameters")
+    fields = [
+        {name: value for name, value in zip(names, each, strict=True) if value is not None}
+        | {"epsilon": 1e-6}
+        for each in listed
+    ]
+    return Structures(c.Operation, *fields)
 
 
-def _layer(model: Model, size: int, rows: int, following: int) -> dict[str, Any]:
-    """Fields of a layer whose experts are all resident, every second one at level 4, the others at level 8."""
+def _layer(model: Model, rows: int, index: int, size: int) -> dict[str, Any]:
+    """Fields of a layer whose experts are all resident, every second one at level 4, the others at level 8.
+
+    The first layer's router has a bias and groups, the second one's is a softmax.
+    """
     router = {
         "weight": bf16(EXPERTS, size, scale=0.1),
         "count": EXPERTS,
@@ -45,25 +71,28 @@ def _layer(model: Model, size: int, rows: int, following: int) -> dict[str, Any]
         "k": TOP_K,
         "normalise": 1,
     }
+    if not index:
+        groups = {"groups": 3, "best_groups": 2, "group_best": 2}
+        bias = np.linspace(0, 0.1, EXPERTS, dtype=np.float32)
+        router |= {"precise": 1, "sigmoid": 1, "bias": bias, "scale": 2.5, "least": 1e-20} | groups
     levels = c.LevelRule(rule=1, count=2, critical=1)
     rule = Structures(c.LevelRule, {name: getattr(levels, name) for name in ("rule", "count", "critical")})
     rule.memory[0].level[0], rule.memory[0].level[1] = 4, 2
     resident = [{**model.planes[i % 2], "level": 8 if i % 2 else 4} for i in range(EXPERTS)]
-    numbers = rows * (2 * HEADS + 2 * KV_HEADS) * DIM
     pairs = {
         name: np.zeros((rows, TOP_K), np.int64) for name in ("chosen", "wanted", "computed", "predicted")
     }
+    operations = _operations(size)
     return {
-        "dense": _dense(size),
-        "following": following,
+        "operations": operations,
+        "count": len(operations.memory),
+        "slot": index,
+        "following": LAYERS - 1 - index,
         "experts": EXPERTS,
         "slots": TOP_K,
-        "scratch_size": numbers,
-        "scratch": np.zeros(numbers, np.uint16),
-        "normed": np.zeros((rows, size), np.uint16),
         "router": Structures(c.Router, router),
-        "logits": np.zeros((rows, EXPERTS), np.uint16),
-        "probabilities": np.zeros(EXPERTS, np.float32),
+        "logits": np.zeros((rows, EXPERTS), np.float32),
+        "scores": np.zeros(2 * EXPERTS, np.float32),
         "gates": np.zeros((rows, TOP_K), np.float32),
         "levels": rule,
         "resident": Structures(c.Expert, *resident),
@@ -75,11 +104,17 @@ def _layer(model: Model, size: int, rows: int, following: int) -> dict[str, Any]
 
 
 def _workspace(model: Model, size: int, rows: int, exact: int) -> Structures:
-    pairs = rows * TOP_K
+    pairs, widths = (
+        rows * TOP_K,
+        (size, size, (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM, size, 2 * SHARED, SHARED, 1),
+    )
+    memory = [bf16(rows, size), *(np.zeros((rows, width), np.uint16) for width in widths[1:])]
     up, down = model.matrices
     return Structures(
         c.ExpertWorkspace,
         {
+            "buffers": Structures(c.Buffer, *({"at": each, "size": each.size} for each in memory)),
+            "buffer_count": len(memory),
             "up": up,
             "down": down,
             "inner": model.specs[1].cols,
@@ -103,20 +138,30 @@ def layer_calls() -> Iterator[Call]:
     """One token and three through both layers, at the levels of the rule and at those of the planes."""
     model, size = Model(*SHAPES[0]), SHAPES[0][1]
     for rows, exact in ((1, 1), (3, 0)):
-        layers = [_layer(model, size, rows, LAYERS - 1 - i) for i in range(LAYERS)]
-        cache = (LAYERS, KV_HEADS, CONTEXT, DIM)
+        layers = [_layer(model, rows, i, size) for i in range(LAYERS)]
+        cache = (KV_HEADS, CONTEXT, DIM)
         sequences = [
-            {"keys": bf16(*cache), "values": bf16(*cache), "context": CONTEXT, "past": 5 + 4 * row}
+            {
+                "past": 5 + 4 * row,
+                "slots": Structures(
+                    c.AttentionKV,
+                    *(
+                        {"keys": bf16(*cache), "values": bf16(*cache), "context": CONTEXT}
+                        for _ in range(LAYERS)
+                    ),
+                ),
+            }
             for row in range(rows)
         ]
-        kv = Structures(c.AttentionKV, *sequences)
-        rotation = [bf16(rows, DIM, outliers=False) for _ in range(2)]
-        arguments = (
-            POOL,
-            Structures(c.DecoderLayer, *layers),
-            LAYERS,
-            kv,
-            rows,
-            _workspace(model, size, rows, exact),
+        tables = {
+            "cosine": bf16(rows, DIM // 2, outliers=False),
+            "sine": bf16(rows, DIM // 2, outliers=False),
+        }
+        yield Call(
+            "decode_layers",
+            (
+                *(POOL, Structures(c.DecoderLayer, *layers), np.zeros(2, np.int64), LAYERS),
+                *(Structures(c.SequenceKV, *sequences), rows, _workspace(model, size, rows, exact), 4),
+                Structures(c.Rotation, tables | {"cols": DIM // 2}),
+            ),
         )
-        yield Call("decode_layers", (*arguments, 4, bf16(rows, size), size, *rotation, DIM))

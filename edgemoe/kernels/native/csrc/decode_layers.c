@@ -1,37 +1,22 @@
 /* One new token of each of some sequences through decoder layers, for as long as every expert they need is resident. */
-#include "attention/decode.h"
 #include "dense/dense.h"
 #include "experts/expert_ffn.h"
 #include "levels.h"
+#include "operations.h"
 #include "router.h"
 
 #if COMPILED
-typedef struct {
-    const void *weight;
-    const uint16_t *row_scale, *bias; /* NULL: none */
-    int64_t rows, cols;
-} linear;
-
-/* A decoder layer up to its experts. */
-typedef struct {
-    const attention_shape *attention;
-    const uint16_t *input_norm, *post_norm; /* weights of the norms before and after attention */
-    float input_epsilon, post_epsilon;
-    linear qkv, out;
-} dense_layer;
-
 /* A decoder layer, its resident experts, and what tokens leave in it, a row each. k: experts of a token. */
 typedef struct {
-    const dense_layer *dense;
+    const operation *operations; /* in the order in which they are computed */
+    int64_t count;        /* of them; at most one is EXPERTS */
+    int64_t slot;         /* of its keys and values; -1: its list has no attention */
     int64_t window;       /* latest tokens that attention sees; 0: all */
     int64_t following;    /* layers to the next one with a router; 0: there is none */
     int64_t experts, slots; /* entries of `resident`, and of a row of each array [rows, k] below */
-    int64_t scratch_size;
-    uint16_t *scratch;    /* [scratch_size], at least rows times qkv's rows + out's columns */
-    uint16_t *normed;     /* [rows, H]: the input of router and experts */
-    const router *router; /* NULL: the caller computes the block behind the second norm */
-    uint16_t *logits;     /* as edgemoe_router_topk */
-    float *probabilities, *gates;
+    const router *router; /* NULL: its list has no experts */
+    void *logits;         /* as edgemoe_router_topk */
+    float *scores, *gates;
     int64_t *chosen;
     const level_rule *levels;
     const expert *resident; /* [experts]; level 0: not resident */
@@ -43,6 +28,8 @@ typedef struct {
 
 /* What the experts of all layers share. A pair is a token and one of its slots. */
 typedef struct {
+    const buffer *buffers; /* [buffer_count]; the lists' */
+    int64_t buffer_count;
     const matrix *up, *down;
     int64_t inner;
     int64_t most_rows, slots, experts; /* there is space for: tokens, slots of each, experts of a layer */
@@ -60,38 +47,22 @@ typedef struct {
     int64_t compensated_level;                  /* at which they are computed; factors are of its error */
 } expert_workspace;
 
-AVX2 static int apply(pool *p, const linear *l, const uint16_t *x, int64_t rows, uint16_t *y) {
-    const int failed = edgemoe_dense_product(p, l->weight, l->row_scale, l->rows, l->cols, x, rows, l->cols, y, l->rows);
-    if (failed) return failed;
-    if (l->bias)
-        for (int64_t row = 0; row < rows; row++, y += l->rows)
-            for (int64_t i = 0; i < l->rows; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(l->bias[i]));
-    return 0;
-}
+/* A sequence's keys and values. */
+typedef struct {
+    const attention_kv *slots; /* of each layer that has any; past and first are not read */
+    int64_t past;              /* tokens before this one */
+} sequence_kv;
 
-/* hidden [rows, H] becomes hidden + attention, and the layer's `normed` its norm, rounded where transformers rounds. */
-AVX2 static int attend(pool *p, const decoder_layer *m, const attention_kv *kv, int64_t rows, uint16_t *hidden,
-                       const uint16_t *cosine, const uint16_t *sine) {
-    const dense_layer *l = m->dense;
-    const int64_t size = l->out.rows;
-    uint16_t *qkv = m->scratch, *attended = qkv + rows * l->qkv.rows;
-    edgemoe_rms_norm(hidden, l->input_norm, l->input_epsilon, rows, size, m->normed);
-    int failed = apply(p, &l->qkv, m->normed, rows, qkv);
-    if (!failed) failed = edgemoe_attention(p, l->attention, kv, rows, qkv, cosine, sine, attended);
-    if (!failed) failed = apply(p, &l->out, attended, rows, m->normed);
-    if (failed) return failed;
-    for (int64_t i = 0; i < rows * size; i++) hidden[i] = to_bf16(from_bf16(hidden[i]) + from_bf16(m->normed[i]));
-    edgemoe_rms_norm(hidden, l->post_norm, l->post_epsilon, rows, size, m->normed);
-    return 0;
-}
+/* The input of a layer's router and experts, [rows, H]. */
+static const uint16_t *normed(const expert_workspace *w) { return w->buffers[NORMED].at; }
 
 /* Chooses the experts of every row, from x [rows, H], and sets the layer's gates and counts of remapped pairs. */
 static int topk(pool *p, const decoder_layer *m, const expert_workspace *w, const uint16_t *x, int64_t rows, int64_t *chosen) {
     const router *r = m->router;
-    const int failed = edgemoe_router_topk(p, r, x, rows, r->cols, m->logits, m->probabilities, chosen, m->gates);
+    const int failed = edgemoe_router_topk(p, r, x, rows, r->cols, m->logits, m->scores, chosen, m->gates);
     m->remapped[0] = m->remapped[1] = 0;
     if (!failed && w->remapping && rows > 1)
-        edgemoe_remap(r, w->remapping, m->logits, rows, m->probabilities, chosen, m->gates, m->remapped);
+        edgemoe_remap(r, w->remapping, m->logits, rows, m->scores, chosen, m->gates, m->remapped);
     return failed;
 }
 
@@ -112,9 +83,8 @@ static void levels_of(const decoder_layer *m, int64_t rows, const int64_t *chose
 
 /* Predicts the next layer's experts from this layer's state. 1: all of them are resident at their levels by its rule, or at
  * `most` if that is lower; 0: not; below 0: the call failed. */
-static int predicted_resident(pool *p, const decoder_layer *m, const decoder_layer *next, const expert_workspace *w,
-                              int64_t rows, int64_t most) {
-    const int failed = topk(p, next, w, m->normed, rows, next->predicted);
+static int predicted_resident(pool *p, const decoder_layer *next, const expert_workspace *w, int64_t rows, int64_t most) {
+    const int failed = topk(p, next, w, normed(w), rows, next->predicted);
     if (failed) return failed;
     levels_of(next, rows, next->predicted);
     for (int64_t pair = 0; pair < rows * next->router->k; pair++) {
@@ -160,7 +130,7 @@ static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t
     for (int plain = 0; plain < 2; plain++) {
         for (int64_t pair = w->first[number]; pair >= 0; pair = w->after[pair]) {
             if (m->computed[pair] != level || compensated(m, w, pair) == plain) continue;
-            if (rows > 1) memcpy(w->gathered + row * size, m->normed + pair / k * size, (size_t)size * 2);
+            if (rows > 1) memcpy(w->gathered + row * size, normed(w) + pair / k * size, (size_t)size * 2);
             w->row_of[pair] = row++;
         }
         if (!plain) with_factors = row - begin;
@@ -189,9 +159,9 @@ static void order_pairs(const decoder_layer *m, const expert_workspace *w, int64
         }
 }
 
-/* Adds the chosen experts' weighted sums to hidden [rows, H]. 1: done; 0: an expert, or its factors, are not resident; below 0:
- * the call failed. */
-AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_workspace *w, int64_t rows, uint16_t *hidden) {
+/* Computes the chosen experts: their weighted sums are added to the state, or written to another buffer. 1: done; 0: an expert,
+ * or its factors, are not resident; below 0: the call failed. */
+AVX2 static int add_experts(pool *p, const decoder_layer *m, const operation *o, const expert_workspace *w, int64_t rows) {
     const int64_t k = m->router->k, size = m->router->cols;
     int64_t count = 0, kept = 0;
     if (!link_pairs(m, w, rows * k)) return 0;
@@ -202,73 +172,82 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const expert_worksp
         }
     if (w->renormalise)
         for (int64_t row = 0; row < rows; row++) edgemoe_renormalise(m->gates + row * k, k, w->gates + row * k, k);
-    const uint16_t *x = rows > 1 ? w->gathered : m->normed;
+    const uint16_t *x = rows > 1 ? w->gathered : normed(w);
     const int failed = kept ? edgemoe_experts(p, w->up, w->down, w->inner, w->together, count, x, rows > 1 ? kept : 1, size,
                                               NULL, NULL, w->rows, kept, size) : 0;
     if (failed) return failed;
     order_pairs(m, w, rows);
-    edgemoe_weighted_sum(w->rows, w->row_of, w->gates, rows, k, size, 1, hidden);
+    edgemoe_weighted_sum(w->rows, w->row_of, w->gates, rows, k, size, o->output == HIDDEN, w->buffers[o->output].at);
     return 1;
 }
 
-/* Whether a layer's parts have the sizes of the buffers that a call has for them. */
-static int layer_fits(const decoder_layer *m, const expert_workspace *w, int64_t rows, int64_t size, int64_t dim) {
-    const dense_layer *l = m->dense;
-    const attention_shape *s = l->attention;
-    const int64_t queries = s->heads * s->dim, projected = queries + 2 * s->kv_heads * s->dim;
-    if (s->dim != dim || l->qkv.cols != size || l->qkv.rows != projected || l->out.cols != queries || l->out.rows != size) return 0;
-    if (rows * (projected + queries) > m->scratch_size) return 0;
-    if (!m->router) return 1;
+/* Chooses experts and their levels, predicts the next layer's where `look_ahead` is not 0, and computes them. As add_experts. */
+static int experts_operation(pool *p, const decoder_layer *m, const operation *o, const expert_workspace *w, int64_t rows,
+                             int64_t look_ahead) {
+    const int failed = topk(p, m, w, normed(w), rows, m->chosen);
+    if (failed) return failed;
+    count_chosen(m, rows);
+    levels_of(m, rows, m->chosen);
+    int go_on = 1;
+    if (look_ahead && m->following) go_on = predicted_resident(p, m + m->following, w, rows, look_ahead);
+    return go_on == 1 ? add_experts(p, m, o, w, rows) : go_on;
+}
+
+/* Whether a layer's router and experts have the sizes of the buffers that a call has for them. */
+static int router_fits(const decoder_layer *m, const expert_workspace *w, int64_t rows, int64_t size) {
+    if (!m->router || m->router->cols != size || m->router->count != m->experts) return 0;
     if (m->levels->rule == PRICED && m->levels->experts != m->experts) return 0;
     if (rows > 1 && m->router->k != m->slots) return 0;
-    return m->router->cols == size && m->router->count == m->experts && m->experts <= w->experts && m->router->k <= m->slots &&
-           m->slots <= w->slots;
+    return m->experts <= w->experts && m->router->k <= m->slots && m->slots <= w->slots;
+}
+
+static int layer_fits(const decoder_layer *m, const expert_workspace *w, const rotation *rotations, int64_t rows) {
+    for (int64_t i = 0; i < m->count; i++) {
+        const operation *o = m->operations + i;
+        if (!operation_fits(o, w->buffers, w->buffer_count, rotations, rows)) return 0;
+        if (o->kind == ATTEND && m->slot < 0) return 0;
+        if (o->kind == EXPERTS && (o->input != NORMED || !router_fits(m, w, rows, o->input_cols))) return 0;
+    }
+    return 1;
 }
 
 enum { MOST_ROWS = 64 };
 
-/* Takes one token of each of `rows` sequences through layers[0, end), whose keys and values lie one after another from
- * kv[row] on.
+/* What a layer's rows see of their sequences' keys and values. */
+static void rows_kv(const decoder_layer *m, const sequence_kv *sequences, int64_t rows, attention_kv *kv) {
+    for (int64_t row = 0; row < rows && m->slot >= 0; row++) {
+        const int64_t past = sequences[row].past, seen = past + 1;
+        kv[row] = sequences[row].slots[m->slot];
+        kv[row].past = past;
+        kv[row].first = m->window && seen > m->window ? seen - m->window : 0;
+    }
+}
+
+/* Takes one token of each of `rows` sequences from an operation of a layer to layers[end]. place [2]: the layer and its
+ * operation to begin with; it becomes those that the caller is to compute, EXPERTS after the router's choice or a CALL, or
+ * (end, 0).
  *
- * hidden [rows, size] is changed; cosine and sine [rows, dim] are as edgemoe_attention's; `first` of kv is not read.
- * look_ahead: 0, or the highest level at which the next layer's predicted experts must be resident for the call to go on.
- * Returns the layers done: `end`, or the index of the layer whose block is still to be added to hidden; its attention is
- * done and its router has chosen, if it has one. OUT_OF_MEMORY or WRONG_SHAPE: hidden is worthless. */
-AVX2 int64_t edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t end, const attention_kv *kv, int64_t rows,
-                                   const expert_workspace *w, int64_t look_ahead, uint16_t *hidden, int64_t size,
-                                   const uint16_t *cosine, const uint16_t *sine, int64_t dim) {
-    attention_kv own[MOST_ROWS];
+ * The rows' states are in the buffer HIDDEN. look_ahead: 0, or the highest level at which the next layer's predicted experts
+ * must be resident for the call to go on. Returns 0, or OUT_OF_MEMORY or WRONG_SHAPE, when the states are worthless. */
+AVX2 int edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t *place, int64_t end, const sequence_kv *sequences,
+                               int64_t rows, const expert_workspace *w, int64_t look_ahead, const rotation *rotations) {
+    attention_kv kv[MOST_ROWS];
     if (rows < 1 || rows > MOST_ROWS || rows > w->most_rows) return WRONG_SHAPE;
-    memcpy(own, kv, (size_t)rows * sizeof *own);
-    for (int64_t i = 0; i < end; i++) {
-        const decoder_layer *m = layers + i;
-        if (!layer_fits(m, w, rows, size, dim) || !layer_fits(m + m->following, w, rows, size, dim)) return WRONG_SHAPE;
-    }
-    for (int64_t i = 0; i < end; i++) {
-        const decoder_layer *m = layers + i;
-        const attention_shape *shape = m->dense->attention;
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t seen = own[row].past + 1;
-            own[row].first = m->window && seen > m->window ? seen - m->window : 0;
-        }
-        int failed = attend(p, m, own, rows, hidden, cosine, sine);
-        if (failed) return failed;
-        if (!m->router) return i;
-        failed = topk(p, m, w, m->normed, rows, m->chosen);
-        if (failed) return failed;
-        count_chosen(m, rows);
-        levels_of(m, rows, m->chosen);
-        int go_on = 1;
-        if (look_ahead && m->following) go_on = predicted_resident(p, m, m + m->following, w, rows, look_ahead);
-        if (go_on == 1) go_on = add_experts(p, m, w, rows, hidden);
-        if (go_on < 1) return go_on ? go_on : i;
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t count = shape->kv_heads * own[row].context;
-            own[row].keys += count * kv_row_bytes(own[row].key_format, shape->dim);
-            own[row].values += count * kv_row_bytes(own[row].value_format, shape->dim);
+    for (int64_t i = place[0]; i < end; i++)
+        if (!layer_fits(layers + i, w, rotations, rows) || !layer_fits(layers + i + layers[i].following, w, rotations, rows)) return WRONG_SHAPE;
+    for (; place[0] < end; place[0]++, place[1] = 0) {
+        const decoder_layer *m = layers + place[0];
+        rows_kv(m, sequences, rows, kv);
+        for (; place[1] < m->count; place[1]++) {
+            const operation *o = m->operations + place[1];
+            if (o->kind == CALL) return 0;
+            const int done = o->kind == EXPERTS ? experts_operation(p, m, o, w, rows, look_ahead) : 1;
+            if (done < 1) return done;
+            const int failed = o->kind == EXPERTS ? 0 : run_operation(p, o, w->buffers, rotations, kv, rows);
+            if (failed) return failed;
         }
     }
-    return end;
+    return 0;
 }
 
 /* A model's parts around its decoder layers. */
@@ -301,13 +280,13 @@ int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, int64_t
                  uint16_t *logits, int64_t vocab) {
     if (o->head.cols != size || o->head.rows != vocab) return WRONG_SHAPE;
     edgemoe_rms_norm(hidden, o->norm, o->epsilon, rows, o->head.cols, normed);
-    return apply(p, &o->head, normed, rows, logits);
+    return edgemoe_linear(p, &o->head, normed, rows, logits);
 }
 
 /* Bytes of every structure that structures.py builds, in the order of its SIZES. */
 const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
-    sizeof(linear), sizeof(dense_layer), sizeof(level_rule), sizeof(decoder_layer), sizeof(expert_workspace),
-    sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
+    sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
+    sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
 };
 #endif

@@ -1,4 +1,4 @@
-/* The router: a token's top-k experts by a softmax over the router's product. */
+/* The router: a token's top-k experts by the scores of its product. */
 #include "router.h"
 
 #include "dense/dense.h"
@@ -38,44 +38,117 @@ AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *p
     finish_gates(r, chosen_total, gates);
 }
 
+/* Scores of experts [count]: sigmoids, or a softmax. */
+AVX2 static void scores_of(const router *r, const float *logits, float *scores) {
+    float largest = -INFINITY, total = 0;
+    for (int64_t i = 0; i < r->count; i++) largest = logits[i] > largest ? logits[i] : largest;
+    for (int64_t i = 0; i < r->count; i++) {
+        scores[i] = r->sigmoid ? 1 / (1 + expf(-logits[i])) : expf(logits[i] - largest);
+        total += scores[i];
+    }
+    for (int64_t i = 0; i < r->count && !r->sigmoid; i++) scores[i] /= total;
+}
+
+/* The sum of a group's best score, or its best two. */
+static float group_rank(const router *r, const float *choice, int64_t size) {
+    float best = -INFINITY, second = -INFINITY;
+    for (int64_t i = 0; i < size; i++) {
+        if (choice[i] > best) second = best, best = choice[i];
+        else if (choice[i] > second) second = choice[i];
+    }
+    return r->group_best == 2 ? best + second : best;
+}
+
+enum { MOST_GROUPS = 64 };
+
+/* Makes the numbers of all experts outside the best groups -INFINITY. */
+static void keep_best_groups(const router *r, float *choice) {
+    const int64_t size = r->count / r->groups;
+    float ranks[MOST_GROUPS];
+    for (int64_t group = 0; group < r->groups; group++) ranks[group] = group_rank(r, choice + group * size, size);
+    for (int64_t group = 0; group < r->groups; group++) {
+        int64_t better = 0;
+        for (int64_t other = 0; other < r->groups; other++)
+            better += ranks[other] > ranks[group] || (ranks[other] == ranks[group] && other < group);
+        for (int64_t i = group * size; better >= r->best_groups && i < (group + 1) * size; i++) choice[i] = -INFINITY;
+    }
+}
+
+/* The k experts of the largest numbers in choice [count], which has no NaN, in the order of their scores. */
+AVX2 static void take_best(const router *r, float *choice, const float *scores, int64_t *chosen) {
+    for (int64_t slot = 0; slot < r->k; slot++) {
+        int64_t best = -1, at = slot;
+        for (int64_t i = 0; i < r->count; i++)
+            if (choice[i] == choice[i] && (best < 0 || choice[i] > choice[best])) best = i;
+        choice[best] = NAN; /* taken */
+        for (; at > 0 && scores[chosen[at - 1]] < scores[best]; at--) chosen[at] = chosen[at - 1];
+        chosen[at] = best;
+    }
+}
+
+/* As edgemoe_topk_softmax, of a precise router's logits. scores has room for twice `count`. */
+AVX2 static void topk_scores(const router *r, const float *logits, float *scores, int64_t *chosen, float *gates) {
+    float total = r->least, *choice = scores + r->count;
+    scores_of(r, logits, scores);
+    for (int64_t i = 0; i < r->count; i++) {
+        const float number = scores[i] + (r->bias ? r->bias[i] : 0);
+        choice[i] = number == number ? number : -INFINITY;
+    }
+    if (r->groups > 1) keep_best_groups(r, choice);
+    take_best(r, choice, scores, chosen);
+    for (int64_t slot = 0; slot < r->k; slot++) total += gates[slot] = scores[chosen[slot]];
+    finish_gates(r, total, gates);
+    for (int64_t slot = 0; slot < r->k && r->scale != 0; slot++) gates[slot] *= r->scale;
+}
+
 enum { CHOICES = 16 }; /* tokens of a task */
 
 typedef struct {
     const router *r;
-    const uint16_t *logits;
+    const void *logits;
     int64_t tokens;
-    float *probabilities; /* [tasks, count] */
+    float *scores; /* [tasks, 2 count] */
     int64_t *chosen;
     float *gates;
 } choice_job;
 
-AVX2 static void choice_task(void *of, int64_t task) {
-    const choice_job *job = of;
+/* The experts of tokens [from, end). */
+static void choose_some(const choice_job *job, int64_t from, int64_t end, float *scores) {
     const router *r = job->r;
-    const int64_t end = (task + 1) * CHOICES < job->tokens ? (task + 1) * CHOICES : job->tokens;
-    for (int64_t token = task * CHOICES; token < end; token++)
-        edgemoe_topk_softmax(r, job->logits + token * r->count, job->probabilities + task * r->count,
-                             job->chosen + token * r->k, job->gates + token * r->k);
+    for (int64_t token = from; token < end; token++) {
+        const int64_t at = token * r->count;
+        int64_t *chosen = job->chosen + token * r->k;
+        float *gates = job->gates + token * r->k;
+        if (r->precise) topk_scores(r, (const float *)job->logits + at, scores, chosen, gates);
+        else edgemoe_topk_softmax(r, (const uint16_t *)job->logits + at, scores, chosen, gates);
+    }
 }
 
-/* edgemoe_topk_softmax of many tokens, on all threads. */
-static int choose_many(pool *p, const router *r, const uint16_t *logits, int64_t tokens, int64_t *chosen, float *gates) {
-    const int64_t tasks = (tokens + CHOICES - 1) / CHOICES;
-    choice_job job = {r, logits, tokens, pool_acquire(p, (size_t)(tasks * r->count) * sizeof(float)), chosen, gates};
-    if (!job.probabilities) return OUT_OF_MEMORY;
-    pool_run(p, choice_task, &job, tasks);
+AVX2 static void choice_task(void *of, int64_t task) {
+    const choice_job *job = of;
+    choose_some(job, task * CHOICES, min_of((task + 1) * CHOICES, job->tokens), job->scores + task * 2 * job->r->count);
+}
+
+/* The experts of many tokens, on all threads. */
+static int choose_many(pool *p, choice_job *job) {
+    const int64_t tasks = ceil_div(job->tokens, CHOICES);
+    job->scores = pool_acquire(p, (size_t)(tasks * 2 * job->r->count) * sizeof(float));
+    if (!job->scores) return OUT_OF_MEMORY;
+    pool_run(p, choice_task, job, tasks);
     pool_release(p);
     return 0;
 }
 
-AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *logits,
-                             float *probabilities, int64_t *chosen, float *gates) {
-    if (r->k < 1 || r->k > r->count) return WRONG_SHAPE;
-    const int failed = edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, x_cols, logits, r->count);
+AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,
+                             float *scores, int64_t *chosen, float *gates) {
+    if (r->k < 1 || r->k > r->count || r->groups > MOST_GROUPS || (r->groups > 1 && r->count % r->groups)) return WRONG_SHAPE;
+    if (x_cols != r->cols || (!r->precise && (r->sigmoid || r->bias || r->groups > 1 || r->scale != 0))) return WRONG_SHAPE;
+    const int failed = r->precise ? edgemoe_precise_product(p, r->weight, r->count, r->cols, x, tokens, logits)
+                                  : edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, x_cols, logits, r->count);
     if (failed) return failed;
-    if (tokens > CHOICES) return choose_many(p, r, logits, tokens, chosen, gates);
-    for (; tokens > 0; tokens--, logits += r->count, chosen += r->k, gates += r->k)
-        edgemoe_topk_softmax(r, logits, probabilities, chosen, gates);
+    choice_job job = {r, logits, tokens, NULL, chosen, gates};
+    if (tokens > CHOICES) return choose_many(p, &job);
+    choose_some(&job, 0, tokens, scores);
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* The router: a token's top-k experts by a softmax over the router's product. */
+/* The router: a token's top-k experts by the scores of its product. */
 #ifndef EDGEMOE_ROUTER_H
 #define EDGEMOE_ROUTER_H
 #include "pool.h"
@@ -8,13 +8,21 @@ typedef struct {
     const uint16_t *weight; /* bf16 [count, cols] */
     int64_t count, cols, k;
     int32_t normalise, rounded; /* gate weights of the chosen add up to 1; are rounded to bf16 */
+    int32_t precise;    /* the product is float32, not rounded to bf16 */
+    int32_t sigmoid;    /* an expert's score is the sigmoid of its own number, not its part of a softmax */
+    const float *bias;  /* [count], added to the scores for the choice alone; NULL: none */
+    int64_t groups;     /* consecutive experts of equal number, of which `best_groups` are taken; below 2: all are */
+    int64_t best_groups;
+    int64_t group_best; /* a group's rank goes by the sum of so many of its best scores, 1 or 2 */
+    float scale;        /* factor of the gate weights; 0: none */
+    float least;        /* added to the sum that gate weights are divided by */
 } router;
 
-/* From tokens x [tokens, x_cols]: logits [tokens, count], and of each token the k likeliest, the likeliest first, of a tie
- * the first, with their gate weights: their parts of a softmax over all experts, or over the chosen, both [tokens, k]. probabilities has room for
- * `count`. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
-int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *logits,
-                        float *probabilities, int64_t *chosen, float *gates);
+/* From tokens x [tokens, x_cols]: logits [tokens, count], bf16, or float32 where the router is precise; and of each token k
+ * experts by their scores, and their gate weights, both [tokens, k], the largest weight first. Of equal scores the first is
+ * taken. scores has room for twice `count`. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,
+                        float *scores, int64_t *chosen, float *gates);
 
 /* How the tokens of a step agree on experts (edgemoe/policy/remapping.py). */
 typedef struct {

@@ -8,6 +8,7 @@ static const float MASKED = -1e30f; /* score of a key that a query does not atte
 
 typedef struct {
     int64_t heads, kv_heads, dim;     /* dim % 16 == 0 */
+    int64_t rotated;                  /* leading numbers of a head that are rotated by its position; even */
     const uint16_t *q_norm, *k_norm;  /* weights; NULL: no norm */
     int64_t q_norm_size, k_norm_size; /* consecutive numbers that one norm covers */
     float q_epsilon, k_epsilon, scaling;
@@ -25,7 +26,7 @@ typedef struct {
 
 /* Whether the heads can be computed, and `rows` more tokens have places in the KV. */
 static inline int attention_fits(const attention_shape *s, const attention_kv *kv, int64_t rows) {
-    return s->dim > 0 && s->dim % 16 == 0 && s->dim <= KV_MOST_DIM && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
+    return s->dim > 0 && s->dim % 16 == 0 && s->dim <= KV_MOST_DIM && s->rotated >= 0 && s->rotated % 2 == 0 && s->rotated <= s->dim && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
            kv->past >= 0 && kv->past + rows <= kv->context && kv->first >= 0 && kv->first <= kv->past &&
            kv->key_format >= 0 && kv->key_format < KV_FORMATS && kv->value_format >= 0 && kv->value_format < KV_FORMATS &&
            (!kv->rotation || (!(kv->rotation & (kv->rotation - 1)) && s->dim % kv->rotation == 0));

@@ -19,9 +19,9 @@ static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t cols
     if (weight) edgemoe_rms_norm(x, weight, epsilon, size / cols, cols, x);
 }
 
-/* x = x cos + rotate_half(x) sin for each head; both products and the sum are rounded. */
-AVX2 static void rotate(uint16_t *x, int64_t heads, int64_t dim, const uint16_t *cosine, const uint16_t *sine) {
-    const int64_t half = dim / 2;
+/* x = x cos + rotate_half(x) sin for the leading numbers of each head; both products and the sum are rounded. */
+AVX2 static void rotate(uint16_t *x, int64_t heads, const attention_shape *shape, const uint16_t *cosine, const uint16_t *sine) {
+    const int64_t half = shape->rotated / 2, dim = shape->dim;
     for (; heads-- > 0; x += dim)
         for (int64_t i = 0; i < half; i++) {
             const float low = from_bf16(x[i]), high = from_bf16(x[i + half]);
@@ -49,8 +49,8 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     norm(qkv, queries, shape->q_norm, shape->q_norm_size, shape->q_epsilon);
     norm(key, keys, shape->k_norm, shape->k_norm_size, shape->k_epsilon);
     if (shape->clip > 0) clip(qkv, queries + 2 * keys, shape->clip);
-    rotate(qkv, shape->heads, dim, cosine, sine);
-    rotate(key, shape->kv_heads, dim, cosine, sine);
+    rotate(qkv, shape->heads, shape, cosine, sine);
+    rotate(key, shape->kv_heads, shape, cosine, sine);
     for (int64_t head = 0; head < shape->kv_heads; head++) {
         const int64_t to = head * kv->context + kv->past;
         kv_store(kv->key_format, key + head * dim, dim, kv->rotation, kv->keys + to * kv_row_bytes(kv->key_format, dim));
@@ -185,9 +185,9 @@ INLINE int64_t tasks_of(const attention_job *job) { return ceil_div(job->shape->
 
 AVX2 static void prepare_task(void *argument, int64_t token) {
     const attention_job *job = argument;
-    const int64_t dim = job->shape->dim;
+    const int64_t rotated = job->shape->rotated;
     uint16_t *qkv = job->qkv + token * attention_row_size(job->shape);
-    attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * dim, job->sine + token * dim);
+    attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * rotated, job->sine + token * rotated);
 }
 
 AVX2 static void heads_task(const attention_job *job, int64_t task, workspace *w) {

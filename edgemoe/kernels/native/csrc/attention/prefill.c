@@ -60,11 +60,12 @@ int64_t edgemoe_attention_scratch(int64_t threads, int64_t dim, int64_t tokens) 
 
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const rows_job *job = argument;
-    const int64_t dim = job->shape->dim, end = min_of((task + 1) * PREPARE_ROWS, job->rows);
+    const int64_t rotated = job->shape->rotated, end = min_of((task + 1) * PREPARE_ROWS, job->rows);
     for (int64_t row = task * PREPARE_ROWS; row < end; row++) {
         attention_kv kv = *job->kv;
         kv.past += row;
-        attention_prepare(job->shape, &kv, job->qkv + row * attention_row_size(job->shape), job->cosine + row * dim, job->sine + row * dim);
+        attention_prepare(job->shape, &kv, job->qkv + row * attention_row_size(job->shape), job->cosine + row * rotated,
+                          job->sine + row * rotated);
     }
 }
 

@@ -138,31 +138,55 @@ AVX2 int edgemoe_dense_heads(pool *p, const uint16_t *weight, int64_t heads, int
 }
 
 typedef struct {
-    const float *weight, *x;
+    const void *weight;
+    int64_t wide; /* the weight is float32, else bf16 */
+    const float *x;
     int64_t rows, cols, tokens;
     float *y;
 } wide_job;
 
 enum { WIDE_ROWS = 8 }; /* of a task */
 
-AVX2 static void wide_task(void *argument, int64_t task) {
-    const wide_job *job = argument;
-    const int64_t from = task * WIDE_ROWS, end = min_of(from + WIDE_ROWS, job->rows), by_fours = job->cols % 16 ? 0 : job->tokens / 4 * 4;
+INLINE void wide_rows(int wide, const wide_job *job, int64_t from, int64_t end) {
+    const int64_t by_fours = job->cols % 16 ? 0 : job->tokens / 4 * 4;
     float out[4];
     for (int64_t t = 0; t < job->tokens; t += t < by_fours ? 4 : 1)
         for (int64_t row = from; row < end; row++) {
-            const float *w = job->weight + row * job->cols, *x = job->x + t * job->cols;
-            if (t < by_fours) tile(1, 4, w, x, job->cols, out);
-            else tile(1, 1, w, x, job->cols, out);
+            const uint8_t *w = (const uint8_t *)job->weight + row * job->cols * (wide ? 4 : 2);
+            const float *x = job->x + t * job->cols;
+            if (t < by_fours) tile(wide, 4, w, x, job->cols, out);
+            else tile(wide, 1, w, x, job->cols, out);
             for (int64_t j = 0; j < (t < by_fours ? 4 : 1); j++) job->y[(t + j) * job->rows + row] = out[j];
         }
+}
+
+AVX2 static void wide_task(void *argument, int64_t task) {
+    const wide_job *job = argument;
+    const int64_t from = task * WIDE_ROWS, end = min_of(from + WIDE_ROWS, job->rows);
+    if (job->wide) wide_rows(1, job, from, end);
+    else wide_rows(0, job, from, end);
 }
 
 AVX2 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens,
                               float *y) {
     if (!pool_acquire(p, 0)) return OUT_OF_MEMORY;
-    wide_job job = {weight, x, rows, cols, tokens, y};
+    wide_job job = {weight, 1, x, rows, cols, tokens, y};
     pool_run(p, wide_task, &job, ceil_div(rows, WIDE_ROWS));
+    pool_release(p);
+    return 0;
+}
+
+AVX2 int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
+                                 float *y) {
+    const int64_t most = min_of(tokens, BATCH_TOKENS);
+    float *wide = pool_acquire(p, (size_t)(most * cols) * sizeof *wide);
+    if (!wide) return OUT_OF_MEMORY;
+    for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
+        now = min_of(tokens, most);
+        for (int64_t i = 0; i < now * cols; i++) wide[i] = from_bf16(x[i]);
+        wide_job job = {weight, 0, wide, rows, cols, now, y};
+        pool_run(p, wide_task, &job, ceil_div(rows, WIDE_ROWS));
+    }
     pool_release(p);
     return 0;
 }

@@ -16,6 +16,10 @@ int edgemoe_dense_heads(pool *p, const uint16_t *weight, int64_t heads, int64_t 
 /* y [tokens, rows] = x [tokens, cols] W^T, all float32. A token's bits do not depend on the number of tokens. */
 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens, float *y);
 
+/* The same with bf16 x and W, and the bits that float32 copies of them give. */
+int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
+                            float *y);
+
 /* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. */
 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
 #endif

@@ -1,0 +1,62 @@
+/* The operations of a decoder layer's list. Each rounds to bf16 where transformers' modules do. */
+#include "operations.h"
+
+#include "dense/dense.h"
+
+#if COMPILED
+AVX2 int edgemoe_linear(pool *p, const linear *l, const uint16_t *x, int64_t tokens, uint16_t *y) {
+    const int failed = edgemoe_dense_product(p, l->weight, l->row_scale, l->rows, l->cols, x, tokens, l->cols, y, l->rows);
+    if (failed || !l->bias) return failed;
+    for (int64_t row = 0; row < tokens; row++, y += l->rows)
+        for (int64_t i = 0; i < l->rows; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(l->bias[i]));
+    return 0;
+}
+
+/* y = f(gate) up, for rows x of gates and ups, `cols` of each. f's value for each of the 65,536 bf16 numbers is in a table: it
+ * has torch's bits, whatever vectors the processor has. */
+AVX2 static void activate(const uint16_t *f, const uint16_t *x, int64_t rows, int64_t cols, uint16_t *y) {
+    for (; rows-- > 0; x += 2 * cols, y += cols)
+        for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(from_bf16(f[x[i]]) * from_bf16(x[cols + i]));
+}
+
+/* y *= f(x), for rows of as many numbers x as y has, or of one. */
+AVX2 static void scale(const uint16_t *f, const uint16_t *x, int64_t x_cols, int64_t rows, int64_t cols, uint16_t *y) {
+    for (; rows-- > 0; x += x_cols, y += cols)
+        for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(from_bf16(y[i]) * from_bf16(f[x[x_cols == 1 ? 0 : i]]));
+}
+
+AVX2 static void add(const uint16_t *x, int64_t count, uint16_t *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(x[i]));
+}
+
+int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows) {
+    const int64_t from = o->input_cols, to = o->output_cols;
+    if (o->input < 0 || o->input >= count || o->output < 0 || o->output >= count || from < 1 || to < 1) return 0;
+    if (rows * from > buffers[o->input].size || rows * to > buffers[o->output].size) return 0;
+    if (o->kind == LINEAR) {
+        const linear *l = o->parameters;
+        return l->cols == from && l->rows == to && o->input != o->output;
+    }
+    if (o->kind == ATTEND) {
+        const attention_shape *s = o->parameters;
+        return attention_row_size(s) == from && s->heads * s->dim == to && rotations[o->rotation].cols == s->rotated;
+    }
+    if (o->kind == ACTIVATE) return from == 2 * to;
+    return from == to || (o->kind == SCALE && from == 1) || o->kind == CALL;
+}
+
+int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, const attention_kv *kv,
+                  int64_t rows) {
+    uint16_t *from = buffers[o->input].at, *to = buffers[o->output].at;
+    const rotation *r = rotations + o->rotation;
+    switch (o->kind) {
+    case NORM: edgemoe_rms_norm(from, o->parameters, o->epsilon, rows, o->output_cols, to); return 0;
+    case LINEAR: return edgemoe_linear(p, o->parameters, from, rows, to);
+    case ATTEND: return edgemoe_attention(p, o->parameters, kv, rows, from, r->cosine, r->sine, to);
+    case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
+    case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
+    case ADD: add(from, rows * o->output_cols, to); return 0;
+    default: return WRONG_SHAPE;
+    }
+}
+#endif

@@ -1,0 +1,49 @@
+/* The operations of a decoder layer's list (edgemoe/layers/program.py), on rows of bf16 numbers. */
+#pragma once
+#include "attention/decode.h"
+
+#if COMPILED
+typedef struct {
+    const void *weight;
+    const uint16_t *row_scale, *bias; /* NULL: none */
+    int64_t rows, cols;
+} linear;
+
+/* Memory that the lists of all layers share: the rows of a call, one after another. */
+typedef struct {
+    uint16_t *at;
+    int64_t size; /* numbers that there is space for */
+} buffer;
+
+/* Two buffers: the state that goes from layer to layer, and the input of a layer's experts. */
+enum { HIDDEN, NORMED };
+
+/* Kinds. CALL: the caller computes it, and goes on after it. */
+enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL };
+
+typedef struct {
+    int64_t kind, input, output;     /* indices of buffers */
+    int64_t input_cols, output_cols; /* numbers of a row that it reads and writes */
+    const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; ACTIVATE, SCALE: a table of functions' values */
+    float epsilon;              /* of NORM */
+    int64_t rotation;           /* ATTEND: index of its rotation */
+} operation;
+
+/* Cosines and sines of the rows' positions, [rows, cols] each. */
+typedef struct {
+    const uint16_t *cosine, *sine;
+    int64_t cols;
+} rotation;
+
+/* y [tokens, rows] = x [tokens, cols] W^T + bias, rounded after the product and after the sum. Returns 0, OUT_OF_MEMORY, or
+ * WRONG_SHAPE. */
+int edgemoe_linear(pool *p, const linear *l, const uint16_t *x, int64_t tokens, uint16_t *y);
+
+/* Whether an operation's buffers have space for `rows` rows, and its parameters have the sizes of its rows. */
+int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows);
+
+/* Computes an operation of any kind but EXPERTS and CALL, for rows whose keys and values are in kv [rows]. Returns 0,
+ * OUT_OF_MEMORY, or WRONG_SHAPE. */
+int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, const attention_kv *kv,
+                  int64_t rows);
+#endif

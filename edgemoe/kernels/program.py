@@ -1,0 +1,196 @@
+"""The operations of a decoder layer, for one new token of each of some sequences: data that kernels run.
+
+edgemoe.layers.program makes a layer's list of transformers' modules; edgemoe.kernels.native.decode_layers runs it. Rows
+of bf16 numbers go from one named buffer to another. HIDDEN has the state that goes from layer to layer, NORMED the
+input of a layer's experts; all other names are a list's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.router import NativeRouter
+
+HIDDEN, NORMED = "hidden", "normed"
+
+Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Weight [N, K], row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """output = weight * input / sqrt(mean(input^2) + epsilon).
+
+    Args:
+        weight: bf16 [N].
+        epsilon: of the formula.
+    """
+
+    input: str
+    output: str
+    weight: torch.Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """output [N] = weight input [K] + bias."""
+
+    input: str
+    output: str
+    weights: Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Attend:
+    """output = attention of the queries, keys and values in input, which are written to the sequence's KV.
+
+    Args:
+        attention: norms, rotates and attends.
+    """
+
+    input: str
+    output: str
+    attention: NativeAttention
+
+
+@dataclass(frozen=True, eq=False)
+class Activate:
+    """output [N] = function(first half of input) * second half of input [2 N].
+
+    Args:
+        values: bf16 [65536], the function's value for each bf16 number (kernels.native.functions.values_of).
+    """
+
+    input: str
+    output: str
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """output [N] *= function(input), for an input [N] or [1].
+
+    Args:
+        values: as in Activate.
+    """
+
+    input: str
+    output: str
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """output += input."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """Chooses experts of the state in NORMED, and adds their weighted sum to HIDDEN or writes it to another buffer.
+
+    Args:
+        router: makes the choice.
+    """
+
+    output: str
+    router: NativeRouter
+    input: str = NORMED
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """output [1, rows, M] = function(step, input [1, rows, N]), for all that is of no other kind.
+
+    Args:
+        function: takes the step's context and the input.
+        cols: M.
+    """
+
+    input: str
+    output: str
+    function: Callable[[Any, torch.Tensor], torch.Tensor]
+    cols: int
+
+
+Operation = Norm | Linear | Attend | Activate | Scale | Add | Experts | Call
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProgram:
+    """A decoder layer's list.
+
+    Args:
+        operations: in the order in which they are computed; at most one is Attend, and one Experts.
+        window: latest tokens that its attention sees; 0: all.
+        slot: the place of its keys and values among those of the model; -1: it has no Attend.
+    """
+
+    operations: tuple[Operation, ...]
+    window: int
+    slot: int
+
+    @property
+    def router(self) -> NativeRouter | None:
+        """The router of its experts; None: it has no experts that are an operation."""
+        return next((each.router for each in self.operations if isinstance(each, Experts)), None)
+
+    @property
+    def experts_at(self) -> int:
+        """The index of Experts among its operations; -1: there is none."""
+        return next((i for i, each in enumerate(self.operations) if isinstance(each, Experts)), -1)
+
+
+def with_widths(program: LayerProgram, hidden: int) -> list[tuple[Operation, int, int]]:
+    """Each operation of a list, the numbers of a row that it reads, and those of a row that it writes.
+
+    Args:
+        program: the list.
+        hidden: numbers of the state.
+
+    Raises:
+        ValueError: an operation reads a buffer that has rows of another width, or none yet.
+    """
+    now, found = {HIDDEN: hidden}, list[tuple[Operation, int, int]]()
+    for each in program.operations:
+        had, changed = now.get(each.input), now.get(each.output)
+        reads, writes = _widths_of(each, had or 0, hidden)
+        adds = isinstance(each, Scale | Add) or (isinstance(each, Experts) and each.output == HIDDEN)
+        writes = changed if isinstance(each, Scale) and had in (1, changed) and changed else writes
+        if had != reads or (adds and changed != writes):
+            raise ValueError(
+                f"expected rows of {reads} in {each.input} and of {writes} in {each.output} for "
+                f"{type(each).__name__}, got {had} and {changed}"
+            )
+        now[each.output] = writes
+        found.append((each, reads, writes))
+    return found
+
+
+def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
+    """The numbers of a row that an operation reads and writes, where its input has rows of `had` numbers."""
+    match each:
+        case Norm():
+            return each.weight.numel(), each.weight.numel()
+        case Linear():
+            outputs, inputs = each.weights[0].shape
+            return inputs, outputs
+        case Attend():
+            own = each.attention
+            return (own.heads + 2 * own.kv_heads) * own.dim, own.heads * own.dim
+        case Activate():
+            return had, had // 2
+        case Experts():
+            return hidden, hidden
+        case Call():
+            return had, each.cols
+        case _:
+            return had, had

@@ -1,0 +1,35 @@
+"""tools.timing.families: a store of each model's sizes, and a row of its table."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.timing import families
+
+pytestmark = pytest.mark.e2e
+
+TINY = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+@pytest.mark.parametrize("name", families.MODELS)
+def test_a_row(name, tmp_path, monkeypatch, capsys):
+    """Every model with small matrices: its layers are converted, run in both ways and compared with the bound."""
+    model_type, sizes = families.MODELS[name]
+    small = sizes | TINY | ({"intermediate_size": 96} if "intermediate_size" in sizes else {})
+    monkeypatch.setitem(families.MODELS, name, (model_type, small | {"num_experts_per_tok": 2}))
+    monkeypatch.setattr(families.bandwidth, "_read", lambda: 1e9)
+    options = ["--layers", "2", "--experts", "8", "--after", "5", "--tokens", "5", "--vocab", "400"]
+    families.main([name, *options, "--place", str(tmp_path)])
+    *_, row = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:2] == [name, "5"]
+    ms, by_modules, bound = map(float, cells[2:5])
+    assert 0 < bound < ms
+    assert by_modules > ms / 4
+    families.main([name, *options, "--place", str(tmp_path)])  # the store is there

@@ -1,0 +1,148 @@
+"""Times tokens of several families with layers of the real models' sizes and random weights, all experts resident.
+
+    python -m tools.timing.families [glm-4.5-air ...] [--layers 6] [--experts 16] [--after 64 512] [--tokens 60]
+
+A layer has fewer experts than the model's, since a token reads its chosen ones alone, at 4 bits a weight, and the dense
+weights at 8 bits with the vocabulary of --vocab. "By modules" are tokens that transformers' modules compute, in turn
+with the others. The bound is the time in which this machine reads the bytes of a token from memory, measured as in
+`edgemoe bench`. Stores are made in --place, and stay there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgemoe.bench import bandwidth
+from edgemoe.bench.synthetic.tokenizer import save_tokenizer
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.experts.step import Study
+from edgemoe.kv.step import Segment, Step
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.policy.settings import RunSettings
+from tools.command_line import make_parser, positive
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        {
+            "hidden_size": 2048,
+            "moe_intermediate_size": 768,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+        }
+        | {"head_dim": 128, "num_experts_per_tok": 8, "norm_topk_prob": True},
+    ),
+    "glm-4.5-air": (
+        "glm4_moe",
+        {
+            "hidden_size": 4096,
+            "moe_intermediate_size": 1408,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+        }
+        | {"head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "intermediate_size": 10944}
+        | {"first_k_dense_replace": 1, "attention_bias": True},
+    ),
+}
+"""Model -> its family's model_type, and what a layer's sizes come of."""
+
+TURN = 5
+"""Tokens of one way of computing before the other one's turn."""
+
+
+def make_store(name: str, place: Path, layers: int, experts: int, vocab: int) -> Path:
+    """Converts a model with random weights, unless it has been converted before."""
+    store = place / f"{name}-{layers}-{experts}-{vocab}"
+    if (store / "manifest.json").exists():
+        return store
+    model_type, sizes = MODELS[name]
+    counts = {"num_experts": experts, "n_routed_experts": experts, "num_local_experts": experts}
+    known = AutoConfig.for_model(model_type).to_dict()
+    changes = sizes | {key: value for key, value in counts.items() if key in known or key == "num_experts"}
+    config = AutoConfig.for_model(
+        model_type, **changes, num_hidden_layers=layers, vocab_size=vocab, max_position_embeddings=4096
+    )
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
+    source = place / f"{name}-source"
+    source.mkdir(parents=True, exist_ok=True)
+    pool = torch.randn(1 << 22).mul(0.02).bfloat16()
+    tensors = {key: _filled(each, pool) for key, each in shapes.items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    (source / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    save_tokenizer(vocab, source)
+    convert_checkpoint(source, store, max_level=4, layout="auto", dense_bits=8)
+    (source / "model.safetensors").unlink()
+    return store
+
+
+def _filled(like: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    if like.ndim < 2:
+        return torch.ones(like.shape, dtype=like.dtype)
+    times = -(-like.numel() // len(pool))
+    return pool.repeat(times)[: like.numel()].view(like.shape)
+
+
+def measure(store: StoreModel, after: int, tokens: int) -> dict[str, float]:
+    """Milliseconds a token after a prompt, as it runs and by transformers' modules in turn, and the bound's."""
+    settings = RunSettings(levels=(4,), exact=True)
+    plan = store.plan(vram_limit=None, settings=settings, context=after + 4 * tokens + 8)
+    rate = bandwidth.measure(store, (4,)).vram
+    arms: dict[str, list[float]] = {"ms": [], "by modules": []}
+    with Engine(store, plan, settings) as engine:
+        engine.fill()
+        sequence = engine.sequences.new()
+        engine.prefill(sequence, [(7 * i + 5) % store.shape.vocab for i in range(after)])
+        for turn in range(2 * tokens // TURN + 2):
+            name = ("ms", "by modules")[turn % 2]
+            with engine.studied(Study(modules=name != "ms")):
+                for i in range(TURN):
+                    start = time.perf_counter()
+                    engine.step(Step((Segment(sequence, ((11 * i + turn) % store.shape.vocab,)),)))
+                    if turn > 1:
+                        arms[name].append(1000 * (time.perf_counter() - start))
+        rate = max(rate, bandwidth.measure(store, (4,)).vram)
+    read = store.dense_bytes_per_token + store.form.bytes_at(4) * store.shape.top_k * _routed(store)
+    return {name: median(values) for name, values in arms.items()} | {"bound": 1000 * read / rate}
+
+
+def _routed(store: StoreModel) -> int:
+    """Layers with experts."""
+    return store.shape.experts // store.shape.experts_per_layer
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = make_parser("tools.timing.families", __doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
+    parser.add_argument("--layers", type=positive, default=6)
+    parser.add_argument("--experts", type=positive, default=16, help="experts of a layer")
+    parser.add_argument("--after", type=positive, nargs="+", default=[64, 512], help="tokens of the prompt")
+    parser.add_argument("--tokens", type=positive, default=60)
+    parser.add_argument("--vocab", type=positive, default=32000)
+    parser.add_argument("--place", type=Path, required=True, help="where stores are made")
+    given = parser.parse_args(argv)
+    print(
+        "| model | after | ms a token | by modules | bound | share of the bound |\n|---|---|---|---|---|---|"
+    )
+    for name in given.models or MODELS:
+        place = make_store(name, given.place, given.layers, given.experts, given.vocab)
+        for after in given.after:
+            times = measure(StoreModel.open(place), after, given.tokens)
+            share = 100 * times["bound"] / times["ms"]
+            cells = " | ".join(f"{times[key]:.2f}" for key in ("ms", "by modules", "bound"))
+            print(f"| {name} | {after} | {cells} | {share:.0f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
