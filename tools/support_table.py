@@ -1,10 +1,10 @@
-"""Writes the tables of families and formats in README.md and docs/models.md from the tests that pass.
+"""Writes the tables of families, formats and GGUF architectures in docs/models.md from the tests that pass.
 
     python -m tools.support_table            runs the tests, rewrites the tables
     python -m tools.support_table --check    exits 1 if a table would change
 
 A row says yes when at least one test is marked `covers(row)` and all of these tests pass. A table stands between
-`<!-- families -->` or `<!-- formats -->` and `<!-- end -->`.
+`<!-- families -->`, `<!-- formats -->` or `<!-- architectures -->` (of GGUF files) and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ import pytest
 
 from edgemoe.families.table import REFUSED, TEXT_HALVES, TRAITS
 from edgemoe.storage.formats import FORMATS
+from edgemoe.storage.formats.ggml import READABLE
+from edgemoe.storage.formats.gguf_architectures import ARCHITECTURES
+from edgemoe.storage.formats.gguf_refused import REASONS
+from edgemoe.storage.formats.gguf_row import Architecture
 from tools.checkout import ROOT
 from tools.command_line import make_parser
 
@@ -68,15 +72,14 @@ FORMAT_REMARKS = {
     ),
     "MXFP4": ("gpt-oss's blocks and scales", "coded again: its values are not evenly spaced"),
     "GGUF": (
-        "one file, or all parts of a split one, of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K to Q6_K, IQ4_NL, "
-        "IQ4_XS or MXFP4, with its tokenizer and chat template; architectures qwen3moe, olmoe, granitemoe, and llama "
-        "with experts (Mixtral)",
+        f"one file, or all parts of a split one, of {', '.join(sorted(kind.name for kind in READABLE))}, with its "
+        "tokenizer and chat template; the architectures are in a table of their own",
         "the codes of Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0 exactly, matrix by matrix; others coded again",
     ),
 }
 """Name of a format -> (its supported variants, the stored form of its experts)."""
 
-_SECTION = re.compile(r"<!-- (families|formats) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
+_SECTION = re.compile(r"<!-- (families|formats|architectures) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,20 @@ class Row:
 
 
 def rows_of(section: str) -> list[Row]:
-    """The rows of a section: formats in their registry's order, families by name, refused families last."""
+    """The rows of a section: families by name, others in their registry's order, and the refused ones last."""
     if section == "formats":
         return [Row(name, "; stored: ".join(FORMAT_REMARKS[name])) for name in FORMATS]
+    if section == "architectures":
+        read = [Row(f"GGUF {name}", _models_of(each)) for name, each in ARCHITECTURES.items()]
+        return read + [Row(f"GGUF {name}", "", why) for name, why in REASONS.items()]
     outer = {text: f"; config.json says `{name}`" for name, text in TEXT_HALVES.items()}
     known = [Row(name, traits.models + outer.get(name, "")) for name, traits in TRAITS.items()]
     return sorted(known, key=lambda row: row.name) + [Row(name, "", why) for name, why in REFUSED.items()]
+
+
+def _models_of(architecture: Architecture) -> str:
+    """The models that a GGUF architecture stands for, as people know them."""
+    return "; ".join(TRAITS[name].models for name in architecture.model_types)
 
 
 @dataclass(eq=False)  # a plugin of pytest, which some versions of it want to hash
@@ -137,7 +148,7 @@ class Outcomes:
 
 def table(section: str, outcomes: Outcomes) -> str:
     """The Markdown table of a section."""
-    head = "Family" if section == "families" else "Format"
+    head = {"families": "Family", "formats": "Format", "architectures": "Architecture"}[section]
     lines = [f"| {head} | Supported | |", "|---|---|---|"]
     for row in rows_of(section):
         lines.append(f"| `{row.name}` | {_verdict(row, outcomes)} | {row.remark} |")

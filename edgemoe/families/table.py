@@ -42,6 +42,12 @@ _MIXTRAL_NAMES = (
     _SPARSE + "experts.{expert}.w2.weight",
 )
 
+_GRANITE_NAMES = (
+    _SPARSE + "experts.{expert}.gate_proj.weight",
+    _SPARSE + "experts.{expert}.up_proj.weight",
+    _SPARSE + "experts.{expert}.down_proj.weight",
+)
+
 _SOFTMAX, _SIGMOID = Gate(), Gate(function="sigmoid")
 _SCALED_TO_1 = Gate(_always, rounded=False)
 
@@ -87,11 +93,7 @@ TRAITS = {
     "phimoe": Traits("Phi-3.5-MoE, Phi-mini-MoE", product_router=True),
     "granitemoe": Traits(
         "PowerMoE-3B, Granite-3.0-1B-A400M, Granite-3.1-3B-A800M",
-        expert_names=(
-            _SPARSE + "experts.{expert}.gate_proj.weight",
-            _SPARSE + "experts.{expert}.up_proj.weight",
-            _SPARSE + "experts.{expert}.down_proj.weight",
-        ),
+        expert_names=_GRANITE_NAMES,
         quantized_as=QuantizedForm("mixtral", _MIXTRAL_NAMES, _SPARSE + "gate.weight"),
         product_router=True,
         rms_norm=True,
@@ -110,7 +112,9 @@ TRAITS = {
     "mellum": Traits("Mellum2-12B-A2.5B"),
     "flex_olmo": Traits("FlexOlmo-7x7B-1T"),
     "kolibri1": Traits("Kolibri-1"),
-    "granitemoeshared": Traits("Granite models with shared experts, without Mamba layers"),
+    "granitemoeshared": Traits(
+        "Granite models with shared experts, without Mamba layers", expert_names=_GRANITE_NAMES
+    ),
     "aria_text": Traits("Aria's language model"),
     "axk1": Traits("A.X-K1"),
     "cohere2_moe": Traits("Command A+"),
@@ -121,8 +125,15 @@ TRAITS = {
     "granitemoe_swa": Traits("Granite-Swash-3B-A600M"),
     "flint": Traits("Flint"),
     "mimo_v2_flash": Traits("MiMo-V2-Flash"),
-    "gemma4_text": Traits("Gemma-4-26B-A4B, without images"),
-    "granitemoehybrid": Traits("Granite-4.0-H-Tiny, Granite-4.0-H-Small"),
+    "gemma4_text": Traits(
+        "Gemma-4-26B-A4B, without images",
+        expert_names=(
+            "model.layers.{layer}.experts.{expert}.gate_proj.weight",
+            "model.layers.{layer}.experts.{expert}.up_proj.weight",
+            "model.layers.{layer}.experts.{expert}.down_proj.weight",
+        ),
+    ),
+    "granitemoehybrid": Traits("Granite-4.0-H-Tiny, Granite-4.0-H-Small", expert_names=_GRANITE_NAMES),
     "kimi_linear": Traits("Kimi-Linear-48B-A3B"),
     "deepseek_v32": Traits("DeepSeek-V3.2"),
     "glm_moe_dsa": Traits("GLM-5"),

@@ -14,7 +14,9 @@ from gguf.gguf_writer import WriterState
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.untrusted import read_json, shortened
-from edgemoe.storage.formats.gguf_model import ARCHITECTURES, REALS, Architecture
+from edgemoe.storage.formats.gguf_architectures import ARCHITECTURES
+from edgemoe.storage.formats.gguf_config import REALS
+from edgemoe.storage.formats.gguf_row import Architecture
 
 _ACTION = "export as compressed-tensors or safetensors"
 
@@ -44,7 +46,7 @@ def architecture_of(config: Config) -> tuple[str, Architecture]:
         ModelRefused: no architecture has the config's model_type and values.
     """
     for name, architecture in ARCHITECTURES.items():
-        if architecture.fixed["model_type"] != config["model_type"]:
+        if not architecture.exported or architecture.fixed["model_type"] != config["model_type"]:
             continue
         for key, value in architecture.fixed.items():
             found = config.get(key, _DEFAULTS.get(key))
@@ -59,7 +61,7 @@ def architecture_of(config: Config) -> tuple[str, Architecture]:
         if config.get("attention_bias"):
             raise ModelRefused("attention without biases for a GGUF file", "attention_bias", _ACTION)
         return name, architecture
-    known = ", ".join(str(each.fixed["model_type"]) for each in ARCHITECTURES.values())
+    known = ", ".join(str(each.fixed["model_type"]) for each in ARCHITECTURES.values() if each.exported)
     raise ModelRefused(
         f"a model_type among {known} for a GGUF file", shortened(config["model_type"]), _ACTION
     )

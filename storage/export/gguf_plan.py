@@ -31,7 +31,7 @@ from edgemoe.storage.export.plan import (
     shards,
 )
 from edgemoe.storage.files.untrusted import foreign_code
-from edgemoe.storage.formats.gguf_model import OUTSIDE
+from edgemoe.storage.formats.gguf_names import OUTSIDE
 from edgemoe.storage.record.offsets import align
 
 _ACTION = "export as compressed-tensors or safetensors"
@@ -117,7 +117,7 @@ class GgufPlan:
                 if stem == ours:
                     return f"{theirs}.weight"
             if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem):
-                for theirs, ours in self._architecture.tensors.items():
+                for theirs, ours in self._architecture.names(self._name).items():
                     if match[2] == ours:
                         return f"blk.{match[1]}.{theirs}.weight"
         raise ModelRefused(f"a tensor of {self._name} for a GGUF file", name, _ACTION)

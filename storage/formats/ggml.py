@@ -8,6 +8,7 @@ import gguf
 import torch
 
 from edgemoe.errors import ModelRefused
+from edgemoe.storage.base import ByteRange
 from edgemoe.storage.files.tensors import read_bytes
 from edgemoe.storage.formats.base import Weight
 from edgemoe.storage.formats.ggml_codes import CODES
@@ -22,8 +23,10 @@ READABLE = (
     *(Kind.F32, Kind.F16, Kind.BF16),
     *(Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4),
     *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+    *(Kind.IQ1_S, Kind.IQ1_M, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S),
+    *(Kind.TQ1_0, Kind.TQ2_0, Kind.NVFP4),
 )
-"""Supported types of tensors."""
+"""Supported types of tensors: all of weights that the gguf package decodes."""
 
 
 class GgmlWeight(Weight):
@@ -72,6 +75,13 @@ class GgmlWeight(Weight):
             part = gguf.quants.dequantize(rows[start : start + step].numpy(), self._entry.type)
             out[start : start + step] = torch.from_numpy(part)
         return out.view(self.shape)
+
+    def read_slice(self, index: int) -> torch.Tensor:
+        """Reads tensor[index] alone."""
+        if len(self.shape) < 3:
+            return self.read()[index]
+        entry = GgufEntry(self._entry.type, self.shape, ByteRange(self._offset, self.nbytes))
+        return GgmlWeight(self._path, self.parts[0], entry, index).read()
 
     def codes(self) -> SourceCodes:
         """Reads the matrix's codes."""

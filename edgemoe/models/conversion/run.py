@@ -14,6 +14,7 @@ from edgemoe.hub.name import HubModel
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.conversion.download import choose_layout, download, download_path
 from edgemoe.models.conversion.first_use import announce
+from edgemoe.models.conversion.growth import tell_growth
 from edgemoe.models.conversion.source_lines import source_lines
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
@@ -65,6 +66,7 @@ def convert_checkpoint(
     check(checkpoint)
     family = family_of(checkpoint.config)
     table: list[SourceRow] = []
+    tell_growth(checkpoint, options["max_level"], options["dense_bits"])
     with ByteProgress(f"converting {source.name}") as bar:
         manifest = convert(source, destination, family, **checked, progress=bar.update, tell=table.extend)
     adopt_calibration(source, destination)
@@ -99,11 +101,11 @@ def convert_from_hub(
 
     checked, table = _checked(options), list[SourceRow]()
     with download(model, download_path(model, options["layout"]), keep=keep_source) as arriving:
-        checkpoint = Checkpoint.open(arriving.source)
-        check_runnable(checkpoint, options["dense_bits"])
+        check_runnable(checkpoint := Checkpoint.open(arriving.source), options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
             check(checkpoint)
             announce(checkpoint, model.name, destination.parent, download=True)
+            tell_growth(checkpoint, options["max_level"], options["dense_bits"])
         how = checked | {"progress": arriving.progress.converted, "arrivals": arriving.shards}
         family = family_of(checkpoint.config)
         manifest = convert(arriving.source, destination, family, **how, tell=table.extend)

@@ -164,10 +164,10 @@ def refuse_type(double: HubDouble, model: Qwen3MoeForCausalLM) -> str:
     """Writes a file of a type that no conversion reads."""
 
     def make(name: str, weight: torch.Tensor) -> Experts:
-        return np.zeros((*weight.shape[:2], 66), np.uint8), Kind.IQ2_XXS
+        return np.zeros((*weight.shape[:2], weight.shape[2] // 32 * 40), np.uint8), Kind.Q8_1
 
-    write_model(double.directory / "tiny-IQ2_XXS.gguf", model, a_tokenizer(), make)
-    return f"{REPO}:IQ2_XXS"
+    write_model(double.directory / "tiny-Q8_1.gguf", model, a_tokenizer(), make)
+    return f"{REPO}:Q8_1"
 
 
 def refuse_architecture(double: HubDouble, model: Qwen3MoeForCausalLM) -> str:
@@ -193,7 +193,7 @@ def refuse_template(double: HubDouble, model: Qwen3MoeForCausalLM) -> str:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (refuse_type, "IQ2_XXS"),
+        (refuse_type, "Q8_1"),
         (refuse_architecture, "0 experts"),
         (refuse_tokenizer, "tokenizer"),
         (refuse_template, "chat template"),

@@ -33,8 +33,8 @@ from edgemoe.errors import BadHeader, EdgemoeError, MissingTensor, ModelRefused,
 from edgemoe.families.table import family_of
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.formats.gguf_config import REALS
 from edgemoe.storage.formats.gguf_header import read_gguf_header
-from edgemoe.storage.formats.gguf_model import REALS
 from edgemoe.storage.formats.source_codes import SourceCodes
 
 CODE_BITS = {
@@ -279,10 +279,14 @@ def test_parts_that_are_no_whole_model_are_refused(split, file, tmp_path):
     refused(r"part 2 of 6 .* split\.count 6 and split\.no 2")
     shutil.copy(file, here / second)
     refused(r"split\.count 1 and split\.no 0")
-    raw = (here / third).read_bytes()
-    names = (read_gguf_header(here / part).tensors for part in (second, third))
-    other, name = next((a, b) for a, b in product(*names) if len(a) == len(b))
-    (here / third).write_bytes(raw.replace(name.encode(), other.encode()))
+    names = {part: read_gguf_header(part).tensors for part in here.iterdir()}
+    other, part, name = next(
+        (a, part, b)
+        for one, part in product(names, names)
+        for a, b in product(names[one], names[part])
+        if one != part and len(a) == len(b)
+    )
+    part.write_bytes(part.read_bytes().replace(name.encode(), other.encode()))
     refused("twice", BadHeader)
     (here / second).unlink()
     (here / second).symlink_to(split / second)

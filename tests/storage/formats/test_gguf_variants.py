@@ -12,14 +12,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import write_model
+from gguf_files import rewritten, write_model
 from small_tokenizer import CHAT_TEMPLATE, a_tokenizer
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.errors import ModelRefused
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
+from edgemoe.storage.formats.gguf_config import own_fields
 from edgemoe.storage.formats.gguf_header import read_gguf_header
-from edgemoe.storage.formats.gguf_rope import own_fields, rope_scaling
+from edgemoe.storage.formats.gguf_rope import rope_parameters
 from edgemoe.storage.formats.gguf_tokenizer import unpack_tokenizer
 
 FILE = Path("model.gguf")
@@ -61,27 +62,32 @@ def test_fields_that_are_left_out_have_llama_cpps_values(qwen3, tmp_path):
     left_out = ("rope.freq_base", "attention.key_length", "expert_feed_forward_length")
     write_model(tmp_path / "m.gguf", qwen3, change=dict.fromkeys(left_out))
     config = Checkpoint.open(tmp_path / "m.gguf").config
-    assert (config["rope_theta"], config["head_dim"], config["moe_intermediate_size"]) == (10000.0, 16, 32)
+    theta = config["rope_parameters"]["rope_theta"]
+    assert (theta, config["head_dim"], config["moe_intermediate_size"]) == (10000.0, 16, 32)
     assert own_fields({"a.attention.head_count": 8}, "a")["attention.head_count_kv"] == 8
+
+
+PLAIN = {"rope_type": "default"}
 
 
 @pytest.mark.parametrize(
     ("own", "scaling"),
     [
-        ({}, None),
-        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
-        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
-        ({"rope.scaling.type": "linear"}, None),
-        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 1.0}, None),
+        ({}, PLAIN),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, PLAIN),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, PLAIN),
+        ({"rope.scaling.type": "linear"}, PLAIN),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 1.0}, PLAIN),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
         ({"rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
         ({"rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 0.0}, PLAIN),
     ],
 )
 def test_scaled_positions(own, scaling):
     """Without a type a factor is linear; 0 and 1 scale nothing."""
-    assert rope_scaling(own, FILE) == scaling
+    found = rope_parameters(own, {}, FILE)
+    assert (found.pop("rope_theta"), found) == (None, scaling)
 
 
 def test_yarn_is_that_of_transformers(qwen3, tmp_path):
@@ -92,20 +98,23 @@ def test_yarn_is_that_of_transformers(qwen3, tmp_path):
         "rope.scaling.original_context_length": 16,
     }
     write_model(tmp_path / "m.gguf", qwen3, change=change)
-    found = Checkpoint.open(tmp_path / "m.gguf").config["rope_scaling"]
+    found = Checkpoint.open(tmp_path / "m.gguf").config["rope_parameters"]
     strength = found.pop("attention_factor")
-    assert found == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    theta = float(qwen3.config.rope_parameters["rope_theta"])
+    assert found == {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": theta}
+    }
     assert strength == pytest.approx(1 + 0.1 * math.log(4))
-    betas = rope_scaling(
+    betas = rope_parameters(
         {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": 2.0,
             "context_length": 64,
             "rope.scaling.yarn_beta_fast": 16.0,
         },
+        {},
         FILE,
     )
-    assert betas is not None
     assert (betas["beta_fast"], betas["original_max_position_embeddings"]) == (16.0, 64)
 
 
@@ -120,28 +129,7 @@ def test_yarn_is_that_of_transformers(qwen3, tmp_path):
 )
 def test_scaling_that_is_not_known_is_refused(own):
     with pytest.raises(ModelRefused, match=r"model\.gguf"):
-        rope_scaling(own, FILE)
-
-
-def rewritten(source: Path, target: Path, change: Any, **numbers: int) -> Path:
-    """Copies a file with other tensors, and with more fields of its tokenizer."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "qwen3moe")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        kind = field.types[0]
-        more = {"sub_type": field.types[-1]} if kind == gguf.GGUFValueType.ARRAY else {}
-        writer.add_key_value(key, field.contents(), kind, **more)
-    for key, value in numbers.items():
-        writer.add_uint32(f"tokenizer.ggml.{key}", value)
-    for name, data in change({each.name: np.array(each.data) for each in reader.tensors}).items():
-        writer.add_tensor(name, np.ascontiguousarray(data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+        rope_parameters(own, {}, FILE)
 
 
 def gate_and_up(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""Tells before a conversion that its store will be larger than the source."""
+
+from __future__ import annotations
+
+from edgemoe.console.sizes import format_size
+from edgemoe.console.width import say
+from edgemoe.families.table import family_of
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import store_bytes
+
+GROWTH = 1.1
+"""Bytes of a store per byte of its source's weights from which on a message has both sizes."""
+
+
+def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int) -> None:
+    """Prints both sizes on stderr, and what the lower level would take, if the store is larger by GROWTH.
+
+    Args:
+        checkpoint: the source; no weights are read.
+        max_level, dense_bits: the options of the conversion.
+
+    Raises:
+        ModelRefused, MissingTensor: from store_bytes.
+    """
+    family = family_of(checkpoint.config)
+    size = sum(checkpoint[name].nbytes for name in checkpoint.names())
+    store = store_bytes(checkpoint, family, max_level=max_level, dense_bits=dense_bits)
+    if store <= GROWTH * size:
+        return
+    lower = store_bytes(checkpoint, family, max_level=4, dense_bits=dense_bits)
+    less = f"; with --max-level 4 it takes {format_size(lower)}" if lower < store else ""
+    say(
+        f"{format_size(size)} of {checkpoint.format} weights become a store of {format_size(store)}, because some are "
+        f"coded again with more bits{less}"
+    )
