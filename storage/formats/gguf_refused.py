@@ -9,9 +9,10 @@ _NOT_READ = "files of it are not read yet; use the model's safetensors"
 
 REASONS = {
     "llama4": "its experts are one product over all of them, which edgemoe cannot compute expert by expert",
-    **dict.fromkeys(("afmoe", "mimo2", "qwen3vlmoe", "exaone-moe", "kimi-linear"), _NOT_READ),
-    **dict.fromkeys(("jamba", "mistral4"), _NO_FAMILY),
-    **dict.fromkeys(("glm-dsa", "dbrx", "step35"), _NO_FAMILY),
+    **dict.fromkeys(
+        ("afmoe", "mimo2", "qwen3vlmoe", "exaone-moe", "kimi-linear", "glm-dsa", "mistral4"), _NOT_READ
+    ),
+    **dict.fromkeys(("jamba", "dbrx", "step35"), _NO_FAMILY),
     **dict.fromkeys(("deepseek2-ocr", "nomic-bert-moe", "llama-embed"), "it does not continue text"),
     **dict.fromkeys(("deci", "grok", "arctic", "deepseek", "bailingmoe", "bailingmoe2"), _NO_CLASS),
     **dict.fromkeys(("minicpm", "smallthinker", "llada-moe", "grovemoe", "rnd1"), _NO_CLASS),

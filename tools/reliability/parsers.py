@@ -20,6 +20,7 @@ from edgemoe.storage.files.untrusted import read_json
 from edgemoe.storage.formats import OPENERS
 from edgemoe.storage.formats.gguf_header import read_gguf_header
 from tools.reliability import samples
+from tools.reliability.gguf_samples import gguf_config, read_gguf_config, write_gguf_configs
 from tools.reliability.mutators import mutate_gguf, mutate_json, mutate_safetensors
 
 
@@ -39,7 +40,7 @@ class Parser:
 def mutated(path: Path, raw: bytes, random: Random) -> bytes:
     """Another content for a file, by the kind of file that its name says."""
     if path.suffix == ".gguf":
-        return mutate_gguf(*samples.gguf_model(), random)
+        return mutate_gguf(*(gguf_config(path.stem) or samples.gguf_model()), random)
     if path.suffix == ".safetensors":
         return mutate_safetensors(raw, random)
     return mutate_json(json.loads(raw), random)
@@ -110,6 +111,7 @@ PARSERS = {
     "safetensors header": Parser(_shards, read_header),
     "GGUF header": Parser(_files(samples.write_gguf, "model.gguf"), read_gguf_header),
     "GGUF model": Parser(_files(samples.write_gguf, "model.gguf"), _read_weights),
+    "GGUF config": Parser(write_gguf_configs, read_gguf_config),
     "store.json": Parser(
         _files(samples.write_store, "store.json"), lambda path: StoreModel.open(path.parent)
     ),

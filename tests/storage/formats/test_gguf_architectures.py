@@ -14,8 +14,9 @@ from gguf_files import Kind, blocks, rewritten
 from gguf_models import covered, small_model, write_small
 from transformers import AutoModelForCausalLM
 
-from edgemoe.errors import ModelRefused
+from edgemoe.errors import MissingTensor, ModelRefused
 from edgemoe.families.table import family_of
+from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.runnable import check_runnable
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
@@ -44,6 +45,26 @@ def test_a_file_has_the_tensors_of_the_model_that_it_was_made_of(model_type, tmp
         for found, whole in zip(experts.read(layer, 3), fused(model, family, layer), strict=True):
             torch.testing.assert_close(found, whole[3])
     assert logits(of_file(opened, model)) == pytest.approx(logits(model), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("qwen3_5_moe_text", "ssm.group_count", 1),
+        ("qwen3_next", "full_attention_interval", 1),
+        ("gpt_oss", "expert_feed_forward_length", 48),
+        ("deepseek_v3", "attention.value_length_mla", 8),
+        ("nemotron_h", "ssm.state_size", 8),
+        ("lfm2_moe", "attention.head_count_kv", 2),
+        ("glm4_moe", "nextn_predict_layers", 1),
+    ],
+)
+def test_sizes_that_contradict_the_tensors_are_refused_before_any_work(model_type, field, value, tmp_path):
+    """A field that a model could have, but not this one, ends a conversion before its first write."""
+    path = write_small(small_model(model_type), tmp_path / "model.gguf", change={field: value})
+    with pytest.raises((ModelRefused, MissingTensor)):
+        convert_checkpoint(path, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    assert not (tmp_path / "store").exists()
 
 
 def test_each_architecture_is_refused_by_a_reason_or_read():
