@@ -64,7 +64,7 @@ class StoreOptions:
     """Options of the store that is written."""
 
     max_level: int | None = option(
-        "Highest level stored, 8 or 4 bits. Default: 4 where the experts have 4-bit codes, otherwise 8.",
+        "Highest level stored, 8 or 4 bits. Default: as many bits as each matrix of the source fills.",
         show_default=False,
         autocompletion=one_of("8", "4"),
     )

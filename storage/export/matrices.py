@@ -64,10 +64,10 @@ class Affine:
         )
 
     def at(self, level: int) -> Affine:
-        """A store's matrix at its own or a lower level: 8, 4, 2, or 0, where all weights are zero."""
-        if MIDDLE.get(level) == self.middle:
-            return self
+        """A store's matrix at `level`, or at its own if that is lower: 8, 4, 2, or 0, where all weights are zero."""
         eight = self.middle == MIDDLE[8]
+        if MIDDLE.get(level) == self.middle or (level == 8 and not eight):
+            return self
         codes, scale = (self.codes >> 4, self.step * 16) if eight else (self.codes, self.step)
         if not level:
             return Affine(codes, torch.zeros_like(scale), torch.zeros_like(scale), MIDDLE[4], self.group)
@@ -163,8 +163,7 @@ class StoreExperts:
         record = self._record(ExpertKey(layer, expert), own.prefix_bytes(read), read)
         pairs = zip(own.matrices, self._buffers.codes.unpack(record, read, layer), strict=True)
         gate_up, down = (
-            _affine(spec, quantized, min(read, spec.limit)).at(min(level, read, spec.limit))
-            for spec, quantized in pairs
+            _affine(spec, quantized, min(read, spec.limit)).at(level) for spec, quantized in pairs
         )
         inner = gate_up.shape[0] // 2
         return gate_up.rows(0, inner), gate_up.rows(inner, 2 * inner), down

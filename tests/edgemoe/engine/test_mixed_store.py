@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -12,11 +13,19 @@ from gguf_files import Kind, blocks, write_model
 from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from edgemoe.calibrate.run import CalibrationRequest, calibrate
+from edgemoe.families.table import family_of
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness
+from edgemoe.recode.request import RecodeRequest
+from edgemoe.recode.run import recode
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.export.matrices import StoreExperts
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.verify import verify
 
 pytestmark = pytest.mark.e2e
@@ -47,7 +56,7 @@ def mixed(tmp_path_factory) -> tuple[Path, Qwen3MoeForCausalLM]:
         num_experts_per_tok=2,
         moe_intermediate_size=INNER,
         norm_topk_prob=True,
-        max_position_embeddings=64,
+        max_position_embeddings=512,
         eos_token_id=2,
         pad_token_id=0,
         bos_token_id=None,
@@ -161,3 +170,55 @@ def test_the_store_is_whole_and_described(mixed, run):
     ]
     _, out, _ = run("inspect", mixed[0])
     assert "| 3      | down    | 8" in out
+
+
+def relative_errors(store: Path, model) -> list[tuple[float, float]]:
+    """Largest relative error of gate and up, and of down, in each layer at level 8, against the file's values."""
+    out = []
+    with torch.inference_mode(), StoreExperts(store, Manifest.load(store)) as experts:
+        for layer, block in enumerate(model.model.layers):
+            values, found = block.mlp.experts, []
+            for expert in range(EXPERTS):
+                gate, up, down = (matrix.weights() for matrix in experts.read(layer, expert, 8))
+                pairs = (
+                    (torch.cat((gate, up)), values.gate_up_proj[expert]),
+                    (down, values.down_proj[expert]),
+                )
+                found.append([float((got - want).norm() / want.norm()) for got, want in pairs])
+            out.append(tuple(max(each) for each in zip(*found, strict=True)))
+    return out
+
+
+def test_an_export_has_the_values_of_the_store(mixed, run, tmp_path):
+    """At level 8: every expert within the rounding of 8-bit integers, whatever its bits are."""
+    code, _, err = run("export", mixed[0], tmp_path / "out", "--format", "gguf")
+    assert code == 0, err
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    experts = ExpertWeights(checkpoint, family_of(checkpoint.config))
+    with StoreExperts(mixed[0], Manifest.load(mixed[0])) as stored:
+        for layer in range(LAYERS):
+            want = [part.weights() for part in stored.read(layer, 1, 8)]
+            found = [matrix.weights() for matrix in experts.read(layer, 1)]
+            for got, values in zip(found, (torch.cat(want[:2]), want[2]), strict=True):
+                assert (got - values).norm() < 0.01 * values.norm()
+
+
+def test_other_codes_and_calibration_keep_within_the_bits(mixed, foxes_text, tmp_path):
+    """Kept codes stay to the bit, Q6_K's 6 bits are chosen anew, and level 8 of the layer of 4 bits is its level 4."""
+    store = Path(shutil.copytree(mixed[0], tmp_path / "store"))
+    before, errors = Manifest.load(store), relative_errors(store, mixed[1])
+    assert max(max(each) for i, each in enumerate(errors) if i != 2) < 0.003
+    assert errors[2][0] < 0.003 < errors[2][1] < 0.03
+    after = recode(
+        StoreModel.open(store), mixed[0].parent / "mixed.gguf", RecodeRequest(foxes_text, 512, "high")
+    )
+    for layer in range(LAYERS):
+        pairs = zip(before.layers[layer].records, after.layers[layer].records, strict=True)
+        same = {old.checksums == new.checksums for old, new in pairs}
+        assert same == {layer != 2}
+    again = relative_errors(store, mixed[1])
+    assert errors[2][1] < again[2][1] < 3 * errors[2][1]
+    assert not verify(store, lambda done, total: None).damage
+    made = calibrate(StoreModel.open(store), CalibrationRequest(foxes_text, 512))
+    assert not made.error[0, :, 1].any()
+    assert made.error[1:, :, 1].any(1).all()
