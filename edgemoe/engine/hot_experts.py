@@ -10,8 +10,9 @@ Nothing moves while a prompt's step has begun and not ended, whatever runs betwe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class HotExperts:
         kinds: the kinds of blocks that the higher level has.
         blocks: number of blocks of each kind in the whole tier, as for `resize`.
         layers: indices of the model's layers that have experts.
-        limited: those of them whose experts have no blocks of the higher level, so that none is hot.
+        limits: layer -> its highest level, of layers whose highest level is below the store's.
         shape: number of layers of the model, and of experts in a layer.
         slots: number of experts that a token chooses in a layer.
         clock: seconds, never going back.
@@ -56,7 +57,7 @@ class HotExperts:
         kinds: Sequence[BlockKind],
         blocks: Mapping[str, int],
         layers: Sequence[int],
-        limited: Collection[int] = (),
+        limits: Mapping[int, int] = MappingProxyType({}),
         shape: tuple[int, int],
         slots: int,
         clock: Callable[[], float] = time.monotonic,
@@ -65,7 +66,8 @@ class HotExperts:
         self._source, self._tier, self._slots, self._clock = source, tier, slots, clock
         self._high, self._low = levels
         self._layers, self._kinds = list(layers), list(kinds)
-        self._with_hot = [layer for layer in layers if layer not in limited]
+        self._high_in = {layer: min(self._high, limits.get(layer, self._high)) for layer in layers}
+        self._with_hot = [layer for layer in layers if self._high_in[layer] > self._low]
         self.capacity: dict[int, int] = {}
         """Layer -> most hot experts."""
         self._seed: np.ndarray | None = None
@@ -113,7 +115,7 @@ class HotExperts:
         """
         assert settings.hotness
         high, low = settings.levels
-        shape, limits = store.shape, store.manifest.geometry.level_limits
+        shape = store.shape
         return cls(
             settings.hotness,
             (high, low),
@@ -122,7 +124,7 @@ class HotExperts:
             kinds=store.form.kinds_at(high),
             blocks=blocks,
             layers=sorted(store.manifest.layers),
-            limited=[layer for layer, limit in limits.items() if limit <= low],
+            limits=store.manifest.geometry.level_limits,
             shape=(shape.layers, shape.experts_per_layer),
             slots=shape.top_k,
         )
@@ -161,7 +163,10 @@ class HotExperts:
     @property
     def size(self) -> int:
         """Experts that are hot now, of all layers."""
-        return sum(level >= self._high for level in self._tier.resident().values())
+        return sum(self._is_hot(*each) for each in self._tier.resident().items())
+
+    def _is_hot(self, key: ExpertKey, level: int) -> bool:
+        return level > self._low and level >= self._high_in[key.layer]
 
     def fix(self, hot: Mapping[int, set[int]] | None) -> None:
         """Gives layers these hot experts, at once, and keeps them; None: scores decide again."""
@@ -226,7 +231,7 @@ class HotExperts:
         absent: list[tuple[float, ExpertKey]] = []
         for layer in self._layers:
             scores, at = self.scores.values[layer], levels[layer]
-            hot = at >= self._high
+            hot = at >= max(self._high_in[layer], self._low + 1)
             # Levels between the two are of other settings, and have blocks that hot experts need.
             between = np.flatnonzero((at > self._low) & ~hot).tolist()
             if self._fixed is None or not self.capacity[layer]:
@@ -243,10 +248,10 @@ class HotExperts:
                 absent += [(-scores[e] / best, ExpertKey(layer, e)) for e in missing]
         if not self._every:
             # Where the lower planes of all experts do not fit, hot ones are the last to lose theirs.
-            hot = {key for key, level in resident.items() if level >= self._high} - demote.keys()
+            hot = {key for key, level in resident.items() if self._is_hot(key, level)} - demote.keys()
             self._tier.set_evict_last(hot | {key for _, key in promote})
         wanted_at = {key: self._low for _, key in sorted(absent)} | {
-            key: self._high for _, key in sorted(promote)
+            key: self._high_in[key.layer] for _, key in sorted(promote)
         }
         self._source.change_levels(demote, wanted_at, rate=self.settings.rate)
 

@@ -139,6 +139,10 @@ def test_a_layer_has_levels_up_to_its_own(mixed, open_engine):
     found = hot.vram.resident()
     assert {level for key, level in found.items() if key.layer == 0} == {4}
     assert 8 in found.values()
+    hot.configure(hot.settings.with_(levels=(8, 2)))
+    for _ in range(3):
+        answer(hot, sequence)
+    assert max(level for key, level in hot.vram.resident().items() if key.layer == 0) == 4
 
 
 def test_the_plan_counts_the_planes_that_layers_have(mixed):
