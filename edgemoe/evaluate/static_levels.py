@@ -33,7 +33,11 @@ def static_policy(engine: Engine, name: str, bits: float) -> LevelPolicy:
     """Makes the policy of an allocation for a model whose damage is known."""
     damage = engine.rules.damage
     assert damage
-    table = dict(allocations(damage, bits))[name]
+    limits = engine.store.manifest.geometry.level_limits
+    table = {
+        layer: levels.clamp(max=limits.get(layer, LEVELS[0]))
+        for layer, levels in dict(allocations(damage, bits))[name].items()
+    }
     return StaticPolicy(engine.settings, engine.shape.experts_per_layer, table)
 
 
