@@ -22,9 +22,9 @@ from edgemoe.storage.formats.base import Weight
 class AnnouncedWeight(Weight):
     """A tensor of which the shape is known, and nothing else."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], bits: float, published: Published) -> None:
-        self.shape, self.parts, self.nbytes = shape, (name,), round(prod(shape) * bits / 8)
-        self._published = published
+    def __init__(self, name: str, shape: tuple[int, ...], type: str, published: Published) -> None:
+        self.shape, self.parts, self.nbytes = shape, (name,), round(prod(shape) * BITS[type] / 8)
+        self.type, self._published = type, published
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,25 +75,24 @@ def announced_checkpoint(name: str) -> Checkpoint:
     config = bounded_config(published.config)
     directory = published_repository(name)
     weights: dict[str, Weight] = {
-        tensor: AnnouncedWeight(tensor, shape, bits, published)
-        for tensor, shape, bits in _tensors(published, family_of(config), skeleton(directory, config))
+        tensor: AnnouncedWeight(tensor, shape, type, published)
+        for tensor, shape, type in _tensors(published, family_of(config), skeleton(directory, config))
     }
     return Checkpoint(directory, config, published.experts, weights, ())
 
 
-def _tensors(
-    published: Published, family: Family, model: Any
-) -> Iterator[tuple[str, tuple[int, ...], float]]:
-    """Yields name, shape and bits of each tensor, experts fused, of a model without weights."""
+def _tensors(published: Published, family: Family, model: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Yields name, shape and format of each tensor, experts fused, of a model without weights."""
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     for name, value in model.state_dict().items():
         if name in family.dense and name not in tied:
-            yield name, tuple(value.shape), BITS[BF16]
+            yield name, tuple(value.shape), BF16
     count, hidden, inner = family.experts, family.hidden, family.intermediate
-    gate_up, down = (count, 2 * inner, hidden), (count, hidden, inner)
+    rows = 2 * inner if family.gated else inner
+    first, down = (count, rows, hidden), (count, hidden, inner)
     if family.transposed:
-        gate_up, down = (count, hidden, 2 * inner), (count, inner, hidden)
+        first, down = (count, hidden, rows), (count, inner, hidden)
     for layer in family.moe_layers:
         names = family.fused(layer)[0]
-        for name, shape in zip(names, (gate_up, down), strict=True):
-            yield name, shape, BITS[published.experts]
+        for name, shape in zip(names, (first, down), strict=True):
+            yield name, shape, published.experts

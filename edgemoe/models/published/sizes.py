@@ -84,6 +84,18 @@ PUBLISHED = {
             {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144},
         ),
     ),
+    "Nemotron-3-Nano-30B-A3B": Published(
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        31.6,
+        _config(
+            *("nemotron_h", 52, 2688, 32, 131_072),
+            _routed("n_routed_experts", 128, 6, 1856),
+            {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"},
+            {"num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1856, "n_shared_experts": 1},
+            {"moe_shared_expert_intermediate_size": 3712, "mamba_num_heads": 64, "mamba_head_dim": 64},
+            {"ssm_state_size": 128, "n_groups": 8, "max_position_embeddings": 262_144},
+        ),
+    ),
     "Qwen3-30B-A3B": Published(
         "Qwen/Qwen3-30B-A3B",
         30.5,
