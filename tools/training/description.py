@@ -15,19 +15,23 @@ import torch
 from edgemoe.errors import UserError
 from tools.training.data import Files
 from tools.training.loop import Recipe
-from tools.training.model import FAMILIES, Size
+from tools.training.model import DEMO_FAMILY, Size
 
 
 def check_start(options: argparse.Namespace) -> None:
     """Prevents overwriting a run, and resuming where there is none.
 
     Raises:
-        UserError: --out has a run and --resume is missing, or the reverse; a resumed run is given --from.
+        UserError: --out has a run and --resume is missing, or the reverse; a resumed run is given --from or --words;
+            both of these.
     """
-    if options.resume and options.start:
+    option = "--from" if options.start else "--words"
+    if options.resume and (options.start or options.words):
         raise UserError(
-            "--resume or --from", "both", "leave out --from: the run continues with its own weights"
+            f"--resume or {option}", "both", f"leave out {option}: the run continues with its own weights"
         )
+    if options.start and options.words:
+        raise UserError("--from or --words", "both", "leave out --words: --from brings its own embeddings")
     directory = options.out / "run"
     if (directory / "state.pt").exists() == options.resume:
         return
@@ -43,12 +47,12 @@ def check_same_data(before: dict[str, Any], options: argparse.Namespace, files: 
         UserError: an option would change the data; names the first such option.
     """
     for name in ("seed", "chat_tokens", "text_tokens", "family"):
-        if getattr(options, name) != before.get(name, FAMILIES[0]):
+        if getattr(options, name) != before.get(name, DEMO_FAMILY):
             option = "--" + name.replace("_", "-")
             raise UserError(
-                f"the run's {option} {before.get(name, FAMILIES[0])}",
+                f"the run's {option} {before.get(name, DEMO_FAMILY)}",
                 str(getattr(options, name)),
-                f"give {option} {before.get(name, FAMILIES[0])}, or name another --out",
+                f"give {option} {before.get(name, DEMO_FAMILY)}, or name another --out",
             )
     if files["prose"] != before["files"]["prose"]:
         raise UserError(

@@ -29,51 +29,71 @@ class Size:
     context: int = 2048
 
 
-FAMILIES = ("qwen3_moe", "olmoe", "granitemoe")
-"""Families that `build` makes: olmoe's gate weights of the chosen experts sum to less than 1; granitemoe's checkpoints
-fuse a layer's experts, and its embeddings, attention, residuals and logits have multipliers."""
+SMALL = Size(layers=4, experts=16, top_k=2, inner=128)
+"""The sizes of the families whose layers train slowly: 9 to 11 million parameters."""
+
+FAMILIES = {
+    "qwen3_moe": Size(),
+    "olmoe": Size(),
+    "granitemoe": Size(),
+    "qwen3_5_moe_text": SMALL,
+    "deepseek_v2": SMALL,
+}
+"""Family that `build` makes -> its sizes. olmoe's gate weights of the chosen experts sum to less than 1. granitemoe's
+checkpoints fuse a layer's experts, and its embeddings, attention, residuals and logits have multipliers. Three of four
+layers of qwen3_5_moe_text are gated delta nets, the fourth has gated attention. deepseek_v2 caches one latent row per
+token (MLA), and its first layer is dense."""
+
+DEMO_FAMILY = "qwen3_moe"
 
 
 def make_config(family: str, size: Size, special: dict[str, int]) -> Any:
     """The configuration of a model of `family`, one of FAMILIES; `special` as in `build`."""
-    from transformers import GraniteMoeConfig, OlmoeConfig, Qwen3MoeConfig
+    from transformers import AutoConfig
 
     shared = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
+        "num_key_value_heads": size.heads if family == "deepseek_v2" else size.kv_heads,
         "num_experts_per_tok": size.top_k,
         "max_position_embeddings": size.context,
         "tie_word_embeddings": True,
         **special,
     }
+    return AutoConfig.for_model(family, **shared, **_own_fields(family, size))
+
+
+def _own_fields(family: str, size: Size) -> dict[str, Any]:
+    """The fields of a family's configuration that other families name otherwise or do not have."""
+    head, moe = {"head_dim": size.head_dim}, {"moe_intermediate_size": size.inner}
     if family == "granitemoe":
-        return GraniteMoeConfig(
-            num_local_experts=size.experts,
-            intermediate_size=size.inner,
-            embedding_multiplier=6.0,
-            attention_multiplier=0.2,
-            residual_multiplier=0.5,
-            logits_scaling=2.0,
-            **shared,
-        )
-    shared["num_experts"] = size.experts
+        return {
+            "num_local_experts": size.experts,
+            "intermediate_size": size.inner,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        }
     if family == "olmoe":
-        return OlmoeConfig(intermediate_size=size.inner, norm_topk_prob=False, **shared)
-    return Qwen3MoeConfig(
-        intermediate_size=3 * size.hidden,
-        head_dim=size.head_dim,
-        moe_intermediate_size=size.inner,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        norm_topk_prob=True,
-        **shared,
-    )
+        return {"num_experts": size.experts, "intermediate_size": size.inner, "norm_topk_prob": False}
+    if family == "deepseek_v2":
+        latent = {"kv_lora_rank": 2 * size.head_dim, "q_lora_rank": None, "v_head_dim": size.head_dim}
+        heads = {"qk_nope_head_dim": size.head_dim, "qk_rope_head_dim": size.head_dim // 2}
+        experts = {"n_routed_experts": size.experts, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        return {**moe, **latent, **heads, **experts, "intermediate_size": 3 * size.hidden}
+    if family == "qwen3_5_moe_text":
+        delta = {"linear_key_head_dim": size.head_dim, "linear_value_head_dim": size.head_dim}
+        heads = {"linear_num_key_heads": size.kv_heads, "linear_num_value_heads": size.heads}
+        experts = {"num_experts": size.experts, "shared_expert_intermediate_size": size.inner}
+        return {**moe, **head, **delta, **heads, **experts}
+    dense = {"intermediate_size": 3 * size.hidden, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return {**moe, **head, **dense, "num_experts": size.experts, "norm_topk_prob": True}
 
 
-def build(size: Size, *, seed: int, special: dict[str, int], family: str = FAMILIES[0]) -> Any:
+def build(size: Size, *, seed: int, special: dict[str, int], family: str = DEMO_FAMILY) -> Any:
     """Builds a causal language model in float32 with random weights, whose experts `experts_forward` computes.
 
     Args:
@@ -190,6 +210,10 @@ def _sum_slots(sorted_rows: torch.Tensor, order: torch.Tensor, top_k: int) -> to
     return sorted_rows[place].view(-1, top_k, sorted_rows.shape[1]).sum(1)
 
 
+ROUTERS = ("TopKRouter", "TopkRouter")
+"""How the names of transformers' router classes end."""
+
+
 class Balance:
     """The auxiliary loss E · sum_e f_e · p_e of each layer: f the fraction of tokens, p the mean router probability.
 
@@ -201,7 +225,7 @@ class Balance:
     """
 
     def __init__(self, model: Any, decay: float = 0.95) -> None:
-        routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+        routers = [module for module in model.modules() if type(module).__name__.endswith(ROUTERS)]
         self._experts, self._decay = routers[0].num_experts, decay
         self.load = torch.full((len(routers), self._experts), 1 / self._experts, device=model.device)
         self._record = threading.local()

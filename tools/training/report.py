@@ -76,9 +76,9 @@ def answers(model: Any, tokenizer: Any, tasks: Sequence[Task]) -> list[str]:
 
 
 def accuracy(model: Any, tokenizer: Any, count: int, kinds: Sequence[str] = KINDS) -> dict[str, float]:
-    """The fraction of `count` held-out tasks of each kind whose last answer is exactly right."""
+    """The fraction of `count` held-out tasks of each kind whose last answer is exactly right; none for 0."""
     out = {}
-    for kind in kinds:
+    for kind in kinds if count else ():
         tasks = held_out_tasks(kind, count)
         texts = answers(model, tokenizer, tasks)
         right = sum(is_right(task.turns[-1], text) for task, text in zip(tasks, texts, strict=True))

@@ -3,11 +3,13 @@
     python -m tools.training.train_demo --corpus BOOKS --out DIR [--minutes 85]
     python -m tools.training.train_demo --corpus BOOKS --out DIR --resume
     python -m tools.training.train_demo --corpus BOOKS --out DIR --from MODEL
+    python -m tools.training.train_demo --corpus BOOKS --out DIR --family deepseek_v2 --words edgemoe/demo --count 0
 
 BOOKS is a directory of .txt files or a tar of them. Chat tasks are generated (edgemoe/evaluate/tasks.py); Python is the
 running interpreter's standard library. Every checkpoint writes DIR/model, a Hugging Face checkpoint in bf16 with its
 tokenizer and chat template. DIR/run contains the state for resuming, the log and the loss curve. --from starts from a
-model that was trained before, in place of random weights, and takes its tokenizer.
+model that was trained before, in place of random weights, and takes its tokenizer. --words takes only the tokenizer and
+the embeddings of a model of any family with the same hidden size, so that another family learns sooner.
 
 The learning rate follows running time, so that a run takes `--minutes` on any machine; time in which the process is
 stopped does not count. Products are in bf16 on machines with fast bf16 instructions, otherwise in float32; weights and
@@ -34,7 +36,7 @@ from tools.training.curve import draw_curve
 from tools.training.data import Data, prepare
 from tools.training.description import check_start, write_description
 from tools.training.loop import Recipe, Run
-from tools.training.model import FAMILIES, Size, build
+from tools.training.model import DEMO_FAMILY, FAMILIES, Size, build
 from tools.training.report import accuracy, held_out_batches, losses
 
 INTRODUCTION = {
@@ -105,6 +107,23 @@ def load_weights(model: Any, directory: Path) -> None:
         ) from error
 
 
+def load_words(model: Any, directory: Path) -> None:
+    """Copies the token embeddings of the model in a directory, of any family.
+
+    Raises:
+        UserError: its embeddings have another shape.
+    """
+    from transformers import AutoModelForCausalLM
+
+    given = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).get_input_embeddings().weight
+    own = model.get_input_embeddings().weight
+    if given.shape != own.shape:
+        expected, got = (f"embeddings [{rows}, {columns}]" for rows, columns in (own.shape, given.shape))
+        raise UserError(expected, f"{got} in {directory}", "leave out --words")
+    with torch.no_grad():
+        own.copy_(given)
+
+
 def train(options: argparse.Namespace, size: Size) -> None:
     """Prepares the data, trains, and writes the model and the loss curve.
 
@@ -116,7 +135,9 @@ def train(options: argparse.Namespace, size: Size) -> None:
     # One thread an operator, also in the run's own threads: generated answers take many small operators, and threads
     # that synchronize in each of them are slow on a busy machine.
     torch.set_num_threads(1)
-    data = prepare(options.corpus, directory, size, again=options.resume, start=options.start)
+    data = prepare(
+        options.corpus, directory, size, again=options.resume, start=options.start or options.words
+    )
     recipe = Recipe(seconds=60 * options.minutes, rate=options.rate)
     write_description(directory / "run.json", options, size, recipe, data.files, threads)
     special = {
@@ -125,6 +146,8 @@ def train(options: argparse.Namespace, size: Size) -> None:
     model = build(size, seed=options.seed, special=special, family=options.family)
     if options.start:
         load_weights(model, options.start)
+    if options.words:
+        load_words(model, options.words)
     run = Run(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         mixture(data, options),
@@ -158,19 +181,26 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of products"
     )
-    parser.add_argument("--count", type=int, default=10, help="held-out tasks of each kind in a report")
+    parser.add_argument(
+        "--count", type=int, default=10, help="held-out tasks of each kind in a report; 0: no answers"
+    )
     parser.add_argument(
         "--family",
         choices=FAMILIES,
-        default=FAMILIES[0],
+        default=DEMO_FAMILY,
         help="architecture; the demo model is %(default)s",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--from", dest="start", type=Path, help="a trained model to start from")
+    parser.add_argument("--words", type=Path, help="a model whose tokenizer and embeddings to start from")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     options = parser.parse_args(argv)
     # The command goes into the model card, which must not contain the paths of a machine.
-    named = {str(options.corpus): "BOOKS", str(options.out): "DIR", str(options.start): "MODEL"}
+    named = {
+        str(options.corpus): "BOOKS",
+        str(options.out): "DIR",
+        str(options.start or options.words): "MODEL",
+    }
     given = [named.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
     options.command = shlex.join(["python", "-m", "tools.training.train_demo", *given])
     return options
@@ -179,7 +209,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None, size: Size | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
-        train(parse(argv), size or Size())
+        options = parse(argv)
+        train(options, size or FAMILIES[options.family])
     except EdgemoeError as error:
         return failed("tools.training.train_demo", error)
     return 0

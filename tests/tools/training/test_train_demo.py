@@ -130,6 +130,20 @@ def test_granitemoe_trains_and_its_checkpoint_fuses_experts(tmp_path: Path) -> N
     assert [tensors[name].shape[0] for name in names] == [TINY.experts] * 2
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text", "deepseek_v2"])
+def test_models_with_other_attention_train(family: str) -> None:
+    """Gated delta nets and latent attention: every parameter has a gradient, and each router's choices are counted."""
+    model = build(replace(TINY, layers=4), seed=0, special=SPECIAL, family=family)
+    layers = {"qwen3_5_moe_text": 4, "deepseek_v2": 3}[family]
+    balance = Balance(model)
+    model.train()
+    tokens = torch.arange(10)[None]
+    loss = model(tokens, labels=tokens).loss
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    assert balance.take()[1].sum(1).tolist() == [10 * 2] * layers
+
+
 def test_experts_without_tokens_get_no_gradient(model: Any) -> None:
     """With one token most experts are idle: their gradients are zero, the chosen experts' are not."""
     experts = model.model.layers[0].mlp.experts
@@ -540,6 +554,30 @@ def test_a_run_starts_from_a_trained_model(demo: Path, trained: Path, tmp_path: 
     third = description.earlier_run(out / "model")
     assert (third["step"], third["tokens"], third["elapsed_s"]) == (10, 3082, 10.0)
     assert len(third["commands"]) == 3
+
+
+@pytest.mark.e2e
+def test_another_family_starts_from_the_words_of_a_model(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --words tokenizer and embeddings are the given model's; other sizes, and --from besides it, are refused."""
+    given = demo / "out" / "model"
+    common = ["--corpus", str(demo / "books"), "--chat-tokens", "0", "--text-tokens", "512", "--count", "0"]
+    options = [*common, "--steps", "0", "--family", "deepseek_v2", "--words", str(given)]
+    out = tmp_path / "out"
+    assert train_demo.main([*options, "--out", str(out)], TINY) == 0
+    ours = AutoModelForCausalLM.from_pretrained(out / "model")
+    words = AutoModelForCausalLM.from_pretrained(given).get_input_embeddings().weight
+    assert ours.config.model_type == "deepseek_v2"
+    assert torch.equal(ours.get_input_embeddings().weight, words)
+    assert (out / "model" / "tokenizer.json").read_bytes() == (given / "tokenizer.json").read_bytes()
+    assert "--words MODEL" in json.loads((out / "run" / "run.json").read_text())["commands"][0]
+    assert json.loads((out / "run" / "log.jsonl").read_text())["held_out"]["accuracy"] == {}
+
+    assert train_demo.main([*options, "--out", str(tmp_path / "wide")], replace(TINY, hidden=64)) == 2
+    assert "leave out --words" in capsys.readouterr().err
+    assert train_demo.main([*options, "--out", str(tmp_path / "two"), "--from", str(given)], TINY) == 2
+    assert "--from or --words" in capsys.readouterr().err
 
 
 @pytest.mark.e2e
