@@ -36,6 +36,7 @@ def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
     right.set(xlabel="million tokens", ylabel="held-out tasks right", ylim=(-0.02, 1.02))
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        if axes.lines:
+            axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)
     plt.close(figure)
