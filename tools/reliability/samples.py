@@ -83,6 +83,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "flint": {"mlp_only_layers": [0]},
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
     "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},
     "glm4v_moe_text": {
         "rope_parameters": {
