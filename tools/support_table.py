@@ -104,7 +104,7 @@ def rows_of(section: str) -> list[Row]:
     if section == "architectures":
         read = [Row(f"GGUF {name}", _models_of(each)) for name, each in ARCHITECTURES.items()]
         return read + [Row(f"GGUF {name}", "", why) for name, why in REASONS.items()]
-    outer = {text: f"; config.json says `{name}`" for name, text in TEXT_HALVES.items()}
+    outer = {text: f"; in a multimodal checkpoint `{name}`" for name, text in TEXT_HALVES.items()}
     known = [Row(name, traits.models + outer.get(name, "")) for name, traits in TRAITS.items()]
     return sorted(known, key=lambda row: row.name) + [Row(name, "", why) for name, why in REFUSED.items()]
 

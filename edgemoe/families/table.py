@@ -75,7 +75,11 @@ TRAITS = {
         fused_gqa=FusedGQA(_all_tokens),
     ),
     "deepseek_v2": Traits("DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5", rms_norm=True, gate=Gate(_never)),
-    "deepseek_v3": Traits("DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2", rms_norm=True, gate=_SIGMOID),
+    "deepseek_v3": Traits(
+        "DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2, Kimi-K2.5 without images",
+        rms_norm=True,
+        gate=_SIGMOID,
+    ),
     "glm4_moe": Traits(
         "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
         rms_norm=True,
@@ -151,6 +155,8 @@ TEXT_HALVES = {
     "glm4v_moe": "glm4v_moe_text",
     "gemma4": "gemma4_text",
     "mistral3": "mistral4",
+    "kimi_k25": "deepseek_v3",
+    "aria": "aria_text",
 }
 """model_type of a multimodal model -> the one of TRAITS that its language model has. Images are not supported."""
 
@@ -238,8 +244,8 @@ def family_of(config: Config, directory: Path = Path()) -> Family:
     Raises:
         ModelRefused: the model type is not in the table, or families.derive refuses the config.
     """
-    outer = config.get(WRAPPED_IN)
-    if outer is not None and TEXT_HALVES.get(outer) != config["model_type"]:
+    outer, own = config.get(WRAPPED_IN), SAME_MODULES.get(config["model_type"], config["model_type"])
+    if outer is not None and TEXT_HALVES.get(outer) != own:
         traits_of(config["model_type"], config)
         raise ModelRefused(
             f"a language model of the kind that {outer} has", f"{config['model_type']}", CHECK_ORIGIN

@@ -110,6 +110,8 @@ def test_kimi_k2_is_a_deepseek_v3():
     """A checkpoint whose own code computes what transformers' deepseek_v3 does has its sizes and names."""
     kimi = derive(config_of("deepseek_v3") | {"model_type": "kimi_k2"}, traits_of("kimi_k2"))
     assert kimi == derive(config_of("deepseek_v3"), TRAITS["deepseek_v3"])
+    wrapped = {"model_type": "kimi_k25", "text_config": config_of("deepseek_v3") | {"model_type": "kimi_k2"}}
+    assert family_of(bounded_config(wrapped)) == kimi
 
 
 @pytest.mark.e2e

@@ -21,7 +21,7 @@ from edgemoe.layers.router import choose_by_row, next_logits, router_of
 from edgemoe.policy.lookahead import predict
 
 
-@pytest.mark.parametrize("name", ["indices", "sinks", "softcap", "position_bias", "is_causal"])
+@pytest.mark.parametrize("name", ["topk_indices", "sinks", "softcap", "position_bias", "is_causal"])
 def test_attention_refuses_an_argument_that_it_does_not_compute_with(name):
     """Sparse attention's index, sinks under another name, or a mask that is not causal never vanish in silence."""
     parts = torch.zeros(3, 1, 2, 4, 16, dtype=torch.bfloat16)

@@ -170,6 +170,7 @@ def _spread(name: str, tensor: torch.Tensor) -> None:
 
 def save_folder_model(model: Any, directory: Path) -> Path:
     """As transformers saves it, with a tokenizer."""
-    model.save_pretrained(directory)
+    # transformers gives the layers of Kimi-K2.5 a name of its vision blocks where it restores the Hub's names.
+    model.save_pretrained(directory, save_original_format=model.config.model_type != "kimi_k25")
     a_tokenizer().save_pretrained(directory)
     return directory
