@@ -95,7 +95,13 @@ def _row(row: dict[str, Any]) -> list[str]:
         else:
             spans.append([layer, layer])
     layers = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
-    return [layers, row["matrix"], f"{row['bits']}", f"{row['group']}", f"{row['bits_per_weight']:.2f}"]
+    return [
+        layers,
+        printable(row["matrix"]),
+        f"{row['bits']}",
+        f"{row['group']}",
+        f"{row['bits_per_weight']:.2f}",
+    ]
 
 
 def _value(value: object, *, size: bool) -> str:
