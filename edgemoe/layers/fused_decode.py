@@ -59,6 +59,7 @@ class FusedDecode:
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._routed = [i for i, program in enumerate(programs) if program.router]
         """The layers whose router is the kernel's."""
+        self._experts_at = [program.experts_at for program in programs]
         runtime.source.pinned.observe(table.changed)
         self._configured: tuple[LevelPolicy, Compensators | None] | None = None
         """The rules that the kernel has now, those of the last step."""
@@ -115,12 +116,13 @@ class FusedDecode:
         sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
+        self._native.begin(hidden, [rotation], sequences)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)
         while place.layer < count:
             ahead = highest if self._runtime.source.looks_ahead else 0
             end = place.layer + 1 if step.experts.predicting else count
-            begun, place = place, self._native.run(place, end, hidden, [rotation], sequences, ahead)
+            begun, place = place, self._native.run(place, end, ahead)
             done, chosen = self._computed(begun, place)
             trace = self._native.trace[:, :, :rows].tolist()
             if done:
@@ -149,16 +151,17 @@ class FusedDecode:
 
     def _computed(self, begun: Place, place: Place) -> tuple[list[int], list[int]]:
         """The layers whose experts a call of the kernel from `begun` to `place` has computed, and has chosen alone."""
-        programs = self._native.programs
+        places = self._experts_at
         passed = [
             layer
-            for layer in range(begun.layer, min(place.layer + 1, len(programs)))
-            if (at := programs[layer].experts_at) >= 0
+            for layer in range(begun.layer, min(place.layer + 1, len(places)))
+            if (at := places[layer]) >= 0
             and (layer > begun.layer or at >= begun.operation)
             and (layer < place.layer or at <= place.operation)
         ]
-        stopped = [layer for layer in passed if (layer, programs[layer].experts_at) == place]
-        return passed[: len(passed) - len(stopped)], stopped
+        if passed and (passed[-1], places[passed[-1]]) == place:
+            return passed[:-1], passed[-1:]
+        return passed, []
 
     def _finish(
         self,

@@ -211,23 +211,39 @@ class NativeDecodeLayers:
             raise native.failure(result, "the head's activations")
         return self._logits[: hidden.shape[1]].float()
 
-    def run(
+    def begin(
         self,
-        place: Place,
-        end: int,
         hidden: torch.Tensor,
         rotations: Sequence[tuple[torch.Tensor, torch.Tensor]],
         sequences: Sequence[kv_sequence.SequenceKV],
-        look_ahead: int,
-    ) -> Place:
-        """Takes one token of each sequence through layers, as far as their experts are resident.
+    ) -> None:
+        """Sets the rows of the calls of `run` that follow, which take one token of each sequence.
+
+        Args:
+            hidden: bf16 [1, rows, H], contiguous; the calls change it in place.
+            rotations: cosine and sine of each token's position, bf16 [1, rows, rotated] each, contiguous.
+            sequences: the sequence that each row belongs to.
+
+        Raises:
+            ValueError: the numbers of rows differ.
+        """
+        rows, tables = len(sequences), (Rotation * len(rotations))()
+        for i, (cosine, sine) in enumerate(rotations):
+            tables[i] = Rotation(cosine=cosine.data_ptr(), sine=sine.data_ptr(), cols=cosine.shape[2])
+            if not cosine.shape[:-1] == sine.shape[:-1] == hidden.shape[:-1] == (1, rows):
+                raise ValueError(f"expected one row for each of {rows} sequences, got {[*hidden.shape]}")
+        kv = (SequenceKV * rows)()
+        for row, sequence in enumerate(sequences):
+            kv[row] = self._sequence(sequence)
+        self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
+        self._rows = kv, rows, tables, (hidden, rotations)  # the last keep the addresses valid
+
+    def run(self, place: Place, end: int, look_ahead: int) -> Place:
+        """Takes the rows through layers, as far as their experts are resident.
 
         Args:
             place: where to begin.
             end: the layer to end before.
-            hidden: bf16 [1, rows, H], contiguous; changed in place.
-            rotations: cosine and sine of each token's position, bf16 [1, rows, rotated] each, contiguous.
-            sequences: the sequence that each row belongs to.
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
 
         Returns:
@@ -237,12 +253,7 @@ class NativeDecodeLayers:
             MemoryError: no memory for activations or scores.
             ValueError: sizes of layers, hidden, rotations and KV that contradict each other.
         """
-        rows, of_rows = len(sequences), [hidden, *(table for pair in rotations for table in pair)]
-        if any(each.shape[:-1] != (1, rows) or not each.is_contiguous() for each in of_rows):
-            raise ValueError(f"expected one row for each of {rows} sequences, got {[*hidden.shape]}")
-        self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
-        tables = (Rotation * len(rotations))(*(_rotation(*each) for each in rotations))
-        kv = (SequenceKV * rows)(*map(self._sequence, sequences))
+        kv, rows, tables, _ = self._rows
         at = (ctypes.c_int64 * 2)(*place)
         result: int = native.library().edgemoe_decode_layers(
             *(native.threads(), self._structures, at, end, kv, rows),
@@ -250,7 +261,7 @@ class NativeDecodeLayers:
         )
         if result:
             raise native.failure(result, "a new token's activations")
-        return Place(*at)
+        return Place(at[0], at[1])
 
     def _sequence(self, sequence: kv_sequence.SequenceKV) -> SequenceKV:
         """The structure of a sequence's keys and values, of which those of its layers are kept while they lie there."""
@@ -263,7 +274,3 @@ class NativeDecodeLayers:
                 made.append(own or AttentionKV())
             stored = self._stored[sequence] = (AttentionKV * len(made))(*made)
         return SequenceKV(slots=ctypes.addressof(stored), past=sequence.length)
-
-
-def _rotation(cosine: torch.Tensor, sine: torch.Tensor) -> Rotation:
-    return Rotation(cosine=cosine.data_ptr(), sine=sine.data_ptr(), cols=cosine.shape[2])
