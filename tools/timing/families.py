@@ -52,6 +52,36 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "intermediate_size": 10944}
         | {"first_k_dense_replace": 1, "attention_bias": True},
     ),
+    "minimax-m2": (
+        "minimax_m2",
+        {"hidden_size": 3072, "intermediate_size": 1536, "num_attention_heads": 48, "num_key_value_heads": 8}
+        | {"head_dim": 128, "num_experts_per_tok": 8},
+    ),
+    "gpt-oss-20b": ("gpt_oss", {"num_experts_per_tok": 4}),
+    "qwen3-next-80b": ("qwen3_next", {"num_experts_per_tok": 10}),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {
+            "hidden_size": 2048,
+            "moe_intermediate_size": 1408,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+        }
+        | {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+        | {"v_head_dim": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "intermediate_size": 10944}
+        | {"first_k_dense_replace": 1, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
+    ),
+    "lfm2-8b-a1b": (
+        "lfm2_moe",
+        {
+            "hidden_size": 2048,
+            "moe_intermediate_size": 1792,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        }
+        | {"num_experts_per_tok": 4, "num_dense_layers": 2, "intermediate_size": 7168}
+        | {"layer_types": ["conv", "conv", "full_attention", "conv", "conv", "conv"]},
+    ),
 }
 """Model -> its family's model_type, and what a layer's sizes come of."""
 
@@ -64,13 +94,7 @@ def make_store(name: str, place: Path, layers: int, experts: int, vocab: int) ->
     store = place / f"{name}-{layers}-{experts}-{vocab}"
     if (store / "manifest.json").exists():
         return store
-    model_type, sizes = MODELS[name]
-    counts = {"num_experts": experts, "n_routed_experts": experts, "num_local_experts": experts}
-    known = AutoConfig.for_model(model_type).to_dict()
-    changes = sizes | {key: value for key, value in counts.items() if key in known or key == "num_experts"}
-    config = AutoConfig.for_model(
-        model_type, **changes, num_hidden_layers=layers, vocab_size=vocab, max_position_embeddings=4096
-    )
+    config = config_of(name, layers, experts, vocab)
     torch.manual_seed(0)
     with torch.device("meta"):
         shapes = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
@@ -84,6 +108,16 @@ def make_store(name: str, place: Path, layers: int, experts: int, vocab: int) ->
     convert_checkpoint(source, store, max_level=4, layout="auto", dense_bits=8)
     (source / "model.safetensors").unlink()
     return store
+
+
+def config_of(name: str, layers: int, experts: int, vocab: int) -> Any:
+    """transformers' config of a model with fewer layers and experts."""
+    model_type, sizes = MODELS[name]
+    known = AutoConfig.for_model(model_type).to_dict()
+    counts = ("num_experts", "n_routed_experts", "num_local_experts")
+    number = next(key for key in counts if key in known)
+    common = {"num_hidden_layers": layers, "vocab_size": vocab, "max_position_embeddings": 4096}
+    return AutoConfig.for_model(model_type, **{**sizes, **common, number: experts})
 
 
 def _filled(like: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,15 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", families.MODELS)
+def test_every_model_has_a_config(name):
+    """transformers makes a config of the sizes, and the number of experts is the wanted one."""
+    config = families.config_of(name, 6, 12, 400)
+    known = [getattr(config, key, None) for key in ("num_experts", "n_routed_experts", "num_local_experts")]
+    assert (config.num_hidden_layers, config.vocab_size) == (6, 400)
+    assert 12 in known
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "glm-4.5-air"])
 def test_a_row(name, tmp_path, monkeypatch, capsys):
     """Every model with small matrices: its layers are converted, run in both ways and compared with the bound."""
     model_type, sizes = families.MODELS[name]
