@@ -72,7 +72,7 @@ def measure(store: StoreModel, levels: Iterable[int]) -> Bandwidth:
         ssd = {level: disk_speed(reader, store.manifest, level) for level in sorted(levels) if level}
         direct = reader.direct
     dram = copy_speed(store.device, PROBE_BYTES, PROBE_SECONDS / 2)
-    return Bandwidth(ssd, dram, _read_on(store.device) if store.device else _read(), direct)
+    return Bandwidth(ssd, dram, _read_on(store.device) if store.device else read_memory(), direct)
 
 
 def disk_speed(reader: PlaneReader, manifest: Manifest, level: int) -> float:
@@ -91,7 +91,7 @@ def best(probes: Sequence[Bandwidth]) -> Bandwidth:
     )
 
 
-def _read() -> float:
+def read_memory() -> float:
     """Bytes a second of the fastest read of RAM, from huge pages, in which dense weights and experts lie too."""
     rows = PROBE_BYTES // _COLUMNS
     weight = torch.ones(rows, _COLUMNS, dtype=torch.int8)

@@ -32,7 +32,7 @@ def test_a_row(name, tmp_path, monkeypatch, capsys):
     model_type, sizes = families.MODELS[name]
     small = sizes | TINY | ({"intermediate_size": 96} if "intermediate_size" in sizes else {})
     monkeypatch.setitem(families.MODELS, name, (model_type, small | {"num_experts_per_tok": 2}))
-    monkeypatch.setattr(families.bandwidth, "_read", lambda: 1e9)
+    monkeypatch.setattr(families, "read_memory", lambda: 1e9)
     options = ["--layers", "2", "--experts", "8", "--after", "5", "--tokens", "5", "--vocab", "400"]
     families.main([name, *options, "--place", str(tmp_path)])
     *_, row = capsys.readouterr().out.splitlines()
