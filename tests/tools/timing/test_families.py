@@ -38,7 +38,7 @@ def test_a_row(name, tmp_path, monkeypatch, capsys):
     *_, row = capsys.readouterr().out.splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:2] == [name, "5"]
-    ms, by_modules, bound = map(float, cells[2:5])
+    ms, by_modules, bound = map(float, cells[3:6])
     assert 0 < bound < ms
     assert by_modules > ms / 4
     families.main([name, *options, "--place", str(tmp_path)])  # the store is there
