@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from importlib import import_module, util
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 
+class Later(ModuleType):
+    """Stands for a package, which is imported when a public attribute is read.
+
+    pytest reads private attributes of everything in a test file while it collects tests.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(import_module(self.__name__), name)
+
+
 def imported_later(name: str) -> ModuleType:
-    """Returns a package that is imported when its first attribute is read. Skips the test file where it is missing."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
+    """Returns a stand-in that imports a package at its first use. Skips the test file where the package is missing."""
+    if util.find_spec(name) is None:
         pytest.skip(f"no package {name}", allow_module_level=True)
-    spec.loader = loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return Later(name)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tools import model_card
-from tools.training import train_demo
+from tools.training import data, train_demo
 from tools.training.batches import as_batch
 from tools.training.model import Size, build
 from tools.training.routing import hot_experts, hot_load, loads, overlap
@@ -101,6 +101,7 @@ def carded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tools.training.corpus.sysconfig.get_paths", lambda: {"stdlib": str(root)})
         patch.setattr(model_card, "TRIGRAM_TASKS", 200)
+        patch.setattr(data, "TOKENIZER_TASKS", 2000)
         small = ["--chat-tokens", "256", "--text-tokens", "512", "--count", "1", "--steps", "2"]
         assert train_demo.main(["--corpus", str(root), "--out", str(root / "out"), *small], TINY) == 0
         assert model_card.main([str(root / "out"), "--rows", "2", "--count", "2"]) == 0

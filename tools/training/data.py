@@ -19,6 +19,9 @@ from tools.training.tokenizer import train_tokenizer
 TOKENIZER_SAMPLE = {"prose": 120_000, "python": 8_000}
 """Characters of each file that the tokenizer's merges are learned from."""
 
+TOKENIZER_TASKS = 40_000
+"""Tasks that the tokenizer's merges are learned from."""
+
 Files = dict[str, dict[str, int]]
 """Domain -> {"training": number of files, "held_out": number of files}."""
 
@@ -45,7 +48,7 @@ class Data:
 def make_tokenizer(domains: Sequence[Domain], size: Size) -> Any:
     """Trains the tokenizer on a part of every training file and on tasks."""
     texts = [text[: TOKENIZER_SAMPLE[d.name]] for d in domains for text in d.training]
-    for task in islice(training_tasks(1), 40_000):
+    for task in islice(training_tasks(1), TOKENIZER_TASKS):
         texts += [text for turn in task.turns for text in (turn.question, turn.answer)]
     return train_tokenizer(texts, size.vocabulary, size.context)
 

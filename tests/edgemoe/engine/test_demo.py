@@ -48,19 +48,19 @@ def test_chat_without_a_model_answers_offline(tmp_path):
 @pytest.mark.e2e
 @pytest.mark.parametrize(("context", "levels", "fresh"), [(64, "8/4/2/0", True), (256, "4", False)])
 def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels, fresh):
-    """A chat in its own process, with turns of many lengths, never prints a peak above the smallest limit there is."""
+    """A chat in its own process, with a short and a long turn, never prints a peak above the smallest limit."""
     settings = RunSettings(levels=parse_levels(levels))
     with pytest.raises(DoesNotFit) as caught:
         store.plan(vram_limit=1_000_000, settings=settings, context=context)
     least = caught.value.minimum
-    turns = [line for words in (1, 2, 5, 9) for line in ("word " * words, "/clear")]
+    turns = [line for words in (1, 9) for line in ("word " * words, "/clear")]
     options = ("--vram-limit", str(least), "--context", str(context), "--levels", levels)
     command = ("-m", "edgemoe", "chat", "--model", store.directory, "--json", *options)
     with programs() as start:
         process = start(*command, fresh=fresh)
         out, _ = process.communicate("\n".join(turns), timeout=120)
     answers = [json.loads(line) for line in out.splitlines()]
-    assert (process.returncode, len(answers)) == (0, 4)
+    assert (process.returncode, len(answers)) == (0, 2)
     assert all(answer["vram_limit_bytes"] == least for answer in answers)
     assert 0 < max(answer["peak_vram_bytes"] for answer in answers) <= least
 
@@ -95,7 +95,7 @@ def test_demo_model_answers_tasks_under_a_limit(store, levels):
     with CountedEngine(store, plan, settings) as engine:
         model = Model(engine, tokenizer, sampling, keep=True)
         for kind in KINDS:
-            for task in held_out_tasks(kind, 3):
+            for task in held_out_tasks(kind, 2):
                 chat = Conversation(model)
                 for turn in task.turns:
                     answer = chat.ask(turn.question, lambda _: None)

