@@ -18,9 +18,10 @@ PIP = $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 # torch's build: cpu, cuda, or auto, which is cuda where there is an NVIDIA driver.
 TORCH_BUILD ?= auto
 
-# Two processes: tests are mostly Python, and what they compute takes two cores at once. ARGS="-n 0" runs one process.
-# Each takes one half in the order of the files, so that a fixture of a module is made once, and then steals from the other.
-TESTS = $(PYTHON) -m pytest -n 2 --dist worksteal
+# Three processes for two cores: one computes while others wait for a server, a disk or a limit in seconds.
+# ARGS="-n 0" runs one process. Each takes a third in the order of the files, so that a fixture of a module is made once,
+# and then steals from the others.
+TESTS = $(PYTHON) -m pytest -n 3 --dist worksteal
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 

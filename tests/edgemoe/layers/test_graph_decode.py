@@ -122,11 +122,12 @@ def logits(engine: Engine, tokens: tuple[int, ...] = (11, 250)) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def require_equal_answers(open_on: Callable[..., Engine], **how) -> None:
+def require_equal_answers(open_on: Callable[..., Engine], monkeypatch, **how) -> None:
     """Compares an engine's logits and counts with those of transformers' modules, which differ by rounding."""
     engine = open_on(**how)
     assert isinstance(engine.runner.fused, GraphDecode)
     got, counts, use = logits(engine), engine.take_counts(), engine.take_use()
+    monkeypatch.setattr(GraphDecode, "try_from", lambda *_: None)
     plain = open_on(**how).by_modules()
     want, their_counts, their_use = logits(plain), plain.take_counts(), plain.take_use()
     assert (got - want).norm() < 0.03 * want.norm()
@@ -145,13 +146,13 @@ def require_equal_answers(open_on: Callable[..., Engine], **how) -> None:
     ],
     indirect=["store"],
 )
-def test_a_new_token_is_computed_as_by_modules(open_on, name, limits):
+def test_a_new_token_is_computed_as_by_modules(open_on, monkeypatch, name, limits):
     """Logits equal those of transformers' modules but for rounding; the same experts are requested and counted.
 
     Each family and each kind of rule once, as Triton's interpreter takes long: norms over all heads, windows, biases
     and 8-bit dense weights, with misses of every kind.
     """
-    require_equal_answers(open_on, **SETTINGS[name], **limits)
+    require_equal_answers(open_on, monkeypatch, **SETTINGS[name], **limits)
 
 
 def test_limits_do_not_change_a_bit(open_on):

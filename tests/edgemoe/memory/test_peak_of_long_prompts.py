@@ -45,7 +45,7 @@ with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
     [
         (WIDE, "bf16", 2048, 512, 30_000_000),
         (WIDE, "q8_0", 2048, 1024, 30_000_000),
-        (DEEP, "bf16", 4096, 512, 0),
+        (DEEP, "bf16", 6144, 512, 0),
     ],
     ids=["wide", "wide, q8_0, long steps", "deep"],
 )
