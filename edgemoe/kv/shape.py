@@ -10,6 +10,9 @@ from edgemoe.kv.formats import KVFormat, row_bytes
 PAGE = mmap.PAGESIZE
 """Bytes of memory that are taken at once."""
 
+INDEX_SCORES = 1 << 21
+"""Most float32 scores of an index that exist at once, of all its heads; at least one row has them."""
+
 
 @dataclass(frozen=True)
 class LinearState:

@@ -15,15 +15,13 @@ from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import LayerKV, Received, StoredAttention, kernel_fits
 from edgemoe.kv.rows import rotate
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.shape import INDEX_SCORES
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.attend import attend_tiles
 from edgemoe.layers.gqa import layer_kv, sums_of
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.layers.row_blocks import rows_of
 from edgemoe.policy.importance import attention_received
-
-SCORES = 1 << 21
-"""Most float32 scores of an index that exist at once, of all its heads; at least one row has them."""
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Queries, keys and values [heads, R, D] of one sequence's rows."""
@@ -69,7 +67,7 @@ class IndexBySequence(nn.Module):
             done = 0
             while done < count:
                 heads_by_tokens = self.module.n_heads * (sequence.length + count)
-                block = range(row + done, row + min(done + max(SCORES // heads_by_tokens, 1), count))
+                block = range(row + done, row + min(done + max(INDEX_SCORES // heads_by_tokens, 1), count))
                 own = {name: rows_of(value, block, rows) for name, value in given.items()}
                 found.append(self._block(own, sequence, sequence.length + done, len(block)))
                 done += len(block)

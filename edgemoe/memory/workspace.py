@@ -7,9 +7,8 @@ from edgemoe.kernels.registry import compute
 from edgemoe.kernels.scratch import attention_bytes
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
-from edgemoe.kv.shape import KVShape
+from edgemoe.kv.shape import INDEX_SCORES, KVShape
 from edgemoe.layers.dense import SLICE_BYTES
-from edgemoe.layers.indexed import SCORES
 from edgemoe.memory.limits import Limits
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
@@ -152,7 +151,7 @@ def _index_bytes(shape: ModelShape, rows: int, context: int) -> int:
         return 0
     keys = context * shape.kv.index.key_dim * 4 * 2
     chosen = shape.index_topk * (shape.kv.heads * shape.kv.key_dim * 4 + rows * (4 + 8))
-    return max(SCORES, INDEX_HEADS * context) * 4 * 4 + keys + chosen
+    return max(INDEX_SCORES, INDEX_HEADS * context) * 4 * 4 + keys + chosen
 
 
 def _layer_bytes(shape: ModelShape, kv: KVShape, rows: int, context: int) -> int:

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     calls |= {f"plain loop, {name}": plain.call(name, tokens, cores) for name in plain.names}
                 found = rates(calls, REPEATS * tokens * ROWS * COLS, given.rounds)
                 for name, rate in found.items():
-                    print(f"| {cores} | {tokens} | {level} | {name} | {rate:.3f} |", flush=True)
+                    print(f"| {cores} | {tokens} | {level} | {name} | {rate:.4f} |", flush=True)
             own.close()
     paths.choose(before)
 

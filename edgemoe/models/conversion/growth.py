@@ -6,6 +6,7 @@ from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
 from edgemoe.families.table import family_of
 from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.run import store_bytes
 
 GROWTH = 1.1
@@ -13,7 +14,7 @@ GROWTH = 1.1
 
 
 def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int) -> None:
-    """Prints both sizes on stderr, and what the lower level would take, if the store is larger by GROWTH.
+    """Prints both sizes on stderr, and what level 4 would take, if a quantized source's store is larger by GROWTH.
 
     Args:
         checkpoint: the source; no weights are read.
@@ -23,6 +24,9 @@ def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int) 
         ModelRefused, MissingTensor: from store_bytes.
     """
     family = family_of(checkpoint.config)
+    sources = ExpertWeights(checkpoint, family).sources
+    if not any(matrix.quantized for layer in sources.values() for matrix in layer):
+        return
     size = sum(checkpoint[name].nbytes for name in checkpoint.names())
     store = store_bytes(checkpoint, family, max_level=max_level, dense_bits=dense_bits)
     if store <= GROWTH * size:

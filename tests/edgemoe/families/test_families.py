@@ -171,7 +171,7 @@ def test_precise_tensors_are_those_that_transformers_keeps_in_float32(model_type
 
 
 AHEAD = {
-    "deepseek_v3": "model.layers.3.mlp.experts.0.up_proj.weight",
+    "deepseek_v3": "model.layers.3.enorm.weight",
     "glm4_moe": "model.layers.3.eh_proj.weight",
     "qwen3_next": "mtp.layers.0.mlp.experts.1.up_proj.weight",
     "ernie4_5_moe": "model.mtp_block.0.mlp.up_proj.weight",

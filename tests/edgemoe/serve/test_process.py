@@ -89,8 +89,8 @@ def test_the_life_of_a_server(tiny_store):
     common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
     with programs() as start:
         first = start(*common, port, fresh=True)  # loads for long enough to answer meanwhile
-        small = start(*common, other, "--vram-limit", "300KB")
         states = ready(port)
+        small = start(*common, other, "--vram-limit", "300KB")
         second = start(*common, port)
         assert ended(small)[0] == 3
         assert states == {503}

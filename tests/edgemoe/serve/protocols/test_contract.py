@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"
 
 @pytest.fixture(scope="module")
 def served(tiny_store) -> Iterator[object]:
-    with server_of(chatml_model(tiny_store, context=768), Access(key=KEY), most=8) as one:
+    with server_of(chatml_model(tiny_store), Access(key=KEY), most=8) as one:
         one.client.headers["x-api-key"] = KEY
         yield one
 
