@@ -151,14 +151,12 @@ class FusedDecode:
 
     def _computed(self, begun: Place, place: Place) -> tuple[list[int], list[int]]:
         """The layers whose experts a call of the kernel from `begun` to `place` has computed, and has chosen alone."""
-        places = self._experts_at
-        passed = [
-            layer
-            for layer in range(begun.layer, min(place.layer + 1, len(places)))
-            if (at := places[layer]) >= 0
-            and (layer > begun.layer or at >= begun.operation)
-            and (layer < place.layer or at <= place.operation)
-        ]
+        places, passed = self._experts_at, list[int]()
+        for layer in range(begun.layer, min(place.layer + 1, len(places))):
+            at = places[layer]
+            before = at < 0 or (layer == begun.layer and at < begun.operation)
+            if not before and (layer < place.layer or at <= place.operation):
+                passed.append(layer)
         if passed and (passed[-1], places[passed[-1]]) == place:
             return passed[:-1], passed[-1:]
         return passed, []

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 
 import xxhash
@@ -19,6 +20,8 @@ from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.manifest_entries import RecordEntry
 from edgemoe.storage.store.record_file import VERIFY, FileReader, RecordFiles, pieces
+
+_LENGTH = attrgetter("length")
 
 
 class RecordReader(FileReader):
@@ -34,7 +37,7 @@ class RecordReader(FileReader):
         self, geometry: RecordGeometry, files: RecordFiles, records: Mapping[int, Sequence[RecordEntry]]
     ) -> None:
         super().__init__(files)
-        self._geometry, self._records = geometry, records
+        self._planes, self._records = {layer: geometry.of_layer(layer).planes for layer in records}, records
 
     @classmethod
     def open(cls, directory: Path, manifest: Manifest) -> RecordReader:
@@ -85,15 +88,16 @@ class RecordReader(FileReader):
         records = self._records.get(key.layer, ())
         if not 0 <= key.expert < len(records):
             raise ValueError(f"expected an expert of the store, got {key}")
-        planes = self._geometry.of_layer(key.layer).planes
+        planes = self._planes[key.layer]
         if last >= len(planes):
             raise ValueError(
                 f"expected planes up to {Plane(len(planes) - 1).label} of {key}, got {last.label}"
             )
-        offset, length = planes[first].offset, planes[last].end - planes[first].offset
+        offset, (start, size) = planes[first].offset, planes[last]
+        length = start + size - offset
         wanted = f"planes {LABELS[first]} to {LABELS[last]} of layer {key.layer}, expert {key.expert}"
-        if (size := sum(map(len, into))) != length:
-            raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {size}")
+        if (given := sum(map(len, into))) != length:
+            raise ValueError(f"expected buffers of {length} bytes for {wanted}, got {given}")
         record = records[key.expert]
         self._files.of_layer[key.layer].fill(ByteRange(record.offset + offset, length), into, wanted)
         self._verify(record, key, planes[first : last + 1], into, first)
@@ -108,7 +112,7 @@ class RecordReader(FileReader):
         first: Plane,
     ) -> None:
         """Compares the planes from `first` on, at their places in the record, with their checksums."""
-        whole = [*map(len, into)] == [plane.length for plane in planes]  # a buffer for each plane
+        whole = [*map(len, into)] == [*map(_LENGTH, planes)]  # a buffer for each plane
         for number, plane in enumerate(planes):
             index, digest = first + number, xxhash.xxh3_64()
             if whole:
