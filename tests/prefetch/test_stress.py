@@ -280,7 +280,7 @@ def test_changes_of_level_in_any_order(base: int, dram: int | None, mode: str) -
         assert counts.ssd_bytes == r.reader.bytes
         assert counts.moved_bytes <= counts.ssd_bytes + counts.dram_bytes
         assert counts.speculated_used + counts.speculated_cancelled <= counts.speculated
-        assert min(counts.promoted, counts.demoted, counts.deferred) > 200
+        assert min(counts.promoted, counts.demoted, counts.deferred) > 100  # by the threads' order
         assert counts.speculated_used > 20
         assert not r.fetcher.transfers.under_way
         assert not r.fetcher.transfers.moving
