@@ -28,7 +28,7 @@ class Norm:
 
     Args:
         weight: bf16 [N].
-        epsilon: of the formula.
+        epsilon: the number that is added to the mean.
     """
 
     input: str
@@ -77,7 +77,7 @@ class Scale:
     """output [N] *= function(input), for an input [N] or [1].
 
     Args:
-        values: as in Activate.
+        values: bf16 [65536], the function's value for each bf16 number.
     """
 
     input: str

@@ -116,13 +116,13 @@ class FusedDecode:
         sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
-        self._native.begin(hidden, [rotation], sequences)
+        of_step = self._native.begin(hidden, [rotation], sequences)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)
         while place.layer < count:
             ahead = highest if self._runtime.source.looks_ahead else 0
             end = place.layer + 1 if step.experts.predicting else count
-            begun, place = place, self._native.run(place, end, ahead)
+            begun, place = place, self._native.run(of_step, place, end, ahead)
             done, chosen = self._computed(begun, place)
             trace = self._native.trace[:, :, :rows].tolist()
             if done:

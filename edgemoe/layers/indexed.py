@@ -165,7 +165,7 @@ def chosen_tokens(
     Args:
         all_tokens: computes rows that attend to all tokens.
         indices: int [rows, K], the choice for all rows of the step.
-        module, kv, index, parts, how: as for Compute.
+        module, kv, index, parts, how: the arguments of a Compute.
 
     Returns:
         [heads, R, V].

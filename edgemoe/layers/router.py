@@ -26,7 +26,7 @@ class CompiledRouter(nn.Module):
     Args:
         router: transformers' module, with `weight` bf16 [E, H] in RAM and `top_k`.
         form: how it chooses.
-        dtype: of the gate weights that it returns.
+        dtype: the element type in which it returns gate weights.
     """
 
     def __init__(self, router: Any, form: RouterForm, dtype: torch.dtype) -> None:

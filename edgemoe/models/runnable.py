@@ -53,7 +53,7 @@ def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int) -> Non
     Args:
         checkpoint: no weights are read.
         directory: with its config.json, for messages.
-        dense_bits: as in check_runnable.
+        dense_bits: bits of a dense weight in the store, 8 or 16.
 
     Raises:
         ModelRefused, MissingTensor: a tensor is missing, has another shape or is too many, or config.json has a value

@@ -20,7 +20,7 @@ class ExpertRecords:
         experts: the checkpoint's.
         geometry: the geometry of the store.
         layout: the order of codes in the records.
-        max_level: of the conversion's options.
+        max_level: the conversion's highest level; None: what the source justifies.
 
     Attributes:
         table: what is done with each type of the source; its errors come as experts are compared.

@@ -45,7 +45,7 @@ class SourceTable:
     Args:
         found: every layer of the checkpoint.
         geometry: the geometry of the store.
-        max_level: of the conversion's options.
+        max_level: the conversion's highest level; None: what the source justifies.
     """
 
     def __init__(self, found: Found, geometry: RecordGeometry, max_level: int | None) -> None:

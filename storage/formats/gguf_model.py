@@ -86,7 +86,7 @@ class GgufModel:
         """The tensors of a layer, or those outside of layers, by transformers' names.
 
         Args:
-            prefix: of their names in transformers; empty outside of layers.
+            prefix: the beginning of their names in transformers; empty outside of layers.
             parts: name below the layer -> name in the file.
         """
         known, out = self._architecture, dict[str, Weight]()

@@ -38,7 +38,7 @@ def layer_names(architecture: str, beginnings: tuple[str, ...], layers: str = LA
 
     Args:
         architecture: its name in GGUF files.
-        beginnings: of names below the layer that are preferred to `_BEGINNINGS`.
+        beginnings: the beginnings of names below the layer that are preferred to `_BEGINNINGS`.
         layers: beginning of the names of layers.
     """
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -111,7 +111,7 @@ def own_settings(settings: Settings, key: str, exempt: str) -> list[dict[str, An
 
     Args:
         settings: the quantization_config.
-        key: of the object.
+        key: the key of the object.
         exempt: what the names of matrices that are not quantized begin with; "": no name says so.
 
     Raises:

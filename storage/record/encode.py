@@ -27,7 +27,7 @@ def quantize_matrix(weight: Matrix, spec: MatrixSpec, bits: int | None = None, l
 
     Args:
         weight: floats, or codes, which count as floats if they have more than `bits` bits.
-        spec: of the matrix.
+        spec: the sizes of the matrix.
         bits: of the codes, one of offsets.BITS; the others of the result's 8 bits are constant (planes.REST). None: 8
             for floats, and 4 for codes, which level 4 computes.
         level: the highest level that computes the matrix, 8 or 4.

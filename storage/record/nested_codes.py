@@ -76,7 +76,7 @@ def nested_codes(
         order: made from the Hessian of its inputs.
         spec: padded shape and groups.
         importance: weights of the levels.
-        bits: of the codes where `importance` has level 8, one of offsets.BITS.
+        bits: the number of bits of a code where `importance` has level 8, one of offsets.BITS.
 
     Returns:
         codes and parameters, as `encode.quantize_matrix`. Without level 8 the lower four bits of the codes are 0.
@@ -110,7 +110,7 @@ class _Columns:
         weight: float32 [rows, K], in the order of coding.
         levels: ascending.
         importance: weights of the levels.
-        bits: of the codes at level 8.
+        bits: the number of bits of a code at level 8.
     """
 
     def __init__(self, weight: torch.Tensor, levels: list[int], importance: Importance, bits: int) -> None:

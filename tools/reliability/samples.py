@@ -127,7 +127,7 @@ def write_packed(directory: Path, method: str) -> Path:
     """A checkpoint whose experts are packed by a quant_method of config.json's quantization_config, all codes zero.
 
     Args:
-        directory: of the checkpoint.
+        directory: the checkpoint's directory.
         method: a quant_method; or `mixed` or `nvfp4`, which are compressed-tensors with several schemes, and with FP4.
     """
     settings, tensors = _mxfp4() if method == "mxfp4" else _packed(method)

@@ -48,6 +48,22 @@ class Place(NamedTuple):
     operation: int
 
 
+class StepRows(NamedTuple):
+    """The structures of a step's rows.
+
+    Attributes:
+        kv: an array of SequenceKV, one for each row.
+        rows: how many they are.
+        rotations: an array of Rotation.
+        kept: tensors whose addresses the structures have.
+    """
+
+    kv: Any
+    rows: int
+    rotations: Any
+    kept: Any
+
+
 class NativeDecodeLayers:
     """All layers of a model, for one token of each of some sequences, a row each.
 
@@ -216,8 +232,8 @@ class NativeDecodeLayers:
         hidden: torch.Tensor,
         rotations: Sequence[tuple[torch.Tensor, torch.Tensor]],
         sequences: Sequence[kv_sequence.SequenceKV],
-    ) -> None:
-        """Sets the rows of the calls of `run` that follow, which take one token of each sequence.
+    ) -> StepRows:
+        """Makes the rows of a step, which the calls of `run` take: one token of each sequence.
 
         Args:
             hidden: bf16 [1, rows, H], contiguous; the calls change it in place.
@@ -236,12 +252,13 @@ class NativeDecodeLayers:
         for row, sequence in enumerate(sequences):
             kv[row] = self._sequence(sequence)
         self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
-        self._rows = kv, rows, tables, (hidden, rotations)  # the last keep the addresses valid
+        return StepRows(kv, rows, tables, (hidden, rotations))
 
-    def run(self, place: Place, end: int, look_ahead: int) -> Place:
+    def run(self, step: StepRows, place: Place, end: int, look_ahead: int) -> Place:
         """Takes the rows through layers, as far as their experts are resident.
 
         Args:
+            step: the rows, from `begin`.
             place: where to begin.
             end: the layer to end before.
             look_ahead: level at which the next layer's predicted experts must be resident; 0: no prediction.
@@ -253,11 +270,10 @@ class NativeDecodeLayers:
             MemoryError: no memory for activations or scores.
             ValueError: sizes of layers, hidden, rotations and KV that contradict each other.
         """
-        kv, rows, tables, _ = self._rows
         at = (ctypes.c_int64 * 2)(*place)
         result: int = native.library().edgemoe_decode_layers(
-            *(native.threads(), self._structures, at, end, kv, rows),
-            *(ctypes.byref(self._workspace), look_ahead, tables),
+            *(native.threads(), self._structures, at, end, step.kv, step.rows),
+            *(ctypes.byref(self._workspace), look_ahead, step.rotations),
         )
         if result:
             raise native.failure(result, "a new token's activations")

@@ -92,7 +92,7 @@ class ListBuffers:
 
     Attributes:
         tensors: name -> bf16 [rows, numbers of the widest row]; without HIDDEN, which each call brings.
-        structures: of all buffers, HIDDEN's first and NORMED's second.
+        structures: a structure for each buffer; HIDDEN's is the first, NORMED's the second.
     """
 
     def __init__(self, programs: Sequence[LayerProgram], hidden: int, rows: int) -> None:

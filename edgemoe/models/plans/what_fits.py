@@ -35,7 +35,7 @@ class Part:
 
     Args:
         level: the store's highest level where all experts stay at it, else SHARE_LEVEL.
-        percent: of the experts, at that level; 0: the model does not run in this memory.
+        percent: the share of the experts that fit at that level; 0: the model does not run in this memory.
     """
 
     level: int

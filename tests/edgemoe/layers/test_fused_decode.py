@@ -202,8 +202,8 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
     policy, run, seen = engine.rules.policy, NativeDecodeLayers.run, set()
     assert policy.tiers.dram == (0.1 if "dram_experts" in tiers else 1.0)
 
-    def checked(self, begun, *how):
-        place, rows = run(self, begun, *how), self._rows[1]
+    def checked(self, rows_of_step, begun, *how):
+        place, rows = run(self, rows_of_step, begun, *how), rows_of_step.rows
         for layer in chain(*engine.runner.fused._computed(begun, place)):
             chosen, wanted = self.trace[layer, CHOSEN, :rows], self.trace[layer, WANTED, :rows]
             want = policy.levels(layer, chosen, self.gates[layer, :rows], None, decode=True)
