@@ -39,7 +39,7 @@ def single_row(settings: RunSettings) -> tuple[BenchRow, ...]:
 
 
 def ablation_rows(
-    which: str, max_level: int, given: Mapping[str, Any] | None = None
+    which: str, max_level: int, given: Mapping[str, Any] | None = None, *, on_gpu: bool = False
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation like DyMoE's table 3, at a base of 4 bits.
 
@@ -51,13 +51,17 @@ def ablation_rows(
             missing planes and every predicted expert read ahead, and rows with this program's own rules beside it.
         max_level: highest level of the store, in bits.
         given: fields of RunSettings that every row takes in which they have an effect; none of ROW_FIELDS[which].
+        on_gpu: the rows run on a GPU. The rows of table 3 then copy every expert into its memory before they compute
+            it: experts that are computed where they lie in DRAM need no look-ahead, and the rows with and without it
+            would do the same.
 
     Returns:
         the rows, and a sentence for each row that this store cannot run.
     """
-    rows, note = _paper_rows(), ""
+    place = {"in_place": "off"} if on_gpu else {}
+    rows, note = _paper_rows(place), ""
     if which == "ours":
-        rows = _our_rows()
+        rows = _our_rows(place)
         if max_level < 8:
             note = f"{rows.pop().name}: left out, the store's highest level is {max_level}"
     taken = tuple(replace(row, settings=_with(row.settings, given or {})) for row in rows)
@@ -76,19 +80,19 @@ def _table(cached: RunSettings, mixed: RunSettings, ahead: str) -> list[BenchRow
     ]
 
 
-def _paper_rows() -> list[BenchRow]:
-    four = RunSettings.uniform(4, eviction="lru-pool", promotion="whole", scan="off")
+def _paper_rows(place: Mapping[str, Any]) -> list[BenchRow]:
+    four = RunSettings.uniform(4, eviction="lru-pool", promotion="whole", scan="off", **place)
     mixed = four.with_(
         levels=(4, 2), exact=False, retention=PAPER_RETENTION, critical="ceil", importance="heavy-hitters"
     )
     return _table(four, mixed, "critical")
 
 
-def _our_rows() -> list[BenchRow]:
-    four = RunSettings.uniform(4, eviction="lru-experts")
+def _our_rows(place: Mapping[str, Any]) -> list[BenchRow]:
+    four = RunSettings.uniform(4, eviction="lru-experts", **place)
     mixed = four.with_(levels=(4, 2), exact=False, retention=PAPER_RETENTION, critical="ceil")
     own = RunSettings()
-    ours = mixed.with_(eviction=own.eviction, critical=own.critical, speculate="auto")
+    ours = mixed.with_(eviction=own.eviction, critical=own.critical, speculate="auto", in_place=own.in_place)
     return [
         *_table(four, mixed, "full"),
         BenchRow("ours: exact 4, planes", RunSettings.uniform(4, speculate="auto")),

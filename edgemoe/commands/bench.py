@@ -77,7 +77,9 @@ class Bench:
         from edgemoe.models.plans.division import Division, plan_levels
 
         if self.wanted.ablation is not None:
-            return _ablation(self.wanted.ablation, store.manifest.max_level, self.chosen)
+            return _ablation(
+                self.wanted.ablation, store.manifest.max_level, self.chosen, store.device is not None
+            )
         tokens = self.opening.context or self.prompts.prompt_tokens + self.prompts.new_tokens
         division = Division.of(replace(self.opening, context=tokens))
         return single_row(plan_levels(store, self.choose, division)[1]), ()
@@ -204,7 +206,7 @@ def _notify(what: str) -> None:
 
 
 def _ablation(
-    ablation: str, max_level: int, chosen: SettingOptions
+    ablation: str, max_level: int, chosen: SettingOptions, on_gpu: bool = False
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
 
@@ -227,7 +229,7 @@ def _ablation(
         raise UserError("one sequence at a time, for --ablation", "--lynx", "leave one of the two out")
     _require_ranked(given)
     effects.require_one_mean(given)
-    rows, notes = ablation_rows(ablation, max_level, given)
+    rows, notes = ablation_rows(ablation, max_level, given, on_gpu=on_gpu)
     skipping = next(row.settings for row in rows if 0 in row.settings.levels)
     effects.require_paper_rules(skipping, given)
     effects.require_effect(skipping, given)

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda")
 
+LEAST_CAPABILITY = 8, 0
+"""NVIDIA's compute capability from which a GPU multiplies bf16: Ampere (RTX 30, A100) and later."""
+
 
 def chosen(name: str) -> str:
-    """Resolves `auto`: to cuda where torch finds a GPU and Triton is installed, otherwise to cpu.
+    """Resolves `auto`: to cuda where torch finds a GPU that multiplies bf16 and Triton is installed, otherwise to cpu.
 
     Raises:
-        UserError: `name` is none of DEVICES, or the machine does not have it.
+        UserError: `name` is none of DEVICES, or the machine does not have it, or its GPU is too old.
     """
     if name not in DEVICES:
         raise UserError("the name of a device", repr(name), f"choose one of {', '.join(DEVICES)}")
@@ -30,8 +33,17 @@ def chosen(name: str) -> str:
             f"torch {torch.__version__}, which finds no GPU",
             "install a driver and a torch built for CUDA, or use --device cpu",
         )
+    if name == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    capability = torch.cuda.get_device_capability()
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() and find_spec("triton") else "cpu"
+        return "cuda" if capability >= LEAST_CAPABILITY and find_spec("triton") else "cpu"
+    if capability < LEAST_CAPABILITY:
+        raise UserError(
+            "a GPU of compute capability 8.0 or later for --device cuda (RTX 30, A100, and newer)",
+            f"{torch.cuda.get_device_name()}, of capability {capability[0]}.{capability[1]}",
+            "use --device cpu",
+        )
     return name
 
 

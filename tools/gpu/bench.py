@@ -40,8 +40,8 @@ from tools.command_line import failed
 from tools.gpu.aims import Json, aims, summary
 from tools.gpu.cases import OFFLOAD, is_chosen, require_a_row
 from tools.gpu.children import offload, synthesized
-from tools.gpu.measure import Clock, measure
 from tools.gpu.options import parse
+from tools.gpu.run_cases import Clock, measure
 from tools.gpu.trace import trace
 
 

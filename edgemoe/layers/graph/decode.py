@@ -1,4 +1,4 @@
-"""One new token through a whole model on a device, by captured launches.
+"""New tokens through a whole model on a device, one after another, by captured launches.
 
 Where every expert that it needs lies in the device's memory or in the host's, a launch computes a group of layers
 (`groups`). Elsewhere there is a launch a layer, and one for its experts:
@@ -38,7 +38,9 @@ Items = tuple[int, NDArray[np.int64]]
 
 
 class GraphDecode:
-    """Runs steps of one token through a model whose layers are all of a family with fused_gqa, on a device.
+    """Runs steps of new tokens through a model whose layers are all of a family with fused_gqa, on a device.
+
+    The tokens of a step go through the layers one after another, so that each has the bits that it has alone.
 
     Args:
         model: the model that layers.build made, on the runtime's device.
@@ -89,27 +91,35 @@ class GraphDecode:
         self._rules = [policy.decode_rule(layer, slots) for layer in range(len(self._experts))]
         self._highest_ahead = policy.ahead[0]
 
-    most_rows = 1
-    """Most sequences of a step."""
+    most_rows = 32
+    """Most sequences of a step. transformers' modules, which compute them together, are faster for more."""
 
-    remaps = True
-    """A single token agrees with itself."""
+    remaps = False
+    """Tokens that are computed one after another cannot agree on experts."""
 
     def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
-        """Appends a token to the one sequence of a step.
+        """Appends a token to each sequence of a step.
 
         Returns:
-            float32 [1, vocab] on the device, the logits after it.
+            float32 [rows, vocab] on the device, the logits after each.
         """
         self._configure(step.policy)
-        self._enter(tokens[0], step.kv.spans[0][0])
+        self._groups.active = [set() for _ in self._experts]
+        sequences = [sequence for sequence, _, _ in step.kv.spans]
+        logits = [self._append(step, *row) for row in zip(tokens, sequences, strict=True)]
+        step.record.active.update((i, len(experts)) for i, experts in enumerate(self._groups.active))
+        return torch.stack(logits)
+
+    def _append(self, step: StepContext, token: int, sequence: SequenceKV) -> torch.Tensor:
+        """Appends a token to a sequence of a step; returns the logits after it, float32 [vocab]."""
+        self._enter(token, sequence)
         layer = 0
         while layer < len(self._experts):
             layer = self._groups.run(step, layer)
             if layer < len(self._experts):
                 layer = self._run_layers(step, self._groups.of(layer))
         self._launches.end()
-        return self._memory.logits.float().unsqueeze(0)
+        return self._memory.logits.float()
 
     def _run_layers(self, step: StepContext, layers: range) -> int:
         """Runs layers one by one; returns the one after them."""
@@ -146,7 +156,7 @@ class GraphDecode:
         """
         memory, pinned = self._memory, self._runtime.source.pinned
         chosen, following, gates = memory.report()
-        step.record.active[layer] = len(set(chosen))
+        self._groups.note_choice(step, layer, chosen, gates)
         if predicted is not None:
             step.experts.count_predictions([(layer, step.policy.taken(layer, predicted), chosen)])
         levels = self._levels(step, layer, chosen, gates)

@@ -13,7 +13,7 @@ by layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ class GraphGroups:
 
     Attributes:
         places: the places of all experts.
+        active: the experts that each layer's router has chosen in this step so far.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class GraphGroups:
         self._layers, self._compute = launches.layers, launches.compute
         count, experts, place = len(launches.layers), runtime.experts, self._device.place
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
+        self.active: list[set[int]] = [set() for _ in range(count)]
         self._promotions = Promotions(count, experts)
         self._of = [range(first, min(first + GROUP, count)) for first in range(0, count, GROUP)]
         self._rest, self._stops = [0] * len(self._of), [0] * len(self._of)
@@ -99,6 +101,12 @@ class GraphGroups:
         """The layers of a layer's group."""
         return self._of[layer // GROUP]
 
+    def note_choice(self, step: StepContext, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> None:
+        """Counts what a layer's router has chosen for a token: experts, and their gate weights float32 [1, k]."""
+        self.active[layer].update(chosen)
+        if step.record.choices or step.study.watch:
+            step.note_choice(layer, torch.tensor([chosen]), gates)
+
     def run(self, step: StepContext, layer: int) -> int:
         """Runs the groups from the one that begins with a layer on, up to one that is not tried or that stops.
 
@@ -127,16 +135,17 @@ class GraphGroups:
             self._count(step, done, trace[done, :-1], own)
         for group in range(first, end):
             self._stops[group] = 0
-        return self._of[end].start if end == last < len(self._of) else self._stop(end)
+        return self._stop(end) if end < last else self._not_tried(last)
 
     def _not_tried(self, group: int) -> int:
+        """Counts a token of a group's rest. Returns its first layer; len(layers) where there is no such group."""
+        if group == len(self._of):
+            return len(self._layers)
         self._rest[group] = max(self._rest[group] - 1, 0)
         return self._of[group].start
 
     def _stop(self, group: int) -> int:
-        """Brings back the state before a group that stopped, and lets it rest; the end of all layers: there is none."""
-        if group == len(self._of):
-            return len(self._layers)
+        """Brings back the state before a group that stopped, and lets it rest. Returns its first layer."""
         self._stops[group] += 1
         self._rest[group] = min(2 ** max(self._stops[group] - STOPS, 0) - 1, LONGEST_REST)
         for now, before in zip(self._state(), self._saved[group], strict=True):
@@ -186,12 +195,13 @@ class GraphGroups:
         for (mine, level), count in levels.items():
             computed = max(mine, level) if level and not settings.exact else level
             step.use.add([(level, computed, 1)] * count)
+        gates = torch.tensor(trace[:, k : 2 * k].astype(np.int32).view(np.float32))
         if settings.priced:
-            gates = trace[:, k : 2 * k].astype(np.int32).view(np.float32)
             step.use.damage += step.policy.damage_of(
-                list(layers), torch.tensor(chosen), torch.tensor(gates), torch.tensor(wanted)
+                list(layers), torch.tensor(chosen), gates, torch.tensor(wanted)
             )
-        step.record.active.update(zip(layers, (len(set(row)) for row in chosen.tolist()), strict=True))
+        for layer, row, of_row in zip(layers, chosen.tolist(), gates, strict=True):
+            self.note_choice(step, layer, row, of_row[None])
 
     def _move(self, step: StepContext) -> None:
         """Marks the experts of the token before as used, and moves the hottest of those that it read in DRAM.

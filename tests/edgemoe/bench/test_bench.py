@@ -369,6 +369,14 @@ def test_a_store_without_level_8_leaves_a_row_out():
     assert ablation_rows("ours", 8)[1] == ()
 
 
+@pytest.mark.parametrize("which", ["paper", "ours"])
+def test_rows_of_table_3_copy_experts_on_a_gpu(which):
+    """Computed where it lies, an expert needs no look-ahead; the program's own rows compute it there."""
+    places = {row.name: row.settings.in_place for row in ablation_rows(which, 8, on_gpu=True)[0]}
+    assert {place for name, place in places.items() if "ours" not in name} == {"off"}
+    assert {place for name, place in places.items() if "ours" in name} <= {"on"}
+
+
 def test_the_papers_rows_have_the_papers_rules():
     """Each row of table 3 by hand; nothing else differs from the program's defaults."""
     rows, notes = ablation_rows("paper", 8)

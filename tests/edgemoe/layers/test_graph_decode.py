@@ -99,6 +99,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
             dram_experts: int = 0,
             *,
             seed: int = 0,
+            parallel: int = 1,
             **settings,
         ) -> Engine:
             opened, device = StoreModel.open(store), DoubleDevice(seed, haste=0.2)
@@ -107,7 +108,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
             opened = replace(opened, form=form, compute=compute, device=device)
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
             return stack.enter_context(
-                CountedEngine(opened, limited(opened, chosen, experts, dram_experts), chosen)
+                CountedEngine(opened, limited(opened, chosen, experts, dram_experts, parallel), chosen)
             )
 
         yield open_one
@@ -186,6 +187,42 @@ def test_experts_are_read_where_they_lie(open_on, monkeypatch):
     assert counts.dram_hits > 0
     assert moved
     assert len(tried) < 6  # of six groups; those that stopped three times before rest at first
+
+
+def test_a_resting_group_is_tried_again(open_on, monkeypatch):
+    """A group that rests is tried again after that many tokens, also where it follows one that runs."""
+    monkeypatch.setattr(graph_groups, "GROUP", 1)
+    engine = open_on(4, 64, levels=(4,))
+    engine.fill()
+    groups = engine.runner.fused._groups
+    groups._rest[1] = 2
+    rests = []
+    run = GraphDecode._append
+    monkeypatch.setattr(
+        GraphDecode, "_append", lambda *parts: (run(*parts), rests.append(list(groups._rest)))[0]
+    )
+    logits(engine, (11, 250, 11))
+    assert rests == [[0, 1], [0, 0], [0, 0]]
+
+
+def test_a_batch_has_the_bits_of_its_tokens_alone(open_on):
+    """Two sequences in a step have the logits that each has alone, and the record counts the experts of both."""
+    how = {"experts": 4, "dram_experts": 64, "levels": (4,)}
+    alone, prompts = [], ([5], [9, 7])
+    for prompt in prompts:
+        engine = open_on(**how)
+        sequence = engine.sequences.new()
+        engine.prefill(sequence, prompt)
+        alone.append(engine.step(Step((Segment(sequence, (11,)),)))[0])
+    engine = open_on(**how, parallel=2)
+    both = [engine.sequences.new() for _ in prompts]
+    for sequence, prompt in zip(both, prompts, strict=True):
+        engine.prefill(sequence, prompt)
+    with engine.recorded() as records:
+        got = engine.step(Step(tuple(Segment(sequence, (11,)) for sequence in both)))
+    assert torch.equal(got, torch.stack(alone))
+    assert [sequence.length for sequence in both] == [2, 3]
+    assert all(2 <= experts <= 4 for experts in records[0].active.values())
 
 
 def test_layers_without_a_miss_send_no_request(open_on, monkeypatch):

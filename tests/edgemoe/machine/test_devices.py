@@ -24,6 +24,7 @@ from edgemoe.speed.device import PIECE, measure_device
 def test_auto_is_cuda_with_both_gpu_and_triton(monkeypatch, gpu, triton, name):
     """`auto` is cuda where torch finds a GPU and Triton is installed; otherwise cpu."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     monkeypatch.setattr(devices, "find_spec", lambda module: object() if triton else None)
     assert chosen("auto") == name
     assert chosen("cpu") == "cpu"
@@ -38,6 +39,17 @@ def test_a_missing_device_is_refused(monkeypatch, run, tmp_path):
         open_device("tpu")
     code, _, err = run("plan", "--model", tmp_path, "--device", "cuda")
     assert (code, "finds no GPU" in err) == (2, True)
+
+
+def test_a_gpu_without_bf16_is_refused(monkeypatch):
+    """A GPU of capability 7.5 is refused by name; `auto` takes the CPU there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA T4")
+    monkeypatch.setattr(devices, "find_spec", lambda module: object())
+    with pytest.raises(UserError, match=r"8\.0 or later.*NVIDIA T4, of capability 7\.5.*--device cpu"):
+        chosen("cuda")
+    assert chosen("auto") == "cpu"
 
 
 class _NVMLError(Exception):

@@ -56,13 +56,16 @@ def in_planes(directory: Path, device: DoubleDevice | None) -> StoreModel:
     return replace(store, form=form, compute=planes, device=device)
 
 
-def limited(store: StoreModel, settings: RunSettings, experts: int | None, dram_experts: int):
-    """A plan with blocks for so many experts in each tier; None: all."""
+def limited(
+    store: StoreModel, settings: RunSettings, experts: int | None, dram_experts: int, parallel: int = 1
+):
+    """A plan with blocks for so many experts in each tier (None: all), and for so many sequences at once."""
     each, limit = store.form.bytes_at(settings.levels[0]), None
+    sizes = {"settings": settings, "context": 64, "parallel": parallel}
     if experts is not None:
-        least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
+        least = store.plan(vram_limit=None, **sizes).minimum_vram_bytes
         limit = least + (experts - MINIMUM_EXPERTS) * each
-    return store.plan(vram_limit=limit, dram_limit=dram_experts * each, settings=settings, context=64)
+    return store.plan(vram_limit=limit, dram_limit=dram_experts * each, **sizes)
 
 
 def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:

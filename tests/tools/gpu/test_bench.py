@@ -11,7 +11,7 @@ from short_probes import probe_briefly
 
 from edgemoe.bench import bandwidth
 from edgemoe.speed.tiers import copy_speed
-from tools.gpu import aims, bench, cases, children, measure
+from tools.gpu import aims, bench, cases, children, run_cases
 from tools.synthetic import store as synthetic_store
 
 TINY = [
@@ -101,7 +101,7 @@ def test_only_some_rows_are_measured(monkeypatch, capsys, tmp_path, only, rows, 
         ran.extend(row.name for row in request.rows)
         return {"environment": {}, "rows": []}
 
-    monkeypatch.setattr(measure, "run_bench", run_bench)
+    monkeypatch.setattr(run_cases, "run_bench", run_bench)
     monkeypatch.setattr(bench, "offload", lambda *_: ran.append("offload") or "it ran")
     options = [option for text in only for option in ("--only", text)]
     assert bench.main([*TINY, "--limits", "3MB,14MB", *options, "--work", str(tmp_path)]) == 0
