@@ -72,7 +72,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="STEP", help="runs only these steps")
     parser.add_argument("--minutes", type=float, default=8.0, help="time after which every step is ended")
     parser.add_argument(
-        "--work", type=Path, help="folder for the store; default: the system's for temporary files"
+        "--store",
+        type=Path,
+        help="the store, written if it does not exist, and kept; default: a temporary one",
     )
     return parser.parse_args(argv)
 
@@ -118,10 +120,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given, start = parse(argv), time.monotonic()
     given.results.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with tempfile.TemporaryDirectory(dir=given.work) as folder:
-        store = Path(folder, "store")
+    with tempfile.TemporaryDirectory() as folder:
+        store = given.store or Path(folder, "store")
         chosen = steps(given, store)
-        writing = _begin_store(given, store) if any(step.needs_store for step in chosen) else None
+        is_missing = any(step.needs_store for step in chosen) and not store.exists()
+        writing = _begin_store(given, store) if is_missing else None
         for step in chosen:
             if step.needs_store and writing:
                 writing.wait()
