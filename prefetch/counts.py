@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 
 @dataclass
@@ -51,8 +51,8 @@ class LookaheadCounts:
 class TransferCounts:
     """What a step has moved between tiers. Bytes and experts.
 
-    >>> (TransferCounts(ssd_bytes=4096, levels={4: 1}) + TransferCounts(levels={4: 2})).levels
-    {4: 3}
+    >>> (TransferCounts(levels=Counter({4: 1})) + TransferCounts(levels=Counter({4: 2}))).requests
+    3
 
     Every expert read ahead ends as used, cancelled, wasted or failed; until then it counts in `speculated` only.
     """
@@ -71,10 +71,8 @@ class TransferCounts:
     """Experts found in the VRAM tier at the requested level or above, experts read ahead in time included."""
     dram_hits: int = 0
     """Experts that needed no disk read, but came from the DRAM tier, or were read there."""
-    requests: int = 0
-    """Experts requested; level 0 is never requested."""
-    levels: dict[int, int] = field(default_factory=dict)
-    """Requested level -> experts."""
+    levels: Counter[int] = field(default_factory=Counter)
+    """Requested level -> experts; level 0 is never requested."""
     speculated: int = 0
     """Experts for which a transfer was queued ahead."""
     speculated_used: int = 0
@@ -97,6 +95,11 @@ class TransferCounts:
     """Layer -> counts of its predictions."""
 
     @property
+    def requests(self) -> int:
+        """Experts requested."""
+        return self.levels.total()
+
+    @property
     def transitions(self) -> dict[str, int]:
         """What transitions.Transitions has done, by name."""
         names = ("promoted", "demoted", "deferred", "moved_bytes")
@@ -117,12 +120,6 @@ class TransferCounts:
         """LookaheadCounts.hidden_s, over all layers."""
         return sum(counts.hidden_s for counts in self.lookahead.values())
 
-    def add_requests(self, levels: Sequence[int]) -> None:
-        """Counts experts requested at these levels."""
-        self.requests += len(levels)
-        for level in levels:
-            self.levels[level] = self.levels.get(level, 0) + 1
-
     def of_layer(self, layer: int) -> LookaheadCounts:
         """The counts of a layer's predictions, to be added to."""
         return self.lookahead.setdefault(layer, LookaheadCounts())
@@ -134,13 +131,13 @@ class TransferCounts:
             for f in fields(self)
             if f.name not in ("levels", "lookahead")
         }
+        layers = self.lookahead | other.lookahead
         return TransferCounts(
             **numbers,
-            levels=_added(self.levels, other.levels, 0),
-            lookahead=_added(self.lookahead, other.lookahead, LookaheadCounts()),
+            levels=self.levels + other.levels,
+            lookahead={layer: self._predictions(layer) + other._predictions(layer) for layer in layers},
         )
 
-
-def _added(one: dict[int, Any], other: dict[int, Any], none: Any) -> dict[int, Any]:
-    """Adds two dicts up by key; a missing key counts as `none`."""
-    return {key: one.get(key, none) + other.get(key, none) for key in one | other}
+    def _predictions(self, layer: int) -> LookaheadCounts:
+        """The counts of a layer's predictions, which may have had none."""
+        return self.lookahead.get(layer, LookaheadCounts())

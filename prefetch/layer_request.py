@@ -91,7 +91,7 @@ class LayerRequest(Request):
         if self._compensators:
             self._compensators.begin()
         counts = self._counts
-        counts.add_requests(list(self._wanted.values()))
+        counts.levels.update(self._wanted.values())
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)

@@ -37,6 +37,10 @@ class RamPath(TransferPath):
     def __init__(self, vram: PlaneTier, dram: PlaneTier | None, form: ResidentForm) -> None:
         self.vram, self.dram, self.form = vram, dram, form
         self.spilling: set[ExpertKey] = set()
+        self._of_use = {
+            (have, level) for have in LEVELS for level in LEVELS if have and form.builds_on(have, level)
+        }
+        """(level of blocks in memory, wanted level) where the blocks save reads."""
 
     def load(self, key: ExpertKey, level: int, *, evict: bool = True) -> Load | None:
         """Reserves an expert's blocks, at more than `level` where DRAM has it in larger blocks."""
@@ -49,7 +53,7 @@ class RamPath(TransferPath):
         in_dram = self.dram.acquire(key, have) if self.dram and have else None
         spills = self._spills(self.dram, reservation) if self.dram else ()
         source = reservation.held or in_dram
-        if source and not self.form.builds_on(source.level, level):
+        if source and (source.level, level) not in self._of_use:
             source = None
         move = _Move(self, reservation, source, in_dram, spills)
         if in_dram and source is in_dram:

@@ -105,7 +105,7 @@ class FetcherStep(StepExperts):
             passed -= 1
         self._speculation.pass_layers(passed)
         experts = [expert for layer in layers for expert in layer]
-        self.counts.add_requests([level for _, level in experts])
+        self.counts.levels.update(level for _, level in experts)
         self.counts.vram_hits += len(experts)
         tier = self._transfers.vram
         if not scan:
@@ -121,7 +121,7 @@ class FetcherStep(StepExperts):
         """Counts experts that were computed without a request, in the fastest tier or read in the slower one."""
         counts, bytes_at = self.counts, self._transfers.form.bytes_at
         for (own, wanted), experts in levels.items():
-            counts.add_requests([wanted] * experts)
+            counts.levels[wanted] += experts
             if own >= wanted:
                 counts.vram_hits += experts
             else:

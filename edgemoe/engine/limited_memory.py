@@ -41,6 +41,7 @@ class LimitedMemory:
         budget: the bytes of the limit that are reserved.
         blocks: block kind's name -> blocks that experts have now.
         long_step_bytes: bytes that a step has now in addition to the workspace.
+        returned: whether a long step has ended whose bytes the next short step gives back to experts.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LimitedMemory:
         self.budget.reserve("workspace", plan.workspace_bytes)
         self.budget.reserve("compensators", plan.compensators_bytes)
         self._fixed_bytes = self.budget.used
-        self.long_step_bytes, self._returned = 0, False
+        self.long_step_bytes, self.returned = 0, False
         self.budget.reserve("planes", self.expert_bytes)
         self._grows = plan.grows
 
@@ -111,10 +112,10 @@ class LimitedMemory:
             nbytes: at most the plan's long_step_bytes; 0 for a short step.
         """
         if not nbytes:
-            if self._returned:
+            if self.returned:
                 return_free_memory()  # holes in malloc's heap, where the experts' blocks are to be
                 self._fit_blocks(self.kv_bytes)
-                self._returned = False
+                self.returned = False
             yield
             return
         assert nbytes <= self._plan.long_step_bytes
@@ -123,7 +124,7 @@ class LimitedMemory:
             self._fit_blocks(self.kv_bytes, nbytes)
         self.budget.reserve("workspace", nbytes)
         self.long_step_bytes = nbytes
-        self._returned = False
+        self.returned = False
         try:
             yield
         except BaseException as error:
@@ -131,11 +132,11 @@ class LimitedMemory:
             raise
         finally:
             self.budget.release(nbytes)
-            self.long_step_bytes, self._returned = 0, self._grows
+            self.long_step_bytes, self.returned = 0, self._grows
 
     def close(self) -> None:
         """Leaves the blocks as they are from now on, and drops `resize`, by which it may refer to its owner."""
-        self._grows, self._returned, self._resize = False, False, _keep
+        self._grows, self.returned, self._resize = False, False, _keep
 
     def _fit_blocks(self, kv: int, long_step: int | None = None) -> None:
         """Resizes the experts' blocks to what fits beside the KV and a long step.

@@ -20,7 +20,7 @@ from edgemoe.errors import NotFinite
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.table import traits_of
-from edgemoe.kernels import threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Step
 from edgemoe.layers.fused_decode import FusedDecode
@@ -108,7 +108,7 @@ class ModelRunner:
 
         One block for all layers of a decode step: setting a signal's handler takes longer than a layer's Python.
         """
-        with DeferredInterrupt(), torch.inference_mode(), threads.for_step(), context.entered():
+        with DeferredInterrupt(), torch.inference_mode(), torch_rules.one_thread(), context.entered():
             yield
 
     def _inputs(self, context: StepContext) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from edgemoe.engine.request import Request
 from edgemoe.engine.turns import Turns
 from edgemoe.errors import UserError
 from edgemoe.experts.step import StepTotals
-from edgemoe.kernels import threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.machine.sigint import DeferredInterrupt
@@ -212,7 +212,7 @@ class Scheduler:
                 if self._turns.take():
                     try:
                         # OpenMP would give each thread that drives a worker of its own.
-                        with threads.for_step():
+                        with torch_rules.one_thread():
                             self.loop.step()
                     finally:
                         self._turns.end()

@@ -91,7 +91,8 @@ class Stepping:
             several = step.rows > len(step.segments)
             long = min(long_step_bytes(self.shape, step.rows), long) if several else 0
         try:
-            with self.memory.long_step(long), hot.step(record) if hot else nullcontext():
+            lent = self.memory.long_step(long) if long or self.memory.returned else nullcontext()
+            with lent, hot.step(record) if hot else nullcontext():
                 started = time.perf_counter()
                 with closing(self._parts.runner.run(context)) as layers:
                     for layer in layers:

@@ -17,7 +17,7 @@ import torch
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import Compensators
-from edgemoe.kernels.rows_alike import rows_alike
+from edgemoe.kernels.torch_rules import rows_alike
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from edgemoe.kernels import threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.storage.base import PLANES_OF_LEVEL, Plane
@@ -40,7 +40,7 @@ class PlaneExpertKernel:
 
     def forward(self, x: Rows, parts: Sequence[Part], activation: Activation, out: torch.Tensor) -> None:
         """Implements ExpertKernel.forward."""
-        with threads.for_product(len(parts) * self._geometry.weights):
+        with torch_rules.threads_for(len(parts) * self._geometry.weights):
             inner = activation.apply(self._products(x.gathered(len(out)), parts, 0))
             out.copy_(self._products(inner, parts, 1))
 

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function
 
 from edgemoe.errors import ModelRefused
-from edgemoe.kernels import threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import StoredAttention, kernel_fits
 from edgemoe.kv.rows import rotate
@@ -167,7 +167,7 @@ def _sequence_rows(
     sequence, (scaling, window, sinks) = kv.spans[index][0], how
     queries, read = _visible(module, sequence, *parts)
     heads, rows, dim = queries.shape
-    with threads.for_product(heads * dim * rows * (sequence.length + rows)):
+    with torch_rules.threads_for(heads * dim * rows * (sequence.length + rows)):
         summed = _summed(sequence, queries, read, scaling, window, sinks)
     _receive(module, kv, index, queries, read, how)
     if _reads_latents(module, sequence):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgemoe.kernels import rows_alike, threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kernels.native import library as native
 from edgemoe.machine.cpu import fast_bf16
 
@@ -76,7 +76,7 @@ class DenseLinear(nn.Module):
         if x.device.type != "cpu":
             y = F.linear(flat, self.weight) if self.scale is None else self._by_slices(flat)
         elif native.available() and (
-            self.scale is not None or rows_alike.wanted() or rows <= native.dense_bf16_up_to()
+            self.scale is not None or torch_rules.are_rows_alike() or rows <= native.dense_bf16_up_to()
         ):
             y = native.dense_product(flat.contiguous(), self.weight, self.scale)
         elif self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
@@ -95,7 +95,7 @@ class DenseLinear(nn.Module):
         x, rows = x.to(dtype), flat.shape[0]
         y = flat.new_empty(rows, self.out_features)
         step = max(SLICE_BYTES // (4 * self.in_features), 1)
-        with threads.for_product(rows * self.weight.numel()):
+        with torch_rules.threads_for(rows * self.weight.numel()):
             for start in range(0, self.out_features, step):
                 part = slice(start, start + step)
                 product = (x @ self.weight[part].to(dtype).t())[:rows]

@@ -55,7 +55,11 @@ class FusedDecode:
         count, windows = runtime.experts, traits.windows(model.config)
         table = ResidentTable(kernel, len(layers), count)
         programs = [layer_program(layer, windows[i], i) for i, layer in enumerate(layers)]
-        self._native = NativeDecodeLayers(outer_layers(model), programs, table, kernel, rows)
+        outer = outer_layers(model)
+        self._native = NativeDecodeLayers(outer, programs, table, kernel, rows)
+        size, buffers = outer.norm[0].numel(), self._native.buffers
+        self._normed = [buffers.rows_of(NORMED, count, size)[0] for count in range(1, rows + 1)]
+        """bf16 [rows, H], the experts' input in a step of 1, 2, 3, ... rows."""
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
         self._routed = [i for i, program in enumerate(programs) if program.router]
         """The layers whose router is the kernel's."""
@@ -177,7 +181,7 @@ class FusedDecode:
             read = hidden if operation.input == HIDDEN else buffers.rows_of(operation.input, rows, size)
             buffers.rows_of(operation.output, rows, operation.cols).copy_(operation.function(step, read))
         else:
-            normed = buffers.rows_of(NORMED, rows, size)[0]
+            normed = self._normed[rows - 1]
             following = self._native.following[layer] if ahead else 0
             predicted = (trace[following][PREDICTED], trace[following][WANTED]) if following else None
             add_to = hidden if operation.output == HIDDEN else None

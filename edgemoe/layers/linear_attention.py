@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.kernels import threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kv.step import StepKV
 
 
@@ -57,7 +57,7 @@ class PerSequence(nn.Module):
             assert sequence.states is not None
             continued = place.part.start > 0
             state = sequence.states.of(self.layer, fresh=sequence.length == 0, continued=continued)
-            with threads.for_product(64 * rows * hidden_states.shape[2]):
+            with torch_rules.threads_for(64 * rows * hidden_states.shape[2]):
                 own = hidden_states[:, row : row + rows]
                 out.append(self.module(hidden_states=own, **{name: state}))
         return torch.cat(out, dim=1)

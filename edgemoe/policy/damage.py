@@ -22,9 +22,6 @@ from edgemoe.storage.store.calibration import Calibration
 TYPICAL_ERROR = {8: 0.004, 4: 0.07, 2: 0.28, 0: 1.0}
 """level -> mean relative error of an expert's output, measured on two models (docs/decisions/0025)."""
 
-_COLUMN_OF_LEVEL = torch.tensor([LEVELS.index(level) if level in LEVELS else 0 for level in range(9)])
-"""level -> its column of a table."""
-
 _MOST_ROWS = 1 << 13
 """Rows of damages that a price is solved on: more change it by less than two hundredths of a bit."""
 
@@ -98,26 +95,15 @@ class Damage:
         """The damage of each expert of a layer at `levels` for a gate weight of 1: float32 [experts, levels]."""
         return _of_layer(self, layer, levels)
 
-    def of_choices(
-        self, layers: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
-    ) -> float:
-        """The damage of experts at chosen levels, in nats, summed.
-
-        Args:
-            layers: int64 [rows], a layer with experts each.
-            chosen: int64 [rows, k], experts.
-            gates: float32 [rows, k], their gate weights.
-            levels: int64 [rows, k].
-        """
-        each = self.table[self._rows[layers].unsqueeze(1), chosen, _COLUMN_OF_LEVEL[levels]]
-        return float((gates.square() * each).sum())
-
     @cached_property
-    def _rows(self) -> torch.Tensor:
-        """int64, by number of a layer: its row of `table`."""
-        rows = torch.zeros(max(self.layers) + 1, dtype=torch.int64)
-        rows[list(self.layers)] = torch.arange(len(self.layers))
-        return rows
+    def by_level(self) -> torch.Tensor:
+        """`table` with its rows at the layers' numbers and its columns at the levels, 0 elsewhere.
+
+        float32 [highest layer number + 1, experts, highest level + 1].
+        """
+        placed = torch.zeros(max(self.layers) + 1, self.table.shape[1], max(LEVELS) + 1)
+        placed[torch.tensor(self.layers)[:, None], :, torch.tensor(LEVELS)] = self.table.transpose(1, 2)
+        return placed
 
     def price(self, levels: tuple[int, ...], bits: float, tokens: int = 0) -> float:
         """The price of a bit at which the mean over the sample is a number of bits.

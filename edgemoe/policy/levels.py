@@ -188,9 +188,10 @@ class LevelPolicy:
     def damage_of(
         self, layers: Sequence[int], chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
     ) -> float:
-        """Estimated KL, in nats, of rows [rows, k] of experts at these levels, each row of the layer at its place."""
+        """Estimated KL, in nats, of rows [rows, k] of experts at these levels, summed; `layers`: the layer of each."""
         assert self.damage
-        return self.damage.of_choices(torch.tensor(layers), chosen, gates.float(), levels)
+        each = self.damage.by_level[torch.tensor(layers)[:, None], chosen, levels]
+        return float((gates.float().square() * each).sum())
 
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""

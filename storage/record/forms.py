@@ -223,6 +223,10 @@ class _LowCodes:
 
     def __init__(self, geometry: RecordGeometry, stored: Layout) -> None:
         self._geometry, self._stored = geometry, stored
+        layers = {layer: geometry.of_layer(layer) for layer in geometry.layer_numbers}
+        self._trimmed = {layer: own for layer, own in layers.items() if own.is_trimmed}
+        self._read_bytes = {layer: own.planes[Plane.D8].length for layer, own in self._trimmed.items()}
+        """Layers whose d8 is shorter than its block -> its bytes."""
 
     def level_in(self, layer: int, level: int) -> int:
         """`level`, or the layer's highest level."""
@@ -230,13 +234,12 @@ class _LowCodes:
 
     def place(self, key: ExpertKey, block: memoryview) -> memoryview:
         """Where to read d8 of an expert."""
-        geometry = self._geometry.of_layer(key.layer)
-        return block[-geometry.planes[Plane.D8].length :] if geometry.is_trimmed else block
+        size = self._read_bytes.get(key.layer)
+        return block if size is None else block[-size:]
 
     def expand(self, key: ExpertKey, block: memoryview) -> None:
         """Makes nibbles, in the stored layout, of what was read."""
-        geometry = self._geometry.of_layer(key.layer)
-        if geometry.is_trimmed:
+        if geometry := self._trimmed.get(key.layer):
             expand(_bytes(self.place(key, block)).copy(), geometry, self._stored, _bytes(block))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from edgemoe.errors import UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.plans.division import Division, plan_levels
+from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
@@ -145,12 +147,13 @@ def test_predicted_kl_is_the_sum_over_layers(store, open_engine):
 
 
 def test_damage_by_hand():
-    """Two layers' rows: squared gate weights times the errors of the chosen levels."""
+    """Rows of layers 2 and 5: squared gate weights times the errors of the chosen levels."""
     from damages import a_damage
 
-    damage = a_damage(2, 3, 2)
+    damage = replace(a_damage(2, 3, 2), layers=(2, 5))
     damage.table[:] = torch.arange(2 * 3 * len(LEVELS), dtype=torch.float32).view(2, 3, len(LEVELS))
     chosen, levels = torch.tensor([[2, 0], [1, 2]]), torch.tensor([[4, 0], [8, 2]])
     gates = torch.tensor([[0.5, 0.25], [1.0, 0.5]])
     want = 0.25 * 9 + 0.0625 * 3 + 1.0 * 16 + 0.25 * 22
-    assert damage.of_choices(torch.tensor([0, 1]), chosen, gates, levels) == pytest.approx(want)
+    policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.0), damage.layers, 3, damage)
+    assert policy.damage_of([2, 5], chosen, gates, levels) == pytest.approx(want)

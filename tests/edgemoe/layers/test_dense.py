@@ -10,7 +10,7 @@ import torch
 from availability import needs_native
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.rows_alike import rows_alike
+from edgemoe.kernels.torch_rules import rows_alike
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.mla import CompiledLatents, LatentHeads
 from edgemoe.machine.process import resident_bytes

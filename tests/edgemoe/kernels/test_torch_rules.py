@@ -6,7 +6,7 @@ import pytest
 import torch
 from availability import needs_native
 
-from edgemoe.kernels import threads
+from edgemoe.kernels import torch_rules
 from edgemoe.kernels.native import library as native
 
 
@@ -22,11 +22,11 @@ def two_threads():
 @needs_native
 def test_torch_has_one_thread_in_a_step_and_all_for_long_operators(two_threads):
     """A step sets one thread, a long operator as many as the kernel; the former number returns afterwards."""
-    with threads.for_step():
+    with torch_rules.one_thread():
         assert torch.get_num_threads() == 1
-        with threads.for_product(100_000_000):
+        with torch_rules.threads_for(100_000_000):
             assert torch.get_num_threads() == native.thread_count()
-        with threads.for_product(1):
+        with torch_rules.threads_for(1):
             assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
@@ -34,7 +34,7 @@ def test_torch_has_one_thread_in_a_step_and_all_for_long_operators(two_threads):
 @needs_native
 def test_an_error_in_a_step_restores_the_threads(two_threads):
     """An error in a step restores torch's number of threads."""
-    with pytest.raises(KeyError), threads.for_step(), threads.for_product(100_000_000):
+    with pytest.raises(KeyError), torch_rules.one_thread(), torch_rules.threads_for(100_000_000):
         raise KeyError
     assert torch.get_num_threads() == 2
 
@@ -42,5 +42,5 @@ def test_an_error_in_a_step_restores_the_threads(two_threads):
 def test_without_the_kernel_torch_keeps_its_threads(two_threads, monkeypatch):
     """Without the compiled kernel torch's number of threads does not change."""
     monkeypatch.setattr(native, "available", lambda: False)
-    with threads.for_step(), threads.for_product(1):
+    with torch_rules.one_thread(), torch_rules.threads_for(1):
         assert torch.get_num_threads() == 2
