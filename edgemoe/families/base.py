@@ -48,8 +48,8 @@ class FusedGQA:
     """Traits of a family whose decoder layers are norm, attention, residual, norm, experts, residual.
 
     Its attention is plain grouped-query attention with rotated halves: q_proj, k_proj, v_proj, o_proj, perhaps q_norm
-    and k_norm. layers.fused_decode runs one new token through such layers in one call; in other steps layers.gqa
-    computes the attention.
+    and k_norm, perhaps a gate in q_proj; some layers may have a gated delta net instead. layers.fused_decode runs one
+    new token through such layers in one call; in other steps layers.gqa and layers.delta_net compute these parts.
 
     Args:
         windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
@@ -89,7 +89,8 @@ class Traits:
         quantized_as: the form in which engines load the model with quantized experts; None: its own.
         product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
             and corrections make others.
-        rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon).
+        rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon), or that with 1 + weight
+            as the weight.
         gate: the gate of its routers; None: they choose in a way of their own, which Lynx cannot change.
         fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """

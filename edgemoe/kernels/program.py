@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.delta_net import NativeDeltaNet
 from edgemoe.kernels.native.router import NativeRouter
 
 HIDDEN, NORMED = "hidden", "normed"
@@ -27,7 +28,8 @@ class Norm:
     """output = weight * input / sqrt(mean(input^2) + epsilon).
 
     Args:
-        weight: bf16 [N].
+        weight: bf16 [N], where what it is multiplied by is rounded to bf16 before; or float32 [N], where the product
+            alone is rounded.
         epsilon: the number that is added to the mean.
     """
 
@@ -57,6 +59,19 @@ class Attend:
     input: str
     output: str
     attention: NativeAttention
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaNet:
+    """output = results of a gated delta net, of the projections in input; the sequence's state changes.
+
+    Args:
+        net: convolves, computes the recurrence, norms and gates.
+    """
+
+    input: str
+    output: str
+    net: NativeDeltaNet
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +136,7 @@ class Call:
     cols: int
 
 
-Operation = Norm | Linear | Attend | Activate | Scale | Add | Experts | Call
+Operation = Norm | Linear | Attend | DeltaNet | Activate | Scale | Add | Experts | Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,14 +144,12 @@ class LayerProgram:
     """A decoder layer's list.
 
     Args:
-        operations: in the order in which they are computed; at most one is Attend, and one Experts.
+        operations: in the order in which they are computed; at most one is Attend or DeltaNet, and one Experts.
         window: latest tokens that its attention sees; 0: all.
-        slot: the place of its keys and values among those of the model; -1: it has no Attend.
     """
 
     operations: tuple[Operation, ...]
     window: int
-    slot: int
 
     @property
     def router(self) -> NativeRouter | None:
@@ -186,6 +199,8 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
         case Attend():
             own = each.attention
             return (own.heads + 2 * own.kv_heads) * own.dim, own.heads * own.dim
+        case DeltaNet():
+            return each.net.reads, each.net.writes
         case Activate():
             return had, had // 2
         case Experts():

@@ -27,7 +27,8 @@ class LinearStates:
         recurrent = 2, layers, 1, shape.heads, shape.key_dim, shape.value_dim
         self._conv = torch.zeros(conv, dtype=torch.bfloat16, device=place)
         self._recurrent = torch.zeros(recurrent, device=place)
-        self._valid = 0
+        self.valid = 0
+        """The copy that a step reads."""
 
     def of(self, layer: int, *, fresh: bool, continued: bool = False) -> LayerState:
         """Returns a layer's state for the current step, or for a block of its rows.
@@ -37,19 +38,32 @@ class LinearStates:
             fresh: the sequence has no token before these rows.
             continued: they are not the step's first ones.
         """
-        slot, new = self._slots[layer], 1 - self._valid
-        old = new if continued else self._valid
+        slot, new = self._slots[layer], 1 - self.valid
+        old = new if continued else self.valid
         conv, recurrent = self._conv[:, slot], self._recurrent[:, slot]
         return LayerState((conv[old], conv[new]), (recurrent[old], recurrent[new]), fresh)
 
+    def has(self, layer: int) -> bool:
+        """Whether a layer of the model has a state."""
+        return layer in self._slots
+
+    def copies(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both copies of a layer's state.
+
+        Returns:
+            bf16 [2, 1, channels, kernel] and float32 [2, 1, heads, key_dim, value_dim].
+        """
+        slot = self._slots[layer]
+        return self._conv[:, slot], self._recurrent[:, slot]
+
     def copy(self, other: LinearStates) -> None:
         """Takes another sequence's valid states."""
-        self._conv[self._valid] = other._conv[other._valid]
-        self._recurrent[self._valid] = other._recurrent[other._valid]
+        self._conv[self.valid] = other._conv[other.valid]
+        self._recurrent[self.valid] = other._recurrent[other.valid]
 
     def commit(self) -> None:
         """Makes the copy that the step wrote the valid one."""
-        self._valid = 1 - self._valid
+        self.valid = 1 - self.valid
 
 
 @dataclass(frozen=True)

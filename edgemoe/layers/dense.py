@@ -69,6 +69,11 @@ class DenseLinear(nn.Module):
             part.weight.data = view
         return whole
 
+    def rows(self, order: torch.Tensor) -> DenseLinear:
+        """A layer of some of the rows, in another order: int64 [n] of their numbers gives [..., n]."""
+        scale, bias = (None if each is None else each[order] for each in (self.scale, self.bias))
+        return DenseLinear(self.weight.data[order], scale, bias)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
         flat = x.reshape(-1, self.in_features)
@@ -105,6 +110,10 @@ class DenseLinear(nn.Module):
         return y
 
 
+_ROUNDED = 2**-7
+"""Relative difference of two bf16 numbers next to each other."""
+
+
 def is_rms_norm(module: Any) -> bool:
     """Whether a module is a bf16 norm that Family.rms_norm describes: weight * x / sqrt(mean(x^2) + epsilon)."""
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
@@ -113,7 +122,12 @@ def is_rms_norm(module: Any) -> bool:
 
 
 class DenseNorm(nn.Module):
-    """y = weight * x / sqrt(mean(x^2) + epsilon), in one kernel call."""
+    """y = weight * x / sqrt(mean(x^2) + epsilon), in one kernel call.
+
+    Args:
+        weight: bf16 [K], where what it is multiplied by is rounded before; or float32 [K], where the product alone is.
+        epsilon: the number that is added to the mean.
+    """
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         super().__init__()
@@ -122,10 +136,21 @@ class DenseNorm(nn.Module):
 
     @classmethod
     def try_from(cls, module: Any) -> DenseNorm | None:
-        """Makes a norm of a bf16 RMS norm in RAM (Family.rms_norm); None for other modules or without the kernel."""
-        if not is_rms_norm(module) or not native.available() or module.weight.device.type != "cpu":
+        """Makes a norm of an RMS norm in RAM (Traits.rms_norm); None for other modules or without the kernel.
+
+        A norm by 1 + weight is one with a float32 weight here. It is recognised by trying it.
+        """
+        weight, epsilon = getattr(module, "weight", None), getattr(module, "eps", None)
+        if not native.available() or weight is None or weight.device.type != "cpu":
             return None
-        return cls(module.weight.data, module.variance_epsilon)
+        if is_rms_norm(module):
+            return cls(weight.data, module.variance_epsilon)
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+            return None
+        made = cls(1 + weight.data.float(), epsilon)
+        x = torch.linspace(-2, 2, 3 * weight.numel()).bfloat16().view(3, -1)
+        with torch.inference_mode():
+            return made if torch.allclose(made(x), module(x), rtol=_ROUNDED, atol=0) else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises bf16 [..., K] along its last dimension."""

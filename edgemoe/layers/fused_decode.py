@@ -54,7 +54,7 @@ class FusedDecode:
         self._experts = [experts_of(layer.mlp) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)
         table = ResidentTable(kernel, len(layers), count)
-        programs = [layer_program(layer, windows[i], i) for i, layer in enumerate(layers)]
+        programs = [layer_program(layer, windows[i]) for i, layer in enumerate(layers)]
         outer = outer_layers(model)
         self._native = NativeDecodeLayers(outer, programs, table, kernel, rows)
         size, buffers = outer.norm[0].numel(), self._native.buffers

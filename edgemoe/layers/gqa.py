@@ -19,15 +19,21 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
+            Where q_proj has twice the rows that o_proj takes, the second half of each head's is a gate: the attention
+            is multiplied by its sigmoid.
         rotated: leading numbers of each head that are rotated by its position.
     """
 
     def __init__(self, module: Any, rotated: int) -> None:
         super().__init__()
         self.layer = module.layer_idx
-        self.qkv, self.out = DenseLinear.joined((module.q_proj, module.k_proj, module.v_proj)), module.o_proj
-        dim = module.head_dim
-        heads, kv_heads = (linear.out_features // dim for linear in (module.q_proj, module.k_proj))
+        dim, self.out = module.head_dim, module.o_proj
+        heads, kv_heads = _heads(module)
+        queries, self.gate = module.q_proj, None
+        if queries.out_features == 2 * heads * dim:
+            halves = torch.arange(queries.out_features).view(heads, 2, dim)
+            queries, self.gate = (module.q_proj.rows(halves[:, half].flatten()) for half in (0, 1))
+        self.qkv = DenseLinear.joined((queries, module.k_proj, module.v_proj))
         norms = None
         if hasattr(module, "q_norm"):
             q, k = module.q_norm, module.k_norm
@@ -44,8 +50,7 @@ class GroupedQueryAttention(nn.Module):
         known = known and all(type(norm) is DenseNorm for norm in norms)
         if not known or linears[0].weight.device.type != "cpu":
             return None
-        heads, kv_heads = (linear.out_features // module.head_dim for linear in linears[:2])
-        if not kernel_fits(heads, kv_heads, module.head_dim):
+        if not kernel_fits(*_heads(module), module.head_dim):
             return None
         return cls(module, rotated)
 
@@ -75,7 +80,15 @@ class GroupedQueryAttention(nn.Module):
             )
             if received:
                 kv.receive(kv.places[index], kv.prompts[index], self.layer, received.sums, window)
-        return self.out(torch.cat(attended)[None] if len(attended) > 1 else attended[0][None]), None
+        whole = torch.cat(attended) if len(attended) > 1 else attended[0]
+        if self.gate is not None:
+            whole = whole.mul_(self.gate(hidden_states[0]).sigmoid_())
+        return self.out(whole[None]), None
+
+
+def _heads(module: Any) -> tuple[int, int]:
+    """Numbers of heads of queries, and of keys and values, of an attention module."""
+    return module.o_proj.in_features // module.head_dim, module.k_proj.out_features // module.head_dim
 
 
 def layer_kv(sequence: SequenceKV, layer: int) -> LayerKV:

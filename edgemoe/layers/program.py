@@ -18,6 +18,17 @@ GLM-4.5 has shared experts as well: its Experts write to `block`, and then follo
     Add       shared                -> block
     Add       block                 -> hidden
 
+Qwen3-Next's attention has a gate, before its last product:
+
+    Linear    normed                -> gate [heads D]
+    Scale     gate                  -> attended
+
+Its linear attention has, in place of the first two products and of Attend between them,
+
+    Linear    normed                -> projected [channels + value_heads (V + 2)]
+    DeltaNet  projected             -> attended [value_heads V]
+    Linear    attended              -> block [H]
+
 What is no kind of operation is a Call of its module, and what surrounds it stays fused.
 """
 
@@ -39,6 +50,7 @@ from edgemoe.kernels.program import (
     Add,
     Attend,
     Call,
+    DeltaNet,
     Experts,
     LayerProgram,
     Linear,
@@ -47,9 +59,11 @@ from edgemoe.kernels.program import (
     Scale,
     Weights,
 )
+from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.router import CompiledRouter
 
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
@@ -68,9 +82,14 @@ def has_program(model: Any) -> bool:
 
 def _fits(layer: Any) -> bool:
     norms = layer.input_layernorm, layer.post_attention_layernorm
-    return isinstance(layer.self_attn, GroupedQueryAttention) and all(
-        type(norm) is DenseNorm for norm in norms
-    )
+    return _mixer(layer) is not None and all(type(norm) is DenseNorm for norm in norms)
+
+
+def _mixer(layer: Any) -> GroupedQueryAttention | GatedDeltaNet | None:
+    """The attention of a layer, or its gated delta net; None: it has another one."""
+    found = getattr(layer, "self_attn", None) or getattr(layer, "linear_attn", None)
+    own = found.module if isinstance(found, PerSequence) else found
+    return own if isinstance(own, GroupedQueryAttention | GatedDeltaNet) else None
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:
@@ -91,25 +110,38 @@ def weights_of(linear: DenseLinear) -> Weights:
     return linear.weight.data, linear.scale, linear.bias
 
 
-def layer_program(layer: Any, window: int, slot: int) -> LayerProgram:
+def layer_program(layer: Any, window: int) -> LayerProgram:
     """The list of a layer that `has_program` has found to have one.
 
     Args:
         layer: transformers' decoder layer, with this program's attention and norms.
         window: latest tokens that a row sees; 0: all.
-        slot: the place of its keys and values.
     """
-    attention: GroupedQueryAttention = layer.self_attn
+    mixer = _mixer(layer)
+    assert mixer
     operations: list[Operation] = [
         _norm(layer.input_layernorm),
-        Linear(NORMED, "qkv", weights_of(attention.qkv)),
-        Attend("qkv", "attended", attention.native),
-        Linear("attended", "block", weights_of(attention.out)),
+        *(_delta_net(mixer) if isinstance(mixer, GatedDeltaNet) else _attention(mixer)),
+        Linear("attended", "block", weights_of(mixer.out)),
         Add("block", HIDDEN),
         _norm(layer.post_attention_layernorm),
         *_block(layer.mlp, layer.input_layernorm.weight.numel()),
     ]
-    return LayerProgram(tuple(operations), window, slot)
+    return LayerProgram(tuple(operations), window)
+
+
+def _attention(attention: GroupedQueryAttention) -> list[Operation]:
+    gated: list[Operation] = []
+    if attention.gate is not None:
+        gate = Linear(NORMED, "gate", weights_of(attention.gate))
+        gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
+    qkv = Linear(NORMED, "qkv", weights_of(attention.qkv))
+    return [qkv, Attend("qkv", "attended", attention.native), *gated]
+
+
+def _delta_net(net: GatedDeltaNet) -> list[Operation]:
+    projected = Linear(NORMED, "projected", weights_of(net.projected))
+    return [projected, DeltaNet("projected", "attended", net.native)]
 
 
 def _norm(norm: DenseNorm) -> Norm:

@@ -36,7 +36,7 @@ class Recurrence(nn.Module):
     @staticmethod
     def of(module: Any) -> Recurrence | None:
         """Wraps a module of a kind that the compiled kernel supports; None for others, and without the kernel."""
-        kinds = (DeltaNet, ChannelDelta, StateSpace)
+        kinds = (ChannelDelta, StateSpace)
         kind = next((kind for kind in kinds if all(hasattr(module, name) for name in kind.needs)), None)
         if kind is None or not native.available() or module.conv1d.weight.device.type != "cpu":
             return None
@@ -63,52 +63,6 @@ class Recurrence(nn.Module):
         if conv.bias is not None:
             summed += conv.bias.float()[:, None]
         return F.silu(summed.t().to(torch.bfloat16))
-
-
-class DeltaNet(Recurrence):
-    """A gated delta net: one decay for each head (Qwen3-Next, Qwen3.5)."""
-
-    needs = ("A_log", "head_v_dim", "norm")
-
-    @property
-    def key_dim(self) -> int:
-        """Size of a key."""
-        return int(self.module.head_k_dim)
-
-    def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
-        """As Recurrence."""
-        net, rows = self.module, hidden_states.shape[1]
-        with RowsAlike():
-            joined, z, b, a = self._projected(hidden_states)
-            convolved = self._convolved(joined, cache_params)
-            decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
-            query, key, value = convolved.split((net.key_dim, net.key_dim, net.value_dim), dim=-1)
-            parts = DeltaRows(
-                query.reshape(rows, -1, net.head_k_dim).contiguous(),
-                key.reshape(rows, -1, net.head_k_dim).contiguous(),
-                value.reshape(rows, -1, net.head_v_dim).contiguous(),
-                decay[0, :, :, None].contiguous(),
-                b.sigmoid().float()[0].contiguous(),
-            )
-            core = delta_rule(parts, cache_params.recurrent_after()[0])
-            normed = net.norm(core.view(-1, net.head_v_dim), z.reshape(-1, net.head_v_dim))
-            out: torch.Tensor = net.out_proj(normed.view(1, rows, -1))
-        return out
-
-    def _projected(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Maps bf16 [1, R, H] to queries, keys and values [1, R, channels], the output's gate, and b and a of decay."""
-        net = self.module
-        if hasattr(net, "in_proj_qkv"):
-            return (
-                net.in_proj_qkv(hidden),
-                net.in_proj_z(hidden),
-                net.in_proj_b(hidden),
-                net.in_proj_a(hidden),
-            )
-        mixed = net.in_proj_qkvz(hidden), net.in_proj_ba(hidden)
-        query, key, value, z, b, a = net.fix_query_key_value_ordering(*mixed)
-        parts = [each.reshape(1, hidden.shape[1], -1) for each in (query, key, value)]
-        return torch.cat(parts, dim=-1), z, b, a
 
 
 class ChannelDelta(Recurrence):

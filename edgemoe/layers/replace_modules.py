@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgemoe.families.base import Traits
+from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
@@ -26,7 +27,8 @@ def replace_modules(model: Any, traits: Traits) -> None:
     stateful, choosing = stateful_modules(model), indexers(model)
     for name, module in list(model.named_modules()):
         if name in stateful:
-            model.set_submodule(name, PerSequence(Recurrence.of(module) or module, module.layer_idx))
+            own = GatedDeltaNet.try_from(module) or Recurrence.of(module)
+            model.set_submodule(name, PerSequence(own or module, module.layer_idx))
         elif name in choosing:
             model.set_submodule(name, IndexBySequence(module))
         elif traits.rms_norm and (norm := DenseNorm.try_from(module)):
@@ -41,8 +43,9 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
     """Replaces attention modules, routers and dense gated layers that the compiled kernel computes."""
     rotated = 2 * model.model.rotary_emb.inv_freq.numel()
     for layer in model.get_submodule("model.layers"):
-        if attention_module := GroupedQueryAttention.try_from(layer.self_attn, rotated):
-            layer.self_attn = attention_module
+        attention = getattr(layer, "self_attn", None)
+        if attention and (own := GroupedQueryAttention.try_from(attention, rotated)):
+            layer.self_attn = own
         gate = getattr(layer.mlp, "gate", None)
         if router := CompiledRouter.try_from(gate, traits, model.config):
             layer.mlp.gate = router

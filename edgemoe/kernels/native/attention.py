@@ -165,8 +165,8 @@ class NativeAttention(_Attention):
         heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
         dim: size of a head, a multiple of 16, at most MOST_DIM.
         scaling: factor on the scores.
-        norms: weight, bf16, and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the
-            size of one head or of all heads together.
+        norms: weight and epsilon of the queries' norm and of the keys' norm; None: no norms. A weight has the size of
+            one head or of all heads together; both are bf16, or both float32 (kernels.program.Norm).
         clip: largest magnitude of queries, keys and values after their norms; None: any.
         rotated: leading numbers of a head that are rotated by its position, an even number; None: all.
 
@@ -194,6 +194,7 @@ class NativeAttention(_Attention):
             (q, shape.q_epsilon), (k, shape.k_epsilon) = norms
             shape.q_norm, shape.q_norm_size = q.data_ptr(), q.numel()
             shape.k_norm, shape.k_norm_size = k.data_ptr(), k.numel()
+            shape.wide_norms = q.dtype == torch.float32
 
     def __call__(
         self,

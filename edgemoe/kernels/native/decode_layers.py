@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,6 @@ import torch
 
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import LayerKV
 from edgemoe.kernels.native.decoder_parts import (
     ListBuffers,
     NativeOuterLayers,
@@ -23,15 +21,15 @@ from edgemoe.kernels.native.decoder_parts import (
 )
 from edgemoe.kernels.native.expert_buffers import ExpertBuffers
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
+from edgemoe.kernels.native.sequence_memory import SequenceMemory
 from edgemoe.kernels.native.structures import (
-    AttentionKV,
     Buffer,
     DecoderLayer,
     LevelRule,
     Rotation,
     SequenceKV,
 )
-from edgemoe.kernels.program import NORMED, Attend, LayerProgram
+from edgemoe.kernels.program import NORMED, LayerProgram
 from edgemoe.kv import sequence as kv_sequence
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.levels import DecodeRule
@@ -86,7 +84,7 @@ class NativeDecodeLayers:
         # All attributes of this object keep the addresses in the structures valid.
         self._parts, self.programs, self._outer = outer, programs, outer_layers(outer)
         self._resident, self.most_rows = resident, rows
-        self._logits = outer.norm[0].new_empty(rows, outer.head[0].shape[0])
+        self._logits = torch.empty(rows, outer.head[0].shape[0], dtype=torch.bfloat16)
         self.following = next_routers(programs)
         """For each layer with a router, the next one; 0 for the last one and for other layers."""
         slots = max((program.router.top_k for program in programs if program.router), default=1)
@@ -104,14 +102,7 @@ class NativeDecodeLayers:
         self._workspace.buffers = ctypes.addressof(self.buffers.structures)
         self._workspace.buffer_count = len(self.buffers.structures)
         self._fill_structures()
-        self._attention = {
-            program.slot: each.attention
-            for program in programs
-            for each in program.operations
-            if isinstance(each, Attend)
-        }
-        self._stored = WeakKeyDictionary[kv_sequence.SequenceKV, Any]()
-        """The structures of the keys and values of each sequence, one for each of its layers with attention."""
+        self._sequences = SequenceMemory(programs)
 
     def _fill_structures(self) -> None:
         """Makes the layers' structures, and the scratch that all routers share."""
@@ -127,7 +118,7 @@ class NativeDecodeLayers:
         return DecoderLayer(
             operations=ctypes.addressof(operations),
             count=len(operations),
-            slot=program.slot,
+            index=index,
             window=program.window,
             following=self.following[index] - index if self.following[index] else 0,
             experts=self._resident.experts if router else 0,
@@ -250,7 +241,7 @@ class NativeDecodeLayers:
                 raise ValueError(f"expected one row for each of {rows} sequences, got {[*hidden.shape]}")
         kv = (SequenceKV * rows)()
         for row, sequence in enumerate(sequences):
-            kv[row] = self._sequence(sequence)
+            kv[row] = self._sequences.structure(sequence)
         self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
         return StepRows(kv, rows, tables, (hidden, rotations))
 
@@ -278,15 +269,3 @@ class NativeDecodeLayers:
         if result:
             raise native.failure(result, "a new token's activations")
         return Place(at[0], at[1])
-
-    def _sequence(self, sequence: kv_sequence.SequenceKV) -> SequenceKV:
-        """The structure of a sequence's keys and values, of which those of its layers are kept while they lie there."""
-        stored = self._stored.get(sequence)
-        if stored is None or (stored and stored[0].keys != sequence.slices[0][0].data_ptr()):
-            made, form = list[AttentionKV](), sequence.shape.format
-            for slot, (keys, values) in enumerate(sequence.slices):
-                attention = self._attention.get(slot)
-                own = attention and attention.structure(LayerKV(keys, values, sequence.length, form))
-                made.append(own or AttentionKV())
-            stored = self._stored[sequence] = (AttentionKV * len(made))(*made)
-        return SequenceKV(slots=ctypes.addressof(stored), past=sequence.length)

@@ -16,7 +16,7 @@ from edgemoe.policy.levels import DecodeRule
 
 _KINDS: tuple[type, ...] = (
     *(listed.Norm, listed.Linear, listed.Attend, listed.Activate),
-    *(listed.Scale, listed.Add, listed.Experts, listed.Call),
+    *(listed.Scale, listed.Add, listed.Experts, listed.Call, listed.DeltaNet),
 )
 """In the order of the kinds of csrc/operations.h."""
 
@@ -28,7 +28,7 @@ class NativeOuterLayers:
     Args:
         table: embeddings [vocab, H]: bf16, or int8 with the scales.
         row_scale: bf16 [vocab]; None: the table is bf16.
-        norm: weight, bf16 [H], and epsilon of the norm before the head.
+        norm: weight [H], as kernels.program.Norm has it, and epsilon of the norm before the head.
         head: linear layer [vocab, H].
     """
 
@@ -46,6 +46,7 @@ def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
         rows=len(parts.table),
         norm=parts.norm[0].data_ptr(),
         epsilon=parts.norm[1],
+        wide=parts.norm[0].dtype == torch.float32,
         head=linear(parts.head),
     )
 
@@ -123,6 +124,7 @@ class ListBuffers:
                 output_cols=writes,
                 parameters=_parameters(each, kept),
                 epsilon=each.epsilon if isinstance(each, listed.Norm) else 0,
+                wide=isinstance(each, listed.Norm) and each.weight.dtype == torch.float32,
             )
             made.append(structure)
         return (Operation * len(made))(*made), kept
@@ -139,6 +141,8 @@ def _parameters(each: listed.Operation, kept: list[Any]) -> int | None:
             return ctypes.addressof(kept[-1])
         case listed.Attend():
             return each.attention.address
+        case listed.DeltaNet():
+            return each.net.address
         case listed.Activate() | listed.Scale():
             return each.values.data_ptr()
         case _:

@@ -21,7 +21,7 @@ from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 32
+INTERFACE = 33
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -45,9 +45,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _P, _P, _N, _N]),
     "edgemoe_quantize_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
-    "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_float, _N, _N, _P]),
+    "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_int, ctypes.c_float, _N, _N, _P]),
     "edgemoe_add_rows": (ctypes.c_int, [_P, _P, _P, _P, _N, _N, _P]),
-    "edgemoe_norm_rows": (ctypes.c_int, [_P, _P, _P, ctypes.c_float, _N, _N, _P]),
+    "edgemoe_norm_rows": (ctypes.c_int, [_P, _P, _P, ctypes.c_int, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
     "edgemoe_attention_scratch": (_N, [_N] * 3),
@@ -59,6 +59,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
     "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 7, *[_N] * 6, _P, _P]),
+    "edgemoe_delta_net": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
     "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _N, _N, _N, _N, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_precise_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
@@ -258,7 +259,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
     Args:
         x: bf16 [..., K], contiguous.
-        weight: bf16 [K].
+        weight: bf16 [K]; or float32 [K], and then the product alone is rounded.
         epsilon: above 0.
 
     Returns:
@@ -272,7 +273,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     cols = weight.numel()
     if x.shape[-1] != cols:
         raise ValueError(f"expected rows of {cols}, got {x.shape[-1]}")
-    of = x.data_ptr(), weight.data_ptr(), epsilon, x.numel() // cols, cols, y.data_ptr()
+    wide = weight.dtype == torch.float32
+    of = x.data_ptr(), weight.data_ptr(), wide, epsilon, x.numel() // cols, cols, y.data_ptr()
     if x.numel() < _WORTH_THREADS:
         library().edgemoe_rms_norm(*of)
     elif result := library().edgemoe_norm_rows(threads(), *of):

@@ -74,7 +74,7 @@ class AttentionShape(ctypes.Structure):
         *_fields(_INT, "q_norm_size k_norm_size"),
         *_fields(_FLOAT, "q_epsilon k_epsilon scaling clip"),
         ("sinks", _POINTER),
-        ("prepared", _INT),
+        *_fields(_INT, "prepared wide_norms"),
     ]
 
 
@@ -106,6 +106,7 @@ class Operation(ctypes.Structure):
         *_fields(_INT, "kind input output input_cols output_cols"),
         ("parameters", _POINTER),
         ("epsilon", _FLOAT),
+        ("wide", ctypes.c_int32),
         ("rotation", _INT),
     ]
 
@@ -132,7 +133,7 @@ class DecoderLayer(ctypes.Structure):
 
     _fields_ = [
         ("operations", _POINTER),
-        *_fields(_INT, "count slot window following experts slots"),
+        *_fields(_INT, "count index window following experts slots"),
         *_fields(_POINTER, "router logits scores gates chosen levels resident"),
         ("compensators", _POINTER),
         *_fields(_POINTER, "wanted computed predicted remapped chosen_by chosen_mass"),
@@ -142,7 +143,31 @@ class DecoderLayer(ctypes.Structure):
 class SequenceKV(ctypes.Structure):
     """`sequence_kv` of csrc/decode_layers.c."""
 
-    _fields_ = [("slots", _POINTER), ("past", _INT)]
+    _fields_ = [*_fields(_POINTER, "kv states"), *_fields(_INT, "past valid")]
+
+
+class DeltaNet(ctypes.Structure):
+    """`delta_net` of csrc/delta_net.h."""
+
+    _fields_ = [
+        *_fields(_INT, "key_heads heads key_dim value_dim taps"),
+        *_fields(_POINTER, "conv added factor norm"),
+        ("epsilon", _FLOAT),
+        ("rounded", ctypes.c_int32),
+        *_fields(_POINTER, "silu sigmoid wide_silu"),
+    ]
+
+
+class DeltaRun(ctypes.Structure):
+    """`delta_run` of csrc/delta_net.h: the states before and after a call."""
+
+    _fields_ = _fields(_POINTER, "conv state next_conv next_state")
+
+
+class DeltaCopies(ctypes.Structure):
+    """`delta_copies` of csrc/decode_layers.c: both copies of a sequence's state in one layer."""
+
+    _fields_ = [("conv", _POINTER * 2), ("state", _POINTER * 2)]
 
 
 class ExpertWorkspace(ctypes.Structure):
@@ -174,6 +199,7 @@ class OuterLayers(ctypes.Structure):
         ("rows", _INT),
         ("norm", _POINTER),
         ("epsilon", _FLOAT),
+        ("wide", ctypes.c_int32),
         ("head", Linear),
     ]
 
@@ -182,6 +208,7 @@ SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
     *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
     *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
+    *(DeltaNet, DeltaRun, DeltaCopies),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

@@ -43,7 +43,9 @@ def calls(driver):
     found = [call for calls in (*KERNEL_CALLS, layer_calls) for call in calls()]
     requests = [call.request(aarch64.functions(driver)) for call in found]
     with forced("avx2"):
-        return found, requests, [[array.copy() for array in call.here()] for call in found]
+        want = [[array.copy() for array in call.here()] for call in found]
+    assert all(result[0] >= 0 for result, *_ in want)  # no call is refused
+    return found, requests, want
 
 
 @pytest.mark.parametrize(

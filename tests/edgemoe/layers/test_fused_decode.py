@@ -37,6 +37,8 @@ MODELS = {
     "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
     "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight
     "qwen3_moe, 8 bits": {"attention_bias": True},
+    "qwen3_next": {},  # gated attention, gated delta nets, norms by 1 + weight
+    "qwen3_5_moe_text, 8 bits": {},  # delta nets whose projections are separate
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
 """Model -> its config beside family_models.SMALL; every one with 4 experts a token."""
@@ -371,7 +373,9 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
             for token in range(12)
         ]
         assert (engine.runner.fused is None) == (native_parts is False)
-        attention = engine.model.model.layers[0].self_attn
+        attention = next(
+            layer.self_attn for layer in engine.model.model.layers if hasattr(layer, "self_attn")
+        )
         return torch.stack(rows), type(attention.module)
 
     native_parts = True

@@ -36,7 +36,7 @@ def test_widths_follow_the_operations():
         Call("block", "block", lambda step, x: x, WIDTH),
         Add("block", HIDDEN),
     )
-    found = with_widths(LayerProgram(listed, 0, -1), WIDTH)
+    found = with_widths(LayerProgram(listed, 0), WIDTH)
     assert [(reads, writes) for _, reads, writes in found] == [
         *((8, 8), (8, 1), (8, 8), (1, 8), (8, 8), (8, 3), (3, 8), (8, 8)),
     ]
@@ -55,7 +55,7 @@ def test_widths_follow_the_operations():
 def test_an_operation_of_another_width_is_refused(wrong):
     """Before anything is computed."""
     with pytest.raises(ValueError, match="expected rows of"):
-        with_widths(LayerProgram((NORM, wrong), 0, -1), WIDTH)
+        with_widths(LayerProgram((NORM, wrong), 0), WIDTH)
 
 
 @pytest.mark.parametrize("function", [F.silu, torch.sigmoid])

@@ -130,6 +130,11 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 """model_type -> config beside COMMON, with what is particular to the family switched on."""
 
+OF_A_FOLDER: dict[str, dict[str, Any]] = {
+    "qwen3_5_moe_text": SMALL["qwen3_next"],
+}
+"""The same for families that files/folder_models.py tries in every other way."""
+
 SEPARATE = tuple(name for name in SMALL if name not in ("granitemoe", "gpt_oss"))
 """Families with a tensor for each expert's matrix; the others only come fused."""
 
@@ -140,7 +145,7 @@ LOUDER = 10
 
 
 def small_config(model_type: str, **changes: Any) -> Any:
-    values = COMMON | SMALL[model_type] | changes
+    values = COMMON | (SMALL | OF_A_FOLDER)[model_type] | changes
     if model_type == "ernie4_5_moe":
         del values["num_experts_per_tok"]
     return AutoConfig.for_model(model_type, **values)

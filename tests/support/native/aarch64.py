@@ -32,7 +32,7 @@ class Structures:
 
     Args:
         kind: of the structures.
-        fields: of each, by name; names of fields inside others as in "qkv.weight".
+        fields: of each, by name; names of fields inside others as in "qkv.weight", those of an array as in "conv#0".
     """
 
     def __init__(self, kind: type[ctypes.Structure], *fields: dict[str, Any]) -> None:
@@ -50,8 +50,14 @@ class Structures:
             inner = getattr(of, field)[int(index)] if index else getattr(of, field)
             self._set(inner, at + ctypes.addressof(inner) - ctypes.addressof(of), rest, value)
         elif isinstance(value, np.ndarray | Structures):
-            setattr(of, name, address(value))
-            self.pointers.append((at + getattr(type(of), name).offset, value))
+            array, _, index = name.partition("#")
+            offset = getattr(type(of), array).offset
+            if index:
+                getattr(of, array)[int(index)] = address(value)
+                offset += int(index) * ctypes.sizeof(ctypes.c_void_p)
+            else:
+                setattr(of, name, address(value))
+            self.pointers.append((at + offset, value))
         else:
             setattr(of, name, value)
 

@@ -71,9 +71,14 @@ class Model:
                     "codes_at": codes // 2,
                     "half": self.geometry.codes_bytes // 2,
                     "parameter_bytes": self.geometry.parameter_bytes,
+                    "limit": spec.limit,
+                    "low_at": low // 2,
+                    "low_half": self.geometry.low_bytes // 2,
                 },
             )
-            for spec, at, codes in self.geometry.matrix_offsets()
+            for (spec, at, codes), low in zip(
+                self.geometry.matrix_offsets(), self.geometry.low_offsets(), strict=True
+            )
         ]
         self.planes = [self._planes() for _ in range(2)]
 
@@ -182,13 +187,56 @@ def delta_calls() -> Iterator[Call]:
         )
 
 
+DELTA_SIZES = {"key_heads": 2, "heads": 4, "key_dim": 24, "value_dim": 40, "taps": 4}
+DELTA_CHANNELS, DELTA_WRITES = 2 * 2 * 24 + 4 * 40, 4 * 40
+DELTA_READS = DELTA_CHANNELS + DELTA_WRITES + 2 * 4
+
+
+def delta_net(rounded: int) -> Structures:
+    """A gated delta net, whose functions are any."""
+    arrays = {
+        "conv": (4, DELTA_CHANNELS),
+        "added": (4,),
+        "factor": (4,),
+        "norm": (40,),
+        "wide_silu": (1 << 16,),
+    }
+    floats = {name: _generator.normal(size=shape).astype(np.float32) for name, shape in arrays.items()}
+    floats["factor"] = -np.abs(floats["factor"])
+    tables = {name: bf16(1 << 16, outliers=False) for name in ("silu", "sigmoid")}
+    return Structures(c.DeltaNet, DELTA_SIZES | floats | tables | {"epsilon": 1e-6, "rounded": rounded})
+
+
+def delta_state() -> tuple[np.ndarray, np.ndarray]:
+    """The inputs of the convolution and the recurrence of one sequence."""
+    return bf16(DELTA_CHANNELS, 4), _generator.normal(size=(4, 24, 40)).astype(np.float32)
+
+
+def delta_net_calls() -> Iterator[Call]:
+    """One token of three sequences, and more tokens of one than a chunk has; a sequence without a token."""
+    for count, tokens in ((3, 1), (1, 19)):
+        runs = []
+        for run in range(count):
+            (conv, state), (after, next_state) = delta_state(), delta_state()
+            before = {} if run == 1 else {"conv": conv, "state": state}
+            runs.append(before | {"next_conv": after, "next_state": next_state})
+        x = bf16(count * tokens, DELTA_READS, outliers=False)
+        out = np.zeros((count * tokens, DELTA_WRITES), np.uint16)
+        yield Call(
+            "delta_net",
+            (POOL, delta_net(count % 2), x, count, tokens, Structures(c.DeltaRun, *runs), out),
+        )
+
+
 def row_calls() -> Iterator[Call]:
     """Norms, sums of rows, weighted sums, embeddings and the head, for columns that vectors divide and others."""
     for cols in (64, 300, 17):
         x, weight = bf16(20, cols), bf16(cols)
         x[1], x[2, :3] = 0, BAD
         for name, pool in (("rms_norm", ()), ("norm_rows", (POOL,))):
-            yield Call(name, (*pool, x, weight, 1e-6, *x.shape, np.zeros_like(x)))
+            for wide in (0, 1):
+                by = weight.astype(np.float32) / 3e4 if wide else weight
+                yield Call(name, (*pool, x, by, wide, 1e-6, *x.shape, np.zeros_like(x)))
         tokens, weights = integers(0, 6, 20, dtype=np.int64), _generator.normal(size=20).astype(np.float32)
         yield Call("add_rows", (POOL, x, tokens, weights, *x.shape, np.ones((6, cols), np.float32)))
         row_of = integers(-1, 20, 5, 4, dtype=np.int64)
@@ -302,7 +350,7 @@ def attention_calls() -> Iterator[Call]:
 
 
 KERNEL_CALLS = (
-    *(expert_calls, factor_calls, dense_calls, delta_calls),
+    *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls),
     *(row_calls, router_calls, attention_calls),
 )
 """All of the above."""

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 from aarch64 import POOL, Call, Structures
-from kernel_calls import SHAPES, Model, bf16, integers, scales
+from kernel_calls import (
+    DELTA_READS,
+    DELTA_WRITES,
+    SHAPES,
+    Model,
+    bf16,
+    delta_net,
+    delta_state,
+    integers,
+    scales,
+)
 
 from edgemoe.kernels.native import structures as c
 
@@ -15,7 +25,7 @@ EXPERTS, TOP_K, DIM, CONTEXT, LAYERS = 6, 2, 16, 24, 2
 HEADS, KV_HEADS = 6, 2
 
 
-HIDDEN, NORMED, QKV, ATTENDED, BLOCK, GATE_UP, INNER, GATE = range(8)
+HIDDEN, NORMED, QKV, ATTENDED, BLOCK, GATE_UP, INNER, GATE, PROJECTED, CORE = range(10)
 """Buffers."""
 
 SHARED = 32
@@ -30,7 +40,7 @@ def _linear(rows: int, cols: int, bias: bool) -> Structures:
 
 
 def _operations(size: int) -> Structures:
-    """Attention, experts, and shared experts that a gate scales: every kind that the kernel computes."""
+    """Attention, a gated delta net, experts, and shared experts that a gate scales: every kind."""
     projected, attended = (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "rotated": DIM // 2, "scaling": DIM**-0.5}
     table = bf16(1 << 16, outliers=False)
@@ -39,6 +49,10 @@ def _operations(size: int) -> Structures:
         (1, NORMED, QKV, size, projected, _linear(projected, size, True)),
         (2, QKV, ATTENDED, projected, attended, Structures(c.AttentionShape, shape)),
         (1, ATTENDED, BLOCK, attended, size, _linear(size, attended, False)),
+        (5, BLOCK, HIDDEN, size, size, None),
+        (1, NORMED, PROJECTED, size, DELTA_READS, _linear(DELTA_READS, size, False)),
+        (8, PROJECTED, CORE, DELTA_READS, DELTA_WRITES, delta_net(1)),
+        (1, CORE, BLOCK, DELTA_WRITES, size, _linear(size, DELTA_WRITES, False)),
         (5, BLOCK, HIDDEN, size, size, None),
         (0, HIDDEN, NORMED, size, size, bf16(size)),
         (6, NORMED, BLOCK, size, size, None),
@@ -86,7 +100,7 @@ def _layer(model: Model, rows: int, index: int, size: int) -> dict[str, Any]:
     return {
         "operations": operations,
         "count": len(operations.memory),
-        "slot": index,
+        "index": index,
         "following": LAYERS - 1 - index,
         "experts": EXPERTS,
         "slots": TOP_K,
@@ -103,12 +117,24 @@ def _layer(model: Model, rows: int, index: int, size: int) -> dict[str, Any]:
     }
 
 
+def _copies() -> dict[str, np.ndarray]:
+    """Both copies of a sequence's state in a layer."""
+    return {
+        f"{name}#{copy}": each
+        for copy in range(2)
+        for name, each in zip(("conv", "state"), delta_state(), strict=True)
+    }
+
+
 def _workspace(model: Model, size: int, rows: int, exact: int) -> Structures:
     pairs, widths = (
         rows * TOP_K,
-        (size, size, (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM, size, 2 * SHARED, SHARED, 1),
+        [size, size, (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM, size, 2 * SHARED, SHARED, 1],
     )
-    memory = [bf16(rows, size), *(np.zeros((rows, width), np.uint16) for width in widths[1:])]
+    memory = [
+        bf16(rows, size),
+        *(np.zeros((rows, width), np.uint16) for width in (*widths[1:], DELTA_READS, DELTA_WRITES)),
+    ]
     up, down = model.matrices
     return Structures(
         c.ExpertWorkspace,
@@ -143,13 +169,15 @@ def layer_calls() -> Iterator[Call]:
         sequences = [
             {
                 "past": 5 + 4 * row,
-                "slots": Structures(
+                "valid": row % 2,
+                "kv": Structures(
                     c.AttentionKV,
                     *(
                         {"keys": bf16(*cache), "values": bf16(*cache), "context": CONTEXT}
                         for _ in range(LAYERS)
                     ),
                 ),
+                "states": Structures(c.DeltaCopies, *(_copies() for _ in range(LAYERS))),
             }
             for row in range(rows)
         ]

@@ -9,8 +9,8 @@
 /* A decoder layer, its resident experts, and what tokens leave in it, a row each. k: experts of a token. */
 typedef struct {
     const operation *operations; /* in the order in which they are computed */
-    int64_t count;        /* of them; at most one is EXPERTS */
-    int64_t slot;         /* of its keys and values; -1: its list has no attention */
+    int64_t count;        /* of them; at most one is EXPERTS, and one ATTEND or DELTA_NET */
+    int64_t index;        /* among all layers */
     int64_t window;       /* latest tokens that attention sees; 0: all */
     int64_t following;    /* layers to the next one with a router; 0: there is none */
     int64_t experts, slots; /* entries of `resident`, and of a row of each array [rows, k] below */
@@ -47,10 +47,18 @@ typedef struct {
     int64_t compensated_level;                  /* at which they are computed; factors are of its error */
 } expert_workspace;
 
-/* A sequence's keys and values. */
+/* A sequence's state in a layer, in two copies: a step reads one and writes the other one. */
 typedef struct {
-    const attention_kv *slots; /* of each layer that has any; past and first are not read */
-    int64_t past;              /* tokens before this one */
+    uint16_t *conv[2];
+    float *state[2];
+} delta_copies;
+
+/* A sequence's keys and values, and its states. */
+typedef struct {
+    const attention_kv *kv;     /* [layers]; read where a list has ATTEND, without past and first */
+    const delta_copies *states; /* [layers]; read where a list has DELTA_NET */
+    int64_t past;               /* tokens before this one */
+    int64_t valid;              /* the copy of states that a step reads */
 } sequence_kv;
 
 /* The input of a layer's router and experts, [rows, H]. */
@@ -205,7 +213,6 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, const r
     for (int64_t i = 0; i < m->count; i++) {
         const operation *o = m->operations + i;
         if (!operation_fits(o, w->buffers, w->buffer_count, rotations, rows)) return 0;
-        if (o->kind == ATTEND && m->slot < 0) return 0;
         if (o->kind == EXPERTS && (o->input != NORMED || !router_fits(m, w, rows, o->input_cols))) return 0;
     }
     return 1;
@@ -213,14 +220,25 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, const r
 
 enum { MOST_ROWS = 64 };
 
-/* What a layer's rows see of their sequences' keys and values. */
-static void rows_kv(const decoder_layer *m, const sequence_kv *sequences, int64_t rows, attention_kv *kv) {
-    for (int64_t row = 0; row < rows && m->slot >= 0; row++) {
-        const int64_t past = sequences[row].past, seen = past + 1;
-        kv[row] = sequences[row].slots[m->slot];
+/* What a layer's rows see of their sequences' keys and values, and of their states. */
+static void rows_memory(const decoder_layer *m, const sequence_kv *sequences, int64_t rows, attention_kv *kv, delta_run *runs) {
+    for (int64_t row = 0; row < rows; row++) {
+        const sequence_kv *s = sequences + row;
+        const int64_t past = s->past, seen = past + 1, from = s->valid != 0, to = !from;
+        kv[row] = s->kv[m->index];
         kv[row].past = past;
         kv[row].first = m->window && seen > m->window ? seen - m->window : 0;
+        const delta_copies *c = s->states + m->index;
+        runs[row] = (delta_run){past ? c->conv[from] : NULL, past ? c->state[from] : NULL, c->conv[to], c->state[to]};
     }
+}
+
+/* Whether every sequence has a state in a layer whose list has DELTA_NET. */
+static int has_states(const decoder_layer *m, const sequence_kv *sequences, int64_t rows) {
+    for (int64_t i = 0; i < m->count; i++)
+        for (int64_t row = 0; row < rows && m->operations[i].kind == DELTA_NET; row++)
+            if (!sequences[row].states[m->index].state[0]) return 0;
+    return 1;
 }
 
 /* Takes one token of each of `rows` sequences from an operation of a layer to layers[end]. place [2]: the layer and its
@@ -232,18 +250,20 @@ static void rows_kv(const decoder_layer *m, const sequence_kv *sequences, int64_
 AVX2 int edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t *place, int64_t end, const sequence_kv *sequences,
                                int64_t rows, const expert_workspace *w, int64_t look_ahead, const rotation *rotations) {
     attention_kv kv[MOST_ROWS];
+    delta_run runs[MOST_ROWS];
     if (rows < 1 || rows > MOST_ROWS || rows > w->most_rows) return WRONG_SHAPE;
     for (int64_t i = place[0]; i < end; i++)
-        if (!layer_fits(layers + i, w, rotations, rows) || !layer_fits(layers + i + layers[i].following, w, rotations, rows)) return WRONG_SHAPE;
+        if (!layer_fits(layers + i, w, rotations, rows) || !layer_fits(layers + i + layers[i].following, w, rotations, rows) ||
+            !has_states(layers + i, sequences, rows)) return WRONG_SHAPE;
     for (; place[0] < end; place[0]++, place[1] = 0) {
         const decoder_layer *m = layers + place[0];
-        rows_kv(m, sequences, rows, kv);
+        rows_memory(m, sequences, rows, kv, runs);
         for (; place[1] < m->count; place[1]++) {
             const operation *o = m->operations + place[1];
             if (o->kind == CALL) return 0;
             const int done = o->kind == EXPERTS ? experts_operation(p, m, o, w, rows, look_ahead) : 1;
             if (done < 1) return done;
-            const int failed = o->kind == EXPERTS ? 0 : run_operation(p, o, w->buffers, rotations, kv, rows);
+            const int failed = o->kind == EXPERTS ? 0 : run_operation(p, o, w->buffers, rotations, (row_memory){kv, runs}, rows);
             if (failed) return failed;
         }
     }
@@ -255,8 +275,9 @@ typedef struct {
     const void *table;         /* of embeddings, [vocab, cols]: int8 with row_scale, bf16 where that is NULL */
     const uint16_t *row_scale;
     int64_t rows;              /* of table */
-    const uint16_t *norm;      /* [cols], before the head */
+    const void *norm;          /* [cols], before the head */
     float epsilon;
+    int32_t wide;              /* norm is float32 */
     linear head;
 } outer_layers;
 
@@ -279,7 +300,7 @@ AVX2 int edgemoe_embed(const outer_layers *o, int64_t token, uint16_t *hidden, i
 int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, int64_t rows, uint16_t *normed, int64_t size,
                  uint16_t *logits, int64_t vocab) {
     if (o->head.cols != size || o->head.rows != vocab) return WRONG_SHAPE;
-    edgemoe_rms_norm(hidden, o->norm, o->epsilon, rows, o->head.cols, normed);
+    edgemoe_rms_norm(hidden, o->norm, o->wide, o->epsilon, rows, o->head.cols, normed);
     return edgemoe_linear(p, &o->head, normed, rows, logits);
 }
 
@@ -288,5 +309,6 @@ const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
     sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
     sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
+    sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies),
 };
 #endif

@@ -2,12 +2,10 @@
  * cache, and no thread waits for another. */
 #include "delta.h"
 
+#include "delta_step.h"
+
 #if COMPILED
 #include <math.h>
-
-enum { COLUMNS = 32, MOST_KEY_DIM = 1024 };
-
-static const float NORM_EPSILON = 1e-6f;
 
 typedef struct {
     const uint16_t *q, *k, *v;
@@ -17,18 +15,10 @@ typedef struct {
     uint16_t *out;
 } delta_job;
 
-/* x / sqrt(sum of squares + epsilon) * scale. */
-AVX2 static void normalised(const uint16_t *x, int64_t count, float scale, float *to) {
-    float sum = 0;
-    for (int64_t i = 0; i < count; i++) to[i] = from_bf16(x[i]), sum = __builtin_fmaf(to[i], to[i], sum);
-    const float by = 1 / __builtin_sqrtf(sum + NORM_EPSILON) * scale;
-    for (int64_t i = 0; i < count; i++) to[i] *= by;
-}
-
 /* Numbers of one head, wide: normalised and scaled under the delta rule, as they are otherwise. */
 AVX2 static void widened(const delta_job *job, const uint16_t *x, float scale, float *to) {
-    if (!job->skip) normalised(x, job->key_dim, scale, to);
-    else for (int64_t i = 0; i < job->key_dim; i++) to[i] = from_bf16(x[i]);
+    for (int64_t i = 0; i < job->key_dim; i++) to[i] = from_bf16(x[i]);
+    if (!job->skip) delta_normalised(to, job->key_dim, scale, to);
 }
 
 AVX2 static void delta_task(void *of, int64_t task) {
@@ -36,27 +26,15 @@ AVX2 static void delta_task(void *of, int64_t task) {
     const int64_t blocks = ceil_div(job->value_dim, COLUMNS), head = task / blocks, from = task % blocks * COLUMNS;
     const int64_t width = min_of(COLUMNS, job->value_dim - from), key_head = head / (job->heads / job->key_heads);
     float *state = job->state + head * job->key_dim * job->value_dim + from;
-    float q[MOST_KEY_DIM], k[MOST_KEY_DIM], keep[MOST_KEY_DIM], held[COLUMNS], sums[COLUMNS], value[COLUMNS];
+    float q[MOST_KEY_DIM], k[MOST_KEY_DIM], keep[MOST_KEY_DIM], sums[COLUMNS], value[COLUMNS];
     for (int64_t t = 0; t < job->tokens; t++) {
         const int64_t key_at = (t * job->key_heads + key_head) * job->key_dim, at = t * job->heads + head;
+        const delta_token token = {q, k, keep, job->decays > 1, job->rate[at], job->skip ? job->skip + head : NULL};
         widened(job, job->q + key_at, 1 / __builtin_sqrtf((float)job->key_dim), q);
         widened(job, job->k + key_at, 1, k);
         for (int64_t i = 0; i < job->decays; i++) keep[i] = expf(job->decay[at * job->decays + i]);
-        for (int64_t i = job->decays; i < job->key_dim; i++) keep[i] = keep[0];
         for (int64_t j = 0; j < width; j++) value[j] = from_bf16(job->v[at * job->value_dim + from + j]);
-        for (int64_t j = 0; j < COLUMNS; j++) held[j] = sums[j] = 0;
-        for (int64_t i = 0; i < job->key_dim; i++) {
-            float *row = state + i * job->value_dim;
-            for (int64_t j = 0; j < width; j++) row[j] *= keep[i], held[j] = __builtin_fmaf(k[i], row[j], held[j]);
-        }
-        for (int64_t j = 0; j < width; j++) {
-            if (job->skip) held[j] = 0, sums[j] = job->skip[head] * value[j];
-            held[j] = (value[j] - held[j]) * job->rate[at];
-        }
-        for (int64_t i = 0; i < job->key_dim; i++) {
-            float *row = state + i * job->value_dim;
-            for (int64_t j = 0; j < width; j++) row[j] = __builtin_fmaf(k[i], held[j], row[j]), sums[j] = __builtin_fmaf(q[i], row[j], sums[j]);
-        }
+        delta_columns(&token, job->key_dim, job->value_dim, width, state, state, value, sums);
         for (int64_t j = 0; j < width; j++) job->out[at * job->value_dim + from + j] = to_bf16(sums[j]);
     }
 }

@@ -41,18 +41,22 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
         const attention_shape *s = o->parameters;
         return attention_row_size(s) == from && s->heads * s->dim == to && rotations[o->rotation].cols == s->rotated;
     }
+    if (o->kind == DELTA_NET) {
+        const delta_net *n = o->parameters;
+        return delta_row_size(n) == from && n->heads * n->value_dim == to && o->input != o->output;
+    }
     if (o->kind == ACTIVATE) return from == 2 * to;
     return from == to || (o->kind == SCALE && from == 1) || o->kind == CALL;
 }
 
-int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, const attention_kv *kv,
-                  int64_t rows) {
+int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, row_memory memory, int64_t rows) {
     uint16_t *from = buffers[o->input].at, *to = buffers[o->output].at;
     const rotation *r = rotations + o->rotation;
     switch (o->kind) {
-    case NORM: edgemoe_rms_norm(from, o->parameters, o->epsilon, rows, o->output_cols, to); return 0;
+    case NORM: edgemoe_rms_norm(from, o->parameters, o->wide, o->epsilon, rows, o->output_cols, to); return 0;
     case LINEAR: return edgemoe_linear(p, o->parameters, from, rows, to);
-    case ATTEND: return edgemoe_attention(p, o->parameters, kv, rows, from, r->cosine, r->sine, to);
+    case ATTEND: return edgemoe_attention(p, o->parameters, memory.kv, rows, from, r->cosine, r->sine, to);
+    case DELTA_NET: return edgemoe_delta_net(p, o->parameters, from, rows, 1, memory.runs, to);
     case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
     case ADD: add(from, rows * o->output_cols, to); return 0;

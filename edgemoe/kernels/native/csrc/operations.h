@@ -1,6 +1,7 @@
 /* The operations of a decoder layer's list (edgemoe/layers/program.py), on rows of bf16 numbers. */
 #pragma once
 #include "attention/decode.h"
+#include "delta_net.h"
 
 #if COMPILED
 typedef struct {
@@ -19,13 +20,15 @@ typedef struct {
 enum { HIDDEN, NORMED };
 
 /* Kinds. CALL: the caller computes it, and goes on after it. */
-enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL };
+enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET };
 
 typedef struct {
     int64_t kind, input, output;     /* indices of buffers */
     int64_t input_cols, output_cols; /* numbers of a row that it reads and writes */
-    const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; ACTIVATE, SCALE: a table of functions' values */
+    const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; DELTA_NET: delta_net; ACTIVATE, SCALE: a table of
+                                 * functions' values */
     float epsilon;              /* of NORM */
+    int32_t wide;               /* NORM: the weight is float32 (edgemoe_rms_norm) */
     int64_t rotation;           /* ATTEND: index of its rotation */
 } operation;
 
@@ -42,8 +45,13 @@ int edgemoe_linear(pool *p, const linear *l, const uint16_t *x, int64_t tokens, 
 /* Whether an operation's buffers have space for `rows` rows, and its parameters have the sizes of its rows. */
 int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows);
 
-/* Computes an operation of any kind but EXPERTS and CALL, for rows whose keys and values are in kv [rows]. Returns 0,
- * OUT_OF_MEMORY, or WRONG_SHAPE. */
-int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, const attention_kv *kv,
-                  int64_t rows);
+/* What rows have of their sequences in a layer, [rows]: keys and values where its list has ATTEND, a state where it has
+ * DELTA_NET. */
+typedef struct {
+    const attention_kv *kv;
+    const delta_run *runs;
+} row_memory;
+
+/* Computes an operation of any kind but EXPERTS and CALL. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, row_memory memory, int64_t rows);
 #endif

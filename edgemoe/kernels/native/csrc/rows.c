@@ -42,7 +42,9 @@ AVX2 int edgemoe_add_rows(pool *p, const uint16_t *rows, const int64_t *tokens, 
 }
 
 typedef struct {
-    const uint16_t *x, *weight;
+    const uint16_t *x;
+    const void *weight;
+    int wide;
     float epsilon;
     int64_t rows, cols;
     uint16_t *y;
@@ -51,12 +53,12 @@ typedef struct {
 AVX2 static void norm_task(void *of, int64_t task) {
     const norm_job *job = of;
     const int64_t first = task * NORM_ROWS, left = job->rows - first, at = first * job->cols;
-    edgemoe_rms_norm(job->x + at, job->weight, job->epsilon, left < NORM_ROWS ? left : NORM_ROWS, job->cols, job->y + at);
+    edgemoe_rms_norm(job->x + at, job->weight, job->wide, job->epsilon, left < NORM_ROWS ? left : NORM_ROWS, job->cols, job->y + at);
 }
 
-AVX2 int edgemoe_norm_rows(pool *p, const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols,
+AVX2 int edgemoe_norm_rows(pool *p, const uint16_t *x, const void *weight, int wide, float epsilon, int64_t rows, int64_t cols,
                            uint16_t *y) {
-    norm_job job = {x, weight, epsilon, rows, cols, y};
+    norm_job job = {x, weight, wide, epsilon, rows, cols, y};
     if (!pool_acquire(p, 64)) return OUT_OF_MEMORY;
     pool_run(p, norm_task, &job, (rows + NORM_ROWS - 1) / NORM_ROWS);
     pool_release(p);

@@ -9,6 +9,6 @@ int edgemoe_add_rows(pool *p, const uint16_t *rows, const int64_t *tokens, const
                      float *sums);
 
 /* edgemoe_rms_norm on all threads. Returns 0 or OUT_OF_MEMORY. */
-int edgemoe_norm_rows(pool *p, const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols,
+int edgemoe_norm_rows(pool *p, const uint16_t *x, const void *weight, int wide, float epsilon, int64_t rows, int64_t cols,
                       uint16_t *y);
 #endif

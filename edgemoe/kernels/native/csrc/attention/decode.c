@@ -15,8 +15,8 @@
 #if COMPILED
 #include <math.h>
 
-static void norm(uint16_t *x, int64_t size, const uint16_t *weight, int64_t cols, float epsilon) {
-    if (weight) edgemoe_rms_norm(x, weight, epsilon, size / cols, cols, x);
+static void norm(uint16_t *x, int64_t size, const void *weight, int64_t wide, int64_t cols, float epsilon) {
+    if (weight) edgemoe_rms_norm(x, weight, wide != 0, epsilon, size / cols, cols, x);
 }
 
 /* x = x cos + rotate_half(x) sin for the leading numbers of each head; both products and the sum are rounded. */
@@ -46,8 +46,8 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
                             const uint16_t *sine) {
     const int64_t dim = shape->dim, queries = shape->heads * dim, keys = shape->kv_heads * dim;
     uint16_t *key = qkv + queries, *value = key + keys;
-    norm(qkv, queries, shape->q_norm, shape->q_norm_size, shape->q_epsilon);
-    norm(key, keys, shape->k_norm, shape->k_norm_size, shape->k_epsilon);
+    norm(qkv, queries, shape->q_norm, shape->wide_norms, shape->q_norm_size, shape->q_epsilon);
+    norm(key, keys, shape->k_norm, shape->wide_norms, shape->k_norm_size, shape->k_epsilon);
     if (shape->clip > 0) clip(qkv, queries + 2 * keys, shape->clip);
     rotate(qkv, shape->heads, shape, cosine, sine);
     rotate(key, shape->kv_heads, shape, cosine, sine);

@@ -191,17 +191,23 @@ AVX2 int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, 
     return 0;
 }
 
-AVX2 void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols,
+AVX2 float edgemoe_rms_factor(const uint16_t *x, int64_t cols, float epsilon) {
+    float lanes[8] = {0};
+    int64_t k = 0;
+    for (; k + 8 <= cols; k += 8)
+        for (int j = 0; j < 8; j++) lanes[j] = __builtin_fmaf(from_bf16(x[k + j]), from_bf16(x[k + j]), lanes[j]);
+    for (; k < cols; k++) lanes[0] = __builtin_fmaf(from_bf16(x[k]), from_bf16(x[k]), lanes[0]);
+    const float sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+    return 1 / __builtin_sqrtf(sum / (float)cols + epsilon);
+}
+
+AVX2 void edgemoe_rms_norm(const uint16_t *x, const void *weight, int wide, float epsilon, int64_t rows, int64_t cols,
                            uint16_t *y) {
     for (; rows-- > 0; x += cols, y += cols) {
-        float lanes[8] = {0};
-        int64_t k = 0;
-        for (; k + 8 <= cols; k += 8)
-            for (int j = 0; j < 8; j++) lanes[j] = __builtin_fmaf(from_bf16(x[k + j]), from_bf16(x[k + j]), lanes[j]);
-        for (; k < cols; k++) lanes[0] = __builtin_fmaf(from_bf16(x[k]), from_bf16(x[k]), lanes[0]);
-        const float sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-        const float by = 1 / __builtin_sqrtf(sum / (float)cols + epsilon);
-        for (k = 0; k < cols; k++) y[k] = to_bf16(from_bf16(weight[k]) * from_bf16(to_bf16(from_bf16(x[k]) * by)));
+        const float by = edgemoe_rms_factor(x, cols, epsilon), *wider = weight;
+        const uint16_t *narrow = weight;
+        if (wide) for (int64_t k = 0; k < cols; k++) y[k] = to_bf16(from_bf16(x[k]) * by * wider[k]);
+        else for (int64_t k = 0; k < cols; k++) y[k] = to_bf16(from_bf16(narrow[k]) * from_bf16(to_bf16(from_bf16(x[k]) * by)));
     }
 }
 #endif

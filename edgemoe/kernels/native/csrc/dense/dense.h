@@ -20,6 +20,10 @@ int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t col
 int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
                             float *y);
 
-/* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. */
-void edgemoe_rms_norm(const uint16_t *x, const uint16_t *weight, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
+/* 1 / sqrt(mean(x^2) + epsilon) of x [cols]. */
+float edgemoe_rms_factor(const uint16_t *x, int64_t cols, float epsilon);
+
+/* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. With `wide` the
+ * weight is float32, and only the product is rounded. */
+void edgemoe_rms_norm(const uint16_t *x, const void *weight, int wide, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
 #endif

@@ -1,0 +1,179 @@
+/* Gated delta nets. A task is a head of keys of one sequence, with its heads of values: no thread waits for another. */
+#include <stdatomic.h>
+
+#include "delta_net.h"
+
+#include "delta_step.h"
+#include "dense/dense.h"
+
+#if COMPILED
+#include <math.h>
+
+enum { CHUNK = 16 }; /* tokens whose queries, keys and values exist at once */
+
+typedef struct {
+    const delta_net *net;
+    const uint16_t *projected;
+    int64_t count, tokens;
+    const delta_run *runs;
+    uint16_t *out;
+    float *scratch; /* [threads, scratch_floats] */
+    _Atomic int64_t next;
+} net_job;
+
+/* Heads of values that share a head of keys, and channels of the convolution that are theirs. */
+static int64_t sharing(const delta_net *n) { return n->heads / n->key_heads; }
+static int64_t own_channels(const delta_net *n) { return 2 * n->key_dim + sharing(n) * n->value_dim; }
+
+/* A thread's scratch: inputs of the convolution, [taps - 1 + CHUNK, own_channels], its results, and those of the recurrence. */
+typedef struct {
+    float *inputs, *convolved;
+    uint16_t *core; /* [CHUNK, sharing, value_dim] */
+    float *keep, *rate; /* [CHUNK, sharing] */
+} net_scratch;
+
+static int64_t scratch_floats(const delta_net *n) {
+    return (n->taps - 1 + 2 * CHUNK) * own_channels(n) + CHUNK * sharing(n) * (n->value_dim + 2);
+}
+
+static net_scratch scratch_at(const delta_net *n, float *at) {
+    net_scratch s = {.inputs = at, .convolved = at + (n->taps - 1 + CHUNK) * own_channels(n)};
+    s.keep = s.convolved + CHUNK * own_channels(n);
+    s.rate = s.keep + CHUNK * sharing(n);
+    s.core = (uint16_t *)(s.rate + CHUNK * sharing(n));
+    return s;
+}
+
+/* Consecutive channels: the first one of all, and of a head of keys. */
+typedef struct { int64_t first, own, count; } channels;
+
+/* The queries', the keys' and the values' channels of a head of keys. */
+static channels channels_of(const delta_net *n, int64_t key_head, int part) {
+    const int64_t keys = n->key_heads * n->key_dim, values = sharing(n) * n->value_dim;
+    if (part < 2) return (channels){part * keys + key_head * n->key_dim, part * n->key_dim, n->key_dim};
+    return (channels){2 * keys + key_head * values, 2 * n->key_dim, values};
+}
+
+/* Inputs from before the tokens of a call. */
+AVX2 static void earlier_inputs(const delta_net *n, const delta_run *run, channels c, float *inputs) {
+    for (int64_t i = 0; i < n->taps - 1; i++)
+        for (int64_t j = 0; j < c.count; j++)
+            inputs[i * own_channels(n) + c.own + j] = run->conv ? from_bf16(run->conv[(c.first + j) * n->taps + i + 1]) : 0;
+}
+
+/* The last inputs, of which the last one is in row `last`. */
+AVX2 static void keep_inputs(const delta_net *n, const delta_run *run, channels c, const float *inputs, int64_t last) {
+    for (int64_t j = 0; j < c.count; j++)
+        for (int64_t i = 0; i < n->taps; i++)
+            run->next_conv[(c.first + j) * n->taps + i] = to_bf16(inputs[(last + 1 - n->taps + i) * own_channels(n) + c.own + j]);
+}
+
+/* The convolution of some tokens, whose sums are rounded before and after silu. */
+AVX2 static void convolve(const delta_net *n, const uint16_t *x, channels c, int64_t tokens, const net_scratch *s) {
+    const int64_t own = own_channels(n), all = delta_channels(n);
+    for (int64_t t = 0; t < tokens; t++) {
+        float *in = s->inputs + t * own + c.own, *to = s->convolved + t * own + c.own;
+        const uint16_t *row = x + t * delta_row_size(n) + c.first;
+        for (int64_t j = 0; j < c.count; j++) in[(n->taps - 1) * own + j] = from_bf16(row[j]);
+        for (int64_t j = 0; j < c.count; j++) to[j] = in[j] * n->conv[c.first + j];
+        for (int64_t tap = 1; tap < n->taps; tap++)
+            for (int64_t j = 0; j < c.count; j++) to[j] += in[tap * own + j] * n->conv[tap * all + c.first + j];
+        for (int64_t j = 0; j < c.count; j++) to[j] = from_bf16(n->silu[to_bf16(to[j])]);
+    }
+}
+
+/* What stays of the state, and how much of it is replaced, by each token in each head of values. */
+AVX2 static void rates(const delta_net *n, const uint16_t *x, int64_t key_head, int64_t tokens, const net_scratch *s) {
+    for (int64_t t = 0; t < tokens; t++) {
+        const int64_t first = key_head * sharing(n);
+        const uint16_t *b = x + t * delta_row_size(n) + delta_channels(n) + n->heads * n->value_dim + first;
+        for (int64_t i = 0; i < sharing(n); i++) {
+            const float a = from_bf16(b[n->heads + i]) + n->added[first + i];
+            const float soft = a > 20 ? a : (float)log1p(exp(a)); /* rounded once: the same bits by every library */
+            s->keep[t * sharing(n) + i] = expf(n->factor[first + i] * soft);
+            s->rate[t * sharing(n) + i] = from_bf16(n->sigmoid[b[i]]);
+        }
+    }
+}
+
+/* The recurrence in one head of values: some columns of its state for all tokens, which then stay in the first-level cache. */
+AVX2 static void recur(const delta_net *n, const float *from, float *to, int64_t head, int64_t tokens, const net_scratch *s) {
+    const int64_t own = own_channels(n), size = n->value_dim;
+    for (int64_t at = 0; at < size; at += COLUMNS)
+        for (int64_t t = 0; t < tokens; t++) {
+            const float *q = s->convolved + t * own, *value = q + 2 * n->key_dim + head * size + at;
+            const int64_t width = min_of(COLUMNS, size - at), row = t * sharing(n) + head;
+            const delta_token token = {q, q + n->key_dim, s->keep + row, 0, s->rate[row], NULL};
+            float sums[COLUMNS];
+            delta_columns(&token, n->key_dim, size, width, (t ? to : from) + at, to + at, value, sums);
+            for (int64_t j = 0; j < width; j++) s->core[row * size + at + j] = to_bf16(sums[j]);
+        }
+}
+
+/* y = norm(x) silu(z), of one head of one token. */
+AVX2 static void gated_norm(const delta_net *n, const uint16_t *x, const uint16_t *z, uint16_t *y) {
+    const float by = edgemoe_rms_factor(x, n->value_dim, n->epsilon);
+    for (int64_t j = 0; j < n->value_dim; j++) {
+        const float normed = n->norm[j] * from_bf16(to_bf16(from_bf16(x[j]) * by));
+        y[j] = to_bf16((n->rounded ? from_bf16(to_bf16(normed)) : normed) * n->wide_silu[z[j]]);
+    }
+}
+
+/* Some tokens of a sequence in a head of keys. x and y: the first one's rows. */
+AVX2 static void net_chunk(const delta_net *n, const delta_run *run, int first, const uint16_t *x, int64_t key_head, int64_t tokens,
+                           const net_scratch *s, uint16_t *y) {
+    const int64_t own = own_channels(n), size = n->value_dim, head_size = n->key_dim * size;
+    for (int part = 0; part < 3; part++) {
+        if (first) earlier_inputs(n, run, channels_of(n, key_head, part), s->inputs);
+        convolve(n, x, channels_of(n, key_head, part), tokens, s);
+    }
+    for (int64_t t = 0; t < tokens; t++) {
+        float *q = s->convolved + t * own, *k = q + n->key_dim;
+        delta_normalised(q, n->key_dim, 1 / __builtin_sqrtf((float)n->key_dim), q);
+        delta_normalised(k, n->key_dim, 1, k);
+    }
+    rates(n, x, key_head, tokens, s);
+    for (int64_t i = 0; i < sharing(n); i++) {
+        const int64_t head = key_head * sharing(n) + i;
+        float *to = run->next_state + head * head_size;
+        if (first && !run->state) memset(to, 0, (size_t)head_size * sizeof *to);
+        recur(n, first && run->state ? run->state + head * head_size : to, to, i, tokens, s);
+        for (int64_t t = 0; t < tokens; t++)
+            gated_norm(n, s->core + (t * sharing(n) + i) * size, x + t * delta_row_size(n) + delta_channels(n) + head * size,
+                       y + (t * n->heads + head) * size);
+    }
+}
+
+AVX2 static void net_task(const net_job *job, int64_t task, const net_scratch *s) {
+    const delta_net *n = job->net;
+    const int64_t index = task / n->key_heads, key_head = task % n->key_heads, own = own_channels(n);
+    const delta_run *run = job->runs + index;
+    int64_t some = 0;
+    for (int64_t t = 0; t < job->tokens; t += some) {
+        const int64_t at = index * job->tokens + t, before = some;
+        if (t) memmove(s->inputs, s->inputs + before * own, (size_t)((n->taps - 1) * own) * sizeof(float));
+        some = min_of(CHUNK, job->tokens - t);
+        net_chunk(n, run, !t, job->projected + at * delta_row_size(n), key_head, some, s, job->out + at * n->heads * n->value_dim);
+    }
+    for (int part = 0; part < 3; part++) keep_inputs(n, run, channels_of(n, key_head, part), s->inputs, n->taps - 2 + some);
+}
+
+AVX2 static void thread_task(void *argument, int64_t thread) {
+    net_job *job = argument;
+    const net_scratch s = scratch_at(job->net, job->scratch + thread * scratch_floats(job->net));
+    const int64_t tasks = job->count * job->net->key_heads;
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) net_task(job, task, &s);
+}
+
+AVX2 int edgemoe_delta_net(pool *p, const delta_net *n, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
+                           uint16_t *out) {
+    if (count < 1 || tokens < 1 || n->key_heads < 1 || n->heads < 1 || n->heads % n->key_heads || n->key_dim < 1) return WRONG_SHAPE;
+    if (n->key_dim > MOST_KEY_DIM || n->value_dim < 1 || n->taps < 1) return WRONG_SHAPE;
+    net_job job = {.net = n, .projected = projected, .count = count, .tokens = tokens, .runs = runs, .out = out};
+    job.scratch = pool_acquire(p, (size_t)(pool_threads(p) * scratch_floats(n)) * sizeof(float));
+    if (!job.scratch) return OUT_OF_MEMORY;
+    pool_run(p, thread_task, &job, pool_threads(p));
+    pool_release(p);
+    return 0;
+}
+#endif

@@ -1,0 +1,138 @@
+"""Gated delta nets: convolution, recurrence and gated norm of a layer in one call of csrc/delta_net.c."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.delta import MOST_KEY_DIM
+from edgemoe.kernels.native.functions import values_of, wide_values_of
+from edgemoe.kernels.native.structures import DeltaNet, DeltaRun
+
+
+class DeltaSizes(NamedTuple):
+    """Sizes of a gated delta net.
+
+    Attributes:
+        key_heads, heads: numbers of heads of keys, and of values: a multiple.
+        key_dim, value_dim: sizes of a key and of a value, key_dim at most MOST_KEY_DIM.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: all queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+
+class DeltaWeights(NamedTuple):
+    """Weights of a gated delta net but its projections.
+
+    Attributes:
+        conv: [channels, taps], the oldest input's first.
+        added: [heads], added to `a` of a decay.
+        factor: [heads], a head's state keeps e^(factor softplus(a + added)) of itself.
+        norm: [value_dim], of the norm of results; where it is bf16 its product is rounded before the gate.
+        epsilon: of this norm.
+    """
+
+    conv: torch.Tensor
+    added: torch.Tensor
+    factor: torch.Tensor
+    norm: torch.Tensor
+    epsilon: float
+
+
+class DeltaState(NamedTuple):
+    """A sequence's state in one layer before a call, and where the one after it is written: the same place, or another.
+
+    Attributes:
+        before: the last inputs of the convolution, bf16 [channels, taps], and the state of the recurrence, float32
+            [heads, key_dim, value_dim]; None: the sequence has no token.
+        after: the same sizes.
+    """
+
+    before: tuple[torch.Tensor, torch.Tensor] | None
+    after: tuple[torch.Tensor, torch.Tensor]
+
+
+class NativeDeltaNet:
+    """What a gated delta net computes between its projections.
+
+    Attributes:
+        reads: numbers of a token's row: inputs of the convolution, z [heads, value_dim] of the output's gate, b [heads]
+            of the rate at which a token replaces what its key finds, and a [heads] of the decay.
+        writes: numbers of a token's results.
+
+    Raises:
+        ValueError: sizes that differ, or keys of more than MOST_KEY_DIM numbers.
+    """
+
+    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights) -> None:
+        key_heads, heads, key_dim, value_dim = sizes
+        channels, taps = weights.conv.shape
+        one = weights.added, weights.factor
+        if channels != sizes.channels or {each.shape for each in one} != {(heads,)} or heads % key_heads:
+            raise ValueError(
+                f"expected {sizes.channels} channels and {heads} decays, got {channels} channels"
+            )
+        if weights.norm.shape != (value_dim,) or key_dim > MOST_KEY_DIM:
+            raise ValueError(
+                f"expected a norm of {value_dim} and keys of at most {MOST_KEY_DIM}, got {key_dim}"
+            )
+        self.sizes, self._taps = sizes, taps
+        self.reads, self.writes = channels + heads * (value_dim + 2), heads * value_dim
+        floats = [each.detach().float().contiguous() for each in (weights.conv.t(), *one, weights.norm)]
+        tables = values_of(F.silu), values_of(torch.sigmoid), wide_values_of(F.silu)
+        self._kept = floats, tables  # keeps the addresses valid
+        names = "conv", "added", "factor", "norm", "silu", "sigmoid", "wide_silu"
+        self._structure = DeltaNet(
+            **sizes._asdict(),
+            taps=taps,
+            epsilon=weights.epsilon,
+            rounded=weights.norm.dtype == torch.bfloat16,
+            **{name: each.data_ptr() for name, each in zip(names, (*floats, *tables), strict=True)},
+        )
+
+    @property
+    def address(self) -> int:
+        """The address of its structure; valid as long as this object."""
+        return ctypes.addressof(self._structure)
+
+    def __call__(self, projected: torch.Tensor, state: DeltaState) -> torch.Tensor:
+        """Computes consecutive tokens of one sequence; a token's bits do not depend on how many a call has.
+
+        Args:
+            projected: bf16 [T, reads], contiguous.
+            state: of the sequence; what comes after the tokens is written.
+
+        Returns:
+            bf16 [T, writes].
+
+        Raises:
+            MemoryError: no memory for the call.
+            ValueError: sizes of the arguments differ.
+        """
+        _, heads, key_dim, value_dim = self.sizes
+        want = (self.sizes.channels, self._taps), (heads, key_dim, value_dim)
+        given = {tuple(tuple(each.shape) for each in pair) for pair in state if pair}
+        if projected.shape[1:] != (self.reads,) or not projected.is_contiguous() or given != {want}:
+            raise ValueError(f"expected rows of {self.reads} and states of {want}, got {given}")
+        out = projected.new_empty(len(projected), self.writes)
+        before = [each.data_ptr() for each in state.before] if state.before else [None, None]
+        run = DeltaRun(*before, *(each.data_ptr() for each in state.after))
+        result = native.library().edgemoe_delta_net(
+            *(native.threads(), self.address, projected.data_ptr(), 1, len(projected)),
+            *(ctypes.byref(run), out.data_ptr()),
+        )
+        if result:
+            raise native.failure(result, "a gated delta net")
+        return out
