@@ -60,25 +60,42 @@ class KeptIndex:
         """The sequences of which a hash is `digest`."""
         return list(self._by_hash.get(digest, ()))
 
-    def longest(self, wanted: Tokens, hashes: list[bytes]) -> tuple[Kept | None, int]:
-        """Finds the sequence with most of the wanted first tokens, by hashes and then token by token.
-
-        Returns:
-            the sequence, None where there is none, and the number of tokens.
-        """
-        best, most = None, 0
+    def longest(self, wanted: Tokens, hashes: list[bytes]) -> Match:
+        """Finds the sequence that can give most of the wanted first tokens, by hashes and then token by token."""
+        best = Match()
         for blocks in reversed(range(len(hashes))):
             for kept in self._by_hash.get(hashes[blocks], ()):
-                if (shared := shared_tokens(kept, wanted)) > most:
-                    best, most = kept, shared
-            if most >= blocks * BLOCK:
+                best = best.or_more(kept, wanted)
+            if best.tokens >= blocks * BLOCK:
                 break
-        return best, most
+        return best
+
+
+@dataclass(frozen=True)
+class Match:
+    """A sequence that begins as a prompt does.
+
+    Args:
+        kept: the sequence; None: there is none.
+        tokens: the prompt's first tokens that the sequence can give (SequenceKV.reach).
+        shared: the most first tokens that any sequence has in common with the prompt.
+    """
+
+    kept: Kept | None = None
+    tokens: int = 0
+    shared: int = 0
+
+    def or_more(self, kept: Kept, wanted: Tokens) -> Match:
+        """The match with another sequence where that can give more tokens; this one elsewhere."""
+        common = shared_tokens(kept, wanted)
+        tokens, shared = kept.sequence.reach(common), max(common, self.shared)
+        if tokens > self.tokens:
+            return Match(kept, tokens, shared)
+        return Match(self.kept, self.tokens, shared)
 
 
 def shared_tokens(kept: Kept, tokens: Tokens) -> int:
-    """Tokens that a prompt can take of a kept sequence; all or none where linear attention has a later state only."""
+    """First tokens that a kept sequence and a prompt have in common."""
     n = min(len(kept.tokens), len(tokens))
     different = np.flatnonzero(kept.tokens[:n] != tokens[:n])
-    shared = int(different[0]) if len(different) else n
-    return 0 if kept.sequence.states and shared < len(kept.tokens) else shared
+    return int(different[0]) if len(different) else n

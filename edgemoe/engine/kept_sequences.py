@@ -89,23 +89,29 @@ class KeptSequences:
             DoesNotFit: there is too little memory even without kept sequences; none of them has changed.
         """
         self._require_context()
-        wanted, root = np.asarray(tokens, np.int64), self.roots.of(whole or len(tokens))
+        whole = whole or len(tokens)
+        wanted, root = np.asarray(tokens, np.int64), self.roots.of(whole)
         hashes = chain(root, wanted)
-        best, shared = self.index.longest(wanted, hashes)
+        best = self.index.longest(wanted, hashes)
         for others, sequence in running:
             if self._running.get(sequence) == root:
-                other = Kept(np.asarray(others[: sequence.length], np.int64), sequence, [])
-                if (longer := shared_tokens(other, wanted)) > shared:
-                    best, shared = other, longer
-        if best is None or shared < LEAST_TOKENS:
-            sequence, shared = self._new(0), 0
+                best = best.or_more(
+                    Kept(np.asarray(others[: sequence.length], np.int64), sequence, []), wanted
+                )
+        if best.kept is None or best.tokens < LEAST_TOKENS:
+            sequence, done = self._new(0), 0
         else:
-            sequence, shared = self._from(best, shared)
+            sequence, done = self._from(best.kept, best.tokens)
         self._running[sequence] = root
         blocks = self._disk.held(hashes) if self._disk else 0
-        if blocks * BLOCK >= shared + LEAST_TOKENS:
-            self._reading[sequence] = Reading(wanted, hashes, shared // BLOCK, blocks)
-        return sequence, shared
+        if blocks * BLOCK >= done + LEAST_TOKENS:
+            self._reading[sequence] = Reading(wanted, hashes, done // BLOCK, blocks)
+        if sequence.windows:
+            shared = max(best.shared, self._disk.begun(hashes) * BLOCK if self._disk else 0)
+            # Others have these tokens, but not the window before their end any more: it stays this time.
+            missing = shared >= max(done, blocks * BLOCK) + LEAST_TOKENS
+            sequence.mark(shared if missing else None, whole)
+        return sequence, done
 
     def read_blocks(self, sequence: SequenceKV) -> int | None:
         """Reads the next blocks of a request's prompt from disk, up to READ_BYTES.
@@ -121,16 +127,19 @@ class KeptSequences:
             return None
         most = max(READ_BYTES // self._engine.shape.kv.bytes_for(BLOCK), 1)
         for index in range(reading.next, min(reading.next + most, reading.end)):
-            start, end = index * BLOCK, (index + 1) * BLOCK
-            self.reserve(sequence, end - sequence.length)
-            if not self._disk.read(sequence, reading.hashes, reading.tokens, index):
-                reading.end = index
-                sequence.restore(min(sequence.length, start))
+            block = range(index * BLOCK, (index + 1) * BLOCK)
+            self.reserve(sequence, block.stop - sequence.length)
+            windowed = index >= self._disk.first_windowed(reading.end)
+            if not self._disk.read(sequence, reading.hashes, reading.tokens, index, windowed=windowed):
+                reading.end, whole = index, sequence.whole
+                sequence.crop(min(sequence.length, block.start))
+                sequence.whole = whole
                 break
-            sequence.restore(end)
+            sequence.restore(block, windowed=windowed)
             reading.next = index + 1
         if reading.next >= reading.end:
             del self._reading[sequence]
+            sequence.commit(0)  # windows that only the tokens in memory needed go
         return sequence.length
 
     def _require_context(self) -> None:
@@ -144,6 +153,8 @@ class KeptSequences:
         mine = best in self.index.kept
         if mine and shared == len(best.tokens):
             self.index.remove(best)
+            if best.sequence.windows:
+                self._written(best.sequence)  # its earlier windows go as it grows
             return best.sequence, shared
         try:
             made = self._new(shared, but=best)
@@ -199,7 +210,7 @@ class KeptSequences:
         if self._disk:
             self._disk.start()
             wanted = np.asarray(tokens, np.int64)
-            best, _ = self.index.longest(wanted, chain(self.roots.of(len(tokens)), wanted))
+            best = self.index.longest(wanted, chain(self.roots.of(len(tokens)), wanted)).kept
             if best:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
@@ -244,7 +255,8 @@ class KeptSequences:
 
     def _leave(self, sequence: SequenceKV) -> bytes:
         """Ends the request of a sequence; returns the root of its hashes."""
-        self._reading.pop(sequence, None)
+        if self._reading.pop(sequence, None):
+            sequence.crop(sequence.length)  # blocks were still to be read: some tokens may lack their window
         return self._running.pop(sequence)
 
     def _end(self, sequence: SequenceKV) -> None:

@@ -83,14 +83,19 @@ class RequestQueue:
         if self._kept:
             self._kept.begin_again(sequence, request.known)
         sequence.crop(0)
+        sequence.mark(None, request.known)
         sequence.whole = request.known
 
     def _shares_a_prompt(self, request: Request) -> bool:
         """Whether a prompt that runs has at least half of a request's tokens: the request waits, and copies them."""
-        if self._kept is None:
+        if self._kept is None or not self.prompts:
             return False
-        shared = max((_shared(request.tokens, other.tokens) for other in self.prompts), default=0)
-        return shared >= max(LEAST_TOKENS, request.prompt // 2)
+        shared = [_shared(request.tokens, other.tokens) for other in self.prompts]
+        most, sequence = max(shared), self.prompts[shared.index(max(shared))].sequence
+        waits = most >= max(LEAST_TOKENS, request.prompt // 2)
+        if waits and sequence:
+            sequence.mark(most, sequence.whole)
+        return waits
 
     def _give_sequence(self, request: Request, context: int) -> None:
         """Gives a request its KV, with what is kept of the prompt's first tokens; all but one at most."""

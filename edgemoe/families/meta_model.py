@@ -234,8 +234,10 @@ def carried_by(layer: nn.Module) -> str | None:
 def repeated_layers(model: Any) -> dict[int, int]:
     """The layers that differ from an earlier one in their number only: number -> number of the first such layer."""
     first, out = dict[object, int](), dict[int, int]()
+    types = dict(enumerate(getattr(model.config, "layer_types", None) or ()))
     for number, layer in model.get_submodule("model.layers").named_children():
-        kind = tuple(_described(name, module) for name, module in layer.named_modules())
+        modules = (_described(name, module) for name, module in layer.named_modules())
+        kind = types.get(int(number)), *modules  # a model may give a window by the type alone
         if first.setdefault(kind, int(number)) != int(number):
             out[int(number)] = first[kind]
     return out

@@ -36,6 +36,7 @@ class Seen:
     Attributes:
         cached: layer -> heads and sizes of what it caches as keys and as values.
         attended: layer -> heads of the keys that it attends to.
+        windows: layer -> latest tokens that it attends to; layers that attend to all are not there.
         indexed: layer -> size of its index keys.
         convolved: layer -> channels and kernel of its convolution.
         recurrent: layer -> heads, key and value size of its recurrence.
@@ -44,6 +45,7 @@ class Seen:
 
     cached: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     attended: dict[int, int] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)
     indexed: dict[int, int] = field(default_factory=dict)
     convolved: dict[int, tuple[int, int]] = field(default_factory=dict)
     recurrent: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -108,15 +110,27 @@ class _Cache(Cache):  # type: ignore[misc]  # transformers ships no types
 
 
 def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     module.edgemoe_seen.attended[module.layer_idx] = key.shape[1]
+    if attention_mask is not None and not attention_mask.dim():
+        module.edgemoe_seen.windows[module.layer_idx] = int(attention_mask)
     return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def _mask(*args: Any, allow_is_causal_skip: bool = True, **kwargs: Any) -> torch.Tensor | None:
-    """A mask for modules that compute with it themselves, as an index does."""
-    return None if allow_is_causal_skip else torch.ones(1, 1, _ROWS, _ROWS, dtype=torch.bool, device="meta")
+def _mask(
+    *args: Any, allow_is_causal_skip: bool = True, local_size: int | None = None, **kwargs: Any
+) -> torch.Tensor | None:
+    """A layer's window, int64 []; for modules that compute with a mask themselves, as an index does, a whole one."""
+    if allow_is_causal_skip:
+        return torch.tensor(local_size) if local_size else None
+    return torch.ones(1, 1, _ROWS, _ROWS, dtype=torch.bool, device="meta")
 
 
 def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -156,7 +170,8 @@ def seen_of(model: Any) -> Seen:
             past_key_values=_Cache(seen),
             use_cache=True,
         )
-    notes: list[dict[int, Any]] = [seen.cached, seen.attended, seen.indexed, seen.convolved, seen.recurrent]
+    notes: list[dict[int, Any]] = [seen.cached, seen.attended, seen.windows]
+    notes += [seen.indexed, seen.convolved, seen.recurrent]
     for number, other in first.items():
         for note in notes:
             if other in note:
@@ -209,6 +224,7 @@ def _layer_shape(seen: Seen, layer: int) -> KVShape:
         ModelRefused: a number of values other than that of keys, or an absurd size.
     """
     heads, key_dim, value_heads, value_dim = shape = seen.cached[layer]
+    window = seen.windows.get(layer, 0)
     if not all(1 <= size <= _LARGEST_SIZE for size in shape):
         raise ModelRefused(
             f"sizes from 1 to {_LARGEST_SIZE} of keys and values, as config.json gives them",
@@ -216,10 +232,10 @@ def _layer_shape(seen: Seen, layer: int) -> KVShape:
             CHECK_ORIGIN,
         )
     if seen.attended.get(layer, heads) != heads:
-        return KVShape((), heads, key_dim + value_dim, 0, latent=key_dim)
+        return KVShape((), heads, key_dim + value_dim, 0, latent=key_dim, window=window)
     if value_heads != heads:
         raise ModelRefused("as many values as keys", f"{heads} keys and {value_heads} values", _ACTION)
-    return KVShape((), heads, key_dim, max(key_dim, value_dim))
+    return KVShape((), heads, key_dim, max(key_dim, value_dim), window=window)
 
 
 def _index(seen: Seen) -> KVShape | None:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import aiofiles.os
 from edgemoe.errors import StoreBusy
 from edgemoe.kv import block_files, blocks
 from edgemoe.kv.block_files import Block, Entry
-from edgemoe.kv.blocks import Tokens
+from edgemoe.kv.blocks import Tokens, window_digest
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.storage.files.atomic import PARTIAL, partial_file, write_all
 from edgemoe.storage.files.lock import StoreLock
@@ -41,13 +41,37 @@ class Chain:
         sequence: whose rows they are.
         hashes: the hashes of its beginnings (kv.blocks.chain).
         tokens: int64 [n], at least those of all blocks.
+        windowed: blocks of which layers with a window have all rows.
         cancelled: no further block is wanted; its rows may change soon.
     """
 
     sequence: SequenceKV
     hashes: Sequence[bytes]
     tokens: Tokens
+    windowed: frozenset[int] = frozenset()
     cancelled: bool = False
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields what has a file of its own, the first block first."""
+        for index, digest in enumerate(self.hashes[1:]):
+            yield Piece(index, digest, windowed=False)
+            if index in self.windowed:
+                yield Piece(index, window_digest(digest), windowed=True)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a file has of a block.
+
+    Args:
+        index: the number of the block.
+        digest: names the file.
+        windowed: the rows of layers with a window; False: of all others.
+    """
+
+    index: int
+    digest: bytes
+    windowed: bool
 
 
 class BlockWriter:
@@ -146,13 +170,13 @@ class BlockWriter:
         """Writes the blocks of a chain that have no file; marks the others as used."""
         async with self._turn:
             try:
-                now, missing = time.time_ns(), list[int]()
-                for index, digest in enumerate(chain.hashes[1:]):
-                    path = block_files.path_of(self._directory, digest)
+                now, missing = time.time_ns(), list[Piece]()
+                for piece in chain.pieces():
+                    path = block_files.path_of(self._directory, piece.digest)
                     if path.exists():
-                        block_files.touch(path, now, index)
+                        block_files.touch(path, now, piece.index)
                     else:
-                        missing.append(index)
+                        missing.append(piece)
                 if missing and (lock := await self._locked(chain)):
                     with lock:
                         await self._write_missing(chain, missing, now)
@@ -168,22 +192,22 @@ class BlockWriter:
                 await asyncio.sleep(LOCK_PAUSE)
         return None
 
-    async def _write_missing(self, chain: Chain, missing: Sequence[int], now: int) -> None:
-        """Writes blocks, the first first, as far as they fit the limit. The directory is locked."""
+    async def _write_missing(self, chain: Chain, missing: Sequence[Piece], now: int) -> None:
+        """Writes files of blocks, the first first, as far as they fit the limit. The directory is locked."""
         room, evicted = Room(self._directory, self._limit, now - len(chain.hashes)), self.evicted
-        for index in missing:
-            end = (index + 1) * blocks.BLOCK
-            block = Block(chain.hashes[0], chain.hashes[index + 1], chain.tokens[:end], self._secret)
+        for piece in missing:
+            end = (piece.index + 1) * blocks.BLOCK
+            block = Block(chain.hashes[0], piece.digest, chain.tokens[:end], self._secret)
             path = block_files.path_of(self._directory, block.digest)
             if chain.cancelled or path.exists():
                 continue
-            rows = chain.sequence.rows(end - blocks.BLOCK, end)
+            rows = chain.sequence.rows(end - blocks.BLOCK, end, windowed=piece.windowed)
             size = block_files.header_bytes(end) + sum(map(len, rows))
             fits = room.take(size)
             self.used, self.evicted = room.used, evicted + room.evicted
             if not fits or not await _write_block(chain, path, block, rows, size):
                 return
-            block_files.touch(path, now, index)
+            block_files.touch(path, now, piece.index)
             self.written += 1
             self.written_bytes += size
 

@@ -25,6 +25,11 @@ def whole_blocks(tokens: int, context: int) -> int:
     return min(-(-tokens // BLOCK) * BLOCK, context)
 
 
+def window_digest(digest: bytes) -> bytes:
+    """Names what layers with a window have of a block, by the block's hash."""
+    return xxhash.xxh3_128_digest(b"window" + digest)
+
+
 def chain(root: bytes, tokens: Tokens) -> list[bytes]:
     """Returns the hash of every beginning of `tokens` that ends with a block: of none, one, two, ... blocks.
 

@@ -17,7 +17,7 @@ from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.kv import block_files, blocks
 from edgemoe.kv.block_files import Block
 from edgemoe.kv.block_writer import BlockWriter, Chain
-from edgemoe.kv.blocks import Tokens
+from edgemoe.kv.blocks import Tokens, window_digest
 from edgemoe.kv.own_directory import own_directory
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
@@ -64,13 +64,14 @@ class PrefixCache:
         directory: made where it is missing; other processes may use it as well.
         limit: bytes of all its blocks, of any model, incomplete ones included.
         automatic: blocks are read and written; False: from `start` on.
+        window: tokens of the longest window of a layer, whose rows have files of their own; 0: no layer has one.
 
     Raises:
         UserError: the directory cannot be made, or is not the user's own.
     """
 
-    def __init__(self, directory: Path, limit: int, *, automatic: bool = True) -> None:
-        self.directory, self.limit, self.automatic = directory, limit, False
+    def __init__(self, directory: Path, limit: int, *, automatic: bool = True, window: int = 0) -> None:
+        self.directory, self.limit, self.automatic, self._window = directory, limit, False, window
         self._secret = own_directory(directory)
         self._read = self._bytes_read = self._dropped = self._failures = 0
         self._warned = set[str]()
@@ -99,13 +100,14 @@ class PrefixCache:
         if device != "cpu":
             wanted, found = "a model on the CPU, for a prefix cache", f"one on {device}"
             raise UserError(wanted, found, "give --device cpu, or leave --prefix-cache-dir out")
-        least = block_files.header_bytes(blocks.BLOCK) + shape.bytes_for(blocks.BLOCK)
+        files = 2 if shape.longest_window else 1
+        least = files * block_files.header_bytes(blocks.BLOCK) + shape.bytes_for(blocks.BLOCK)
         if limit < least:
             wanted = (
                 f"at least {format_least(least)}, a block of {blocks.BLOCK} tokens, for --prefix-cache-limit"
             )
             raise UserError(wanted, format_size(limit), "give 4GB or another size")
-        return cls(directory, limit, automatic=automatic)
+        return cls(directory, limit, automatic=automatic, window=shape.longest_window)
 
     def counts(self) -> PrefixCacheCounts:
         """Returns what it has done so far. For any thread."""
@@ -131,19 +133,45 @@ class PrefixCache:
         except (EdgemoeError, OSError) as error:
             self._write_failed(error)
 
-    def held(self, hashes: Sequence[bytes]) -> int:
-        """Returns how many blocks of a sequence, from its first, have files.
+    def begun(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many blocks of a sequence, from its first, have files, perhaps without those of windows.
 
         Args:
             hashes: the hashes of its beginnings (kv.blocks.chain).
         """
-        held = 0
+        begun = 0
         if self.automatic:
-            while held + 1 < len(hashes) and self._path(hashes[held + 1]).exists():
-                held += 1
+            while begun + 1 < len(hashes) and self._path(hashes[begun + 1]).exists():
+                begun += 1
+        return begun
+
+    def held(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many blocks of a sequence, from its first, can be read: the last ones with their windows' files.
+
+        Args:
+            hashes: the hashes of its beginnings (kv.blocks.chain).
+        """
+        held = self.begun(hashes)
+        while held and not all(
+            self._path(window_digest(hashes[block + 1])).exists()
+            for block in reversed(range(self.first_windowed(held), held))
+        ):
+            held -= 1
         return held
 
-    def read(self, sequence: SequenceKV, hashes: Sequence[bytes], tokens: Tokens, index: int) -> bool:
+    def first_windowed(self, end: int) -> int:
+        """Returns the first of the blocks before block `end` of which layers with a window need their rows."""
+        return max(end * blocks.BLOCK - self._window, 0) // blocks.BLOCK if self._window else end
+
+    def read(
+        self,
+        sequence: SequenceKV,
+        hashes: Sequence[bytes],
+        tokens: Tokens,
+        index: int,
+        *,
+        windowed: bool = False,
+    ) -> bool:
         """Reads a block's rows into a sequence; the rows are undefined where that fails.
 
         Args:
@@ -151,6 +179,7 @@ class PrefixCache:
             hashes: the hashes of the prompt's beginnings.
             tokens: int64 [n] of the prompt.
             index: the index of the block.
+            windowed: reads the rows of layers with a window too.
 
         Returns:
             whether the rows are those of the tokens. A file that is damaged or has another block is dropped, with a
@@ -159,29 +188,43 @@ class PrefixCache:
         end = (index + 1) * blocks.BLOCK
         for later in hashes[index + 2 : index + 2 + READ_AHEAD]:
             block_files.read_ahead(self._path(later))
-        block = Block(hashes[0], hashes[index + 1], tokens[:end], self._secret)
+        digests = [hashes[index + 1], window_digest(hashes[index + 1])][: 2 if windowed else 1]
+        sizes = [
+            self._read_file(
+                Block(hashes[0], digest, tokens[:end], self._secret),
+                sequence.rows(end - blocks.BLOCK, end, windowed=number == 1),
+                index,
+            )
+            for number, digest in enumerate(digests)
+        ]
+        if not all(sizes):
+            return False
+        self._read += 1
+        self._bytes_read += sum(sizes)
+        return True
+
+    def _read_file(self, block: Block, into: Sequence[memoryview], index: int) -> int:
+        """Reads the file of a block; returns its bytes, 0 where the rows are not those of the tokens."""
         path = self._path(block.digest)
         try:
-            size = block_files.read_block(path, block, sequence.rows(end - blocks.BLOCK, end))
+            size = block_files.read_block(path, block, into)
         except FileNotFoundError:  # it has left for another process's block
-            return False
+            return 0
         except EdgemoeError as error:
             self._dropped += 1
             _log.warning("%s is dropped from the prefix cache: %s", path, error)
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            return False
+            return 0
         except OSError as error:
             self._failed("is not read", error)
-            return False
+            return 0
         block_files.touch(path, time.time_ns(), index)
-        self._read += 1
-        self._bytes_read += size
-        return True
+        return size
 
     def drop(self, hashes: Sequence[bytes]) -> None:
         """Removes the blocks of a sequence whose KV is wrong."""
-        for digest in hashes[1:]:
+        for digest in (each for block in hashes[1:] for each in (block, window_digest(block))):
             with suppress(OSError):
                 self._path(digest).unlink(missing_ok=True)
 
@@ -194,7 +237,8 @@ class PrefixCache:
             tokens: int64 [n], of these beginnings.
         """
         if self.automatic and not self._writer.stuck and len(hashes) > 1:
-            self._writer.offer(Chain(sequence, hashes, tokens))
+            windowed = sequence.windows.whole_blocks() if sequence.windows else frozenset[int]()
+            self._writer.offer(Chain(sequence, hashes, tokens, windowed))
 
     def release(self, sequence: SequenceKV) -> None:
         """Waits until no block of a sequence is being written; blocks that take too long are given up."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from edgemoe.errors import ContextExceeded
+from edgemoe.errors import ContextExceeded, ModelRefused
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
+from edgemoe.kv.windows import Windows, most_tokens
 from edgemoe.machine.pages import return_pages, sparse_tensor
 
 
@@ -30,12 +32,14 @@ class SequenceKV:
         length: number of valid tokens.
         whole: tokens of the prompt that its steps come to, whose number the rotary factors of all its keys are for.
         reserved: tokens, from the first, whose bytes are reserved; no step writes behind them.
-        slots: layer -> index of its keys and values in `slices`.
+        slots: layer -> index of its keys and values in `slices`, which are in the order of their layers.
         shapes: layer -> the shape of its keys and values.
         keys: [layers, heads, context, W], of rows.row_of, for the layers of the shape itself; W of bf16 is key_dim.
         values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
             `keys` itself.
         stored: all tensors that have keys, values or latents: `keys`, `values`, those of the shape's others and index.
+        windowed: layer with a window -> its parts of these tensors, each [heads, context, W].
+        windows: tokens that such layers keep, in RAM; None: each layer keeps all tokens.
         index: layer -> its index keys, bf16 [context, D].
         slices: (keys, values) of each layer with attention, each [heads, context, W].
         states: the states of linear-attention layers; None: there are none.
@@ -52,20 +56,22 @@ class SequenceKV:
         self.shape, self.context, self.length, self.whole = shape, context, 0, 0
         self.reserved = context if reserved is None else reserved
         parts = shape.parts
-        self.slots = {
-            layer: slot for slot, layer in enumerate(layer for part in parts for layer in part.layers)
-        }
         self.shapes = {layer: part for part in parts for layer in part.layers}
-        self.stored, self.slices = list[torch.Tensor](), list[tuple[torch.Tensor, torch.Tensor]]()
+        self.slots = {layer: slot for slot, layer in enumerate(sorted(self.shapes))}
+        self.stored, self.windowed = list[torch.Tensor](), dict[int, list[torch.Tensor]]()
         made = [self._made(part, place) for part in parts]
         self.keys, self.values = made[0]
-        for keys, values in made:
-            self.slices += zip(keys.unbind(), values.unbind(), strict=True)
+        by_layer = dict[int, tuple[torch.Tensor, torch.Tensor]]()
+        for part, (keys, values) in zip(parts, made, strict=True):
+            by_layer |= zip(part.layers, zip(keys.unbind(), values.unbind(), strict=True), strict=True)
+        self.slices = [by_layer[layer] for layer in sorted(by_layer)]
         self.index = dict[int, torch.Tensor]()
         if shape.index:
             index_keys, _ = self._made(shape.index, place)
             self.index = dict(zip(shape.index.layers, index_keys[:, 0].unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
+        window, in_ram = shape.longest_window, torch.device(place).type == "cpu"
+        self.windows = Windows(window, drops=context > most_tokens(window)) if window and in_ram else None
 
     def _made(self, part: KVShape, place: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocates the keys and the values of one kind of layers."""
@@ -75,20 +81,23 @@ class SequenceKV:
             row_of(part.format.keys, part.key_dim),
             row_of(part.format.values, part.value_dim),
         )
-        keys = made((*size, width), dtype=dtype)
-        self.stored.append(keys)
+        tensors = [made((*size, width), dtype=dtype)]
+        if part.value_dim and not part.latent:
+            tensors.append(made((*size, value_width), dtype=other))
+        self.stored += tensors
+        if part.window:
+            self.windowed |= {layer: [each[i] for each in tensors] for i, layer in enumerate(part.layers)}
+        keys, values = tensors[0], tensors[-1]
         if part.latent:
             return keys, keys if part.format.quantized else keys[..., : part.latent]
-        if not part.value_dim:
-            return keys, keys[..., :0]
-        values = made((*size, value_width), dtype=other)
-        self.stored.append(values)
-        return keys, values
+        return keys, values if part.value_dim else keys[..., :0]
 
     def require(self, tokens: int) -> None:
         """Raises ContextExceeded if `tokens` more do not fit."""
         self.require_tokens(self.length + tokens, self.context)
         assert self.length + tokens <= self.reserved, "a step beyond the reserved tokens"
+        if self.windows:
+            self._forget(self.windows.failed())
 
     @staticmethod
     def require_tokens(tokens: int, context: int) -> None:
@@ -100,19 +109,67 @@ class SequenceKV:
                 "use a larger context or a shorter prompt",
             )
 
+    def reach(self, length: int) -> int:
+        """Returns the most tokens, at most `length`, that the sequence can be cropped to.
+
+        Linear-attention layers have the state after the last token alone: all tokens or none. Layers with a window have
+        the windows of some numbers of tokens (Windows).
+
+        Args:
+            length: at most the number of valid tokens.
+        """
+        if self.states and length < self.length:
+            return 0
+        return self.windows.reach(length) if self.windows else length
+
     def crop(self, length: int) -> int:
-        """Drops every token from `length` on.
+        """Drops every token from `length` on, and the ones before it that cannot be continued.
 
         Args:
             length: at most the number of valid tokens.
 
         Returns:
-            The number of tokens that are left: `length`, or 0 where linear-attention layers have a later state only.
+            The number of tokens that are left, as `reach`.
         """
         assert 0 <= length <= self.length
-        self.length = 0 if self.states and length < self.length else length
+        self.length = self.reach(length)
+        if self.windows:
+            self._forget(self.windows.crop(self.length))
         self.whole = self.whole if self.length else 0
         return self.length
+
+    def mark(self, shared: int | None, prompt: int) -> None:
+        """Has layers with a window keep the windows before two numbers of tokens, as Windows.mark."""
+        if self.windows:
+            self._forget(self.windows.mark(shared, prompt))
+
+    def pass_window(self, layer: int, window: int | None, rows: int) -> None:
+        """Returns the memory of tokens of a step that are not seen any more, before a layer computes its next rows.
+
+        Args:
+            layer: the layer.
+            window: latest tokens that the model has the layer attend to; None: all.
+            rows: tokens that it computes after the valid ones.
+
+        Raises:
+            ModelRefused: the layer attends to more tokens than it keeps.
+        """
+        kept = self.shapes[layer].window
+        if not kept or not self.windows:
+            return
+        if not window or window > kept:
+            wanted, found = f"a window of {kept} tokens in layer {layer}", f"one of {window or 'all'}"
+            raise ModelRefused(wanted, found, "choose a model of another family")
+        self._forget(self.windows.passed(self.length, rows), (layer,))
+
+    def _forget(self, gone: Iterable[range], layers: Collection[int] | None = None) -> None:
+        """Returns the memory of some tokens of the layers with a window, or of some of these layers."""
+        for tokens in gone:
+            for layer in self.windowed if layers is None else layers:
+                for stored in self.windowed[layer]:
+                    row = stored.shape[-1] * stored.itemsize
+                    for head in stored:
+                        return_pages(head, tokens.start * row, tokens.stop * row)
 
     def return_behind(self, tokens: int) -> None:
         """Returns the memory of tokens behind the first `tokens` to the system, and reserves only these. In RAM alone.
@@ -135,17 +192,29 @@ class SequenceKV:
             length: at most the reserved tokens.
 
         Returns:
-            The number of tokens copied: `length`, or 0 where linear-attention layers have a later state only.
+            The number of tokens copied, as `reach` of the other sequence.
         """
         assert length <= min(other.length, self.reserved)
-        if self.states and other.states:
-            if length < other.length:
-                return 0
+        length = other.reach(length)
+        if self.states and other.states and length:
             self.states.copy(other.states)
-        for own, theirs in zip(self.stored, other.stored, strict=True):
+        for own, theirs in zip(self._whole(), other._whole(), strict=True):
             own[:, :, :length] = theirs[:, :, :length]
+        if self.windows and other.windows:
+            self.windows.copy(other.windows, length)
+        for layer, parts in self.windowed.items():
+            for tokens in self.windows.kept if self.windows else [range(length)]:
+                for own, theirs in zip(parts, other.windowed[layer], strict=True):
+                    own[:, tokens.start : tokens.stop] = theirs[:, tokens.start : tokens.stop]
         self.length = length
         return length
+
+    def _whole(self) -> list[torch.Tensor]:
+        """The tensors of layers without a window, and of an index."""
+        with_window = {
+            each.untyped_storage().data_ptr() for parts in self.windowed.values() for each in parts
+        }
+        return [each for each in self.stored if each.untyped_storage().data_ptr() not in with_window]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys.
@@ -176,23 +245,35 @@ class SequenceKV:
             return wide, wide[..., : shape.latent]
         return wide, decode(shape.format.values, values, shape.value_dim)
 
-    def rows(self, first: int, end: int) -> list[memoryview]:
+    def rows(self, first: int, end: int, *, windowed: bool = False) -> list[memoryview]:
         """Returns the stored bytes of some tokens' keys and values, writable, layer by layer and head by head; in RAM.
 
         Args:
             first, end: tokens, within the reserved ones.
+            windowed: those of layers with a window; False: of all others.
         """
         assert first <= end <= self.reserved
-        heads = (head[first:end] for kind in self.stored for layer in kind for head in layer)
+        kinds = (each for parts in self.windowed.values() for each in parts)
+        layers = kinds if windowed else (layer for kind in self._whole() for layer in kind)
+        heads = (head[first:end] for layer in layers for head in layer)
         return [memoryview(head.view(torch.uint8).numpy()).cast("B") for head in heads]
 
-    def restore(self, length: int) -> None:
-        """Makes the first tokens, whose rows have been written from outside (`rows`), the only valid ones."""
+    def restore(self, tokens: range, *, windowed: bool) -> None:
+        """Makes tokens, whose rows have been written from outside (`rows`), the last valid ones.
+
+        Args:
+            tokens: they follow valid ones, or replace some.
+            windowed: whether layers with a window have theirs too. A step may follow once they have their whole window.
+        """
         assert not self.states
-        self.length = length
+        self.length = tokens.stop
+        if self.windows and windowed:
+            self.windows.restore(tokens)
 
     def commit(self, tokens: int) -> None:
         """Makes the last `tokens` tokens that a step wrote valid."""
         self.length += tokens
         if self.states:
             self.states.commit()
+        if self.windows and (gone := self.windows.commit(self.length)):
+            self._forget(gone)

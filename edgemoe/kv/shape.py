@@ -6,9 +6,13 @@ import mmap
 from dataclasses import dataclass, field, replace
 
 from edgemoe.kv.formats import KVFormat, row_bytes
+from edgemoe.kv.windows import most_tokens
 
 PAGE = mmap.PAGESIZE
 """Bytes of memory that are taken at once."""
+
+_BROKEN_PAGES = 9
+"""Pages that a layer's and head's kept tokens share with others: two for each of four ranges, and one at their end."""
 
 INDEX_SCORES = 1 << 21
 """Most float32 scores of an index that exist at once, of all its heads; at least one row has them."""
@@ -53,6 +57,7 @@ class KVShape:
         others: shapes of further layers, whose keys and values have other heads or sizes; they have no `linear` and no
             `others`.
         index: keys of an index that chooses the tokens that a layer attends to, one head, always bf16; None: none.
+        window: latest tokens that these layers attend to, which are all that a long sequence keeps of them; 0: all.
     """
 
     layers: tuple[int, ...]
@@ -64,6 +69,7 @@ class KVShape:
     format: KVFormat = field(default_factory=KVFormat)
     others: tuple[KVShape, ...] = ()
     index: KVShape | None = None
+    window: int = 0
 
     @property
     def parts(self) -> tuple[KVShape, ...]:
@@ -79,10 +85,23 @@ class KVShape:
         """The same shape in another format."""
         return replace(self, format=form, others=tuple(each.stored_as(form) for each in self.others))
 
+    @property
+    def longest_window(self) -> int:
+        """Tokens of the longest window of a layer; 0: no layer has one."""
+        return max(part.window for part in self.parts)
+
+    def without_windows(self) -> KVShape:
+        """The same shape for memory that is taken as a whole: every layer keeps the tokens of the whole context."""
+        kinds = dict[KVShape, list[int]]()
+        for part in self.parts:
+            plain = replace(part, layers=(), linear=None, others=(), index=None, window=0)
+            kinds.setdefault(plain, []).extend(part.layers)
+        first, *others = [replace(kind, layers=tuple(sorted(layers))) for kind, layers in kinds.items()]
+        return replace(first, linear=self.linear, others=tuple(others), index=self.index)
+
     def bytes_for(self, context: int) -> int:
-        """Returns the bytes of a sequence's KV for `context` tokens."""
-        rows = sum(len(part.layers) * part.heads * sum(part._row_bytes()) for part in self._stored)
-        return rows * context + (self.linear.bytes if self.linear else 0)
+        """Returns the most bytes of a sequence's KV for `context` tokens."""
+        return self._bytes(context, context, whole=True)
 
     def bytes_in_pages(self, tokens: int, context: int) -> int:
         """Returns the bytes of the pages that a sequence's first tokens lie in, where its context has been mapped.
@@ -93,12 +112,21 @@ class KVShape:
             tokens: at most the context.
             context: tokens that the sequence may have.
         """
-        in_pages = self.linear.bytes if self.linear else 0
-        for part in self._stored if tokens else ():
-            rows = [row for row in part._row_bytes() if row]
-            pages = sum(-(-tokens * row // PAGE) + (context * row % PAGE > 0) for row in rows)
-            in_pages += len(part.layers) * part.heads * pages * PAGE
-        return min(in_pages, self.bytes_for(context))
+        return self._bytes(tokens, context, whole=False) if tokens else self._bytes(0, 0, whole=True)
+
+    def _bytes(self, tokens: int, context: int, *, whole: bool) -> int:
+        """Bytes of the states, and of a sequence's first tokens: with `whole` those of the whole context."""
+        total = self.linear.bytes if self.linear else 0
+        for part in self._stored:
+            for row in filter(None, part._row_bytes()):
+                most = context * row
+                if part.window:
+                    most = min(
+                        most, (-(-most_tokens(self.longest_window) * row // PAGE) + _BROKEN_PAGES) * PAGE
+                    )
+                pages = -(-tokens * row // PAGE) + (context * row % PAGE > 0)
+                total += len(part.layers) * part.heads * (most if whole else min(pages * PAGE, most))
+        return total
 
     @property
     def _stored(self) -> tuple[KVShape, ...]:

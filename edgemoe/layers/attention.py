@@ -40,7 +40,7 @@ pass their window to layers whose mask has none.
 
 
 def attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -55,8 +55,7 @@ def attention(
 
     Args:
         module: the layer's attention module.
-        query: [1, heads, rows, D].
-        key, value: [1, kv_heads, rows, D or V], of the step's rows.
+        query, key, value: [1, heads, rows, D], and twice [1, kv_heads, rows, D or V], of the step's rows.
         attention_mask: the layer's window (window_of_mask).
         scaling: factor of the scores.
         kv: the step's state, with the keys and values of this step; its `ranks` are set where it has a `signal`.
@@ -74,7 +73,8 @@ def attention(
     _refuse_unknown(module, kwargs)
     window = None if attention_mask is None else int(attention_mask) or None
     compute, out = _compute(query, indices), []
-    for index, (_, row, rows) in enumerate(kv.spans):
+    for index, (sequence, row, rows) in enumerate(kv.spans):
+        sequence.pass_window(module.layer_idx, window, rows)
         queries, keys, values = (each[0, :, row : row + rows] for each in (query, key, value))
         out.append(compute(module, kv, index, (queries, keys, values), (scaling, window, s_aux)))
     whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]

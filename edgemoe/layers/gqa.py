@@ -73,6 +73,7 @@ class GroupedQueryAttention(nn.Module):
         projected = self.qkv(hidden_states[0])
         attended = []
         for index, (sequence, row, rows) in enumerate(kv.spans):
+            sequence.pass_window(self.layer, window, rows)
             part = slice(row, row + rows)
             rotation, received = (cosine[0, part], sine[0, part]), sums_of(kv, index)
             attended.append(

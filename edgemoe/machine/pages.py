@@ -9,6 +9,8 @@ import ctypes
 import mmap
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -29,19 +31,26 @@ def in_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
             advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
 
 
-def return_pages(tensor: torch.Tensor, first: int) -> None:
-    """Returns the memory of a tensor of sparse_tensor behind its `first` bytes to the system; these read as zeros.
+def return_pages(tensor: torch.Tensor, first: int, end: int | None = None) -> None:
+    """Returns the memory of a part of a tensor of sparse_tensor to the system; the part reads as zeros from then on.
 
     Args:
-        tensor: contiguous, perhaps a part of one; a page that it shares with others, or with its first bytes, stays.
-        first: bytes that stay.
+        tensor: contiguous, perhaps a part of one; a page that it shares with others, or with bytes that stay, stays.
+        first: bytes before the part, which stay.
+        end: the first byte after the part; None: the part ends with the tensor.
     """
-    start = tensor.data_ptr()
-    begin = -(-(start + first) // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (start + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None and begin < end:
-        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+    start, last = tensor.data_ptr(), tensor.nbytes if end is None else end
+    low = -(-(start + first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    high = (start + last) // mmap.PAGESIZE * mmap.PAGESIZE
+    advise = _madvise()
+    if advise is not None and low < high:
+        advise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), mmap.MADV_DONTNEED)
+
+
+@cache
+def _madvise() -> Any:
+    """The system's function; None: it has none."""
+    return getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def sparse_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

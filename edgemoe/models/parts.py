@@ -78,7 +78,7 @@ class StoreParts:
         """The sizes for a memory plan on a device; None: on the CPU."""
         config, family = self.config, self.family
         vocab, matrices = config["vocab_size"], [shape for _, shape in self.dense if len(shape) == 2]
-        heads, kv = config["num_attention_heads"], family.kv
+        heads, kv = config["num_attention_heads"], family.kv.without_windows() if device else family.kv
         return ModelShape(
             layers=config["num_hidden_layers"],
             experts=self.experts,

@@ -94,9 +94,11 @@ def behind_kept_tokens(
     if rng.random() < 0.5 or kept.states:
         assert sequence.copy_prefix(kept, first) == first
     else:
-        for to, stored in zip(sequence.rows(0, first), kept.rows(0, first), strict=True):
-            to[:] = bytes(stored)
-        sequence.restore(first)
+        for windowed in (False, True):
+            into, stored = (each.rows(0, first, windowed=windowed) for each in (sequence, kept))
+            for to, row in zip(into, stored, strict=True):
+                to[:] = bytes(row)
+        sequence.restore(range(first), windowed=True)
     found = engine.all_logits(sequence, tokens[first:], decode=False)
     return found, alone(engine, tokens)[first:]
 

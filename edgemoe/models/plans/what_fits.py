@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,14 +94,15 @@ class WhatFits:
 
     @classmethod
     def _of(cls, store: StoreModel, download_bytes: int | None) -> WhatFits:
-        experts = store.record_bytes
+        experts, kv = store.record_bytes, store.shape.kv.without_windows()
+        on_card = replace(store, shape=replace(store.shape, kv=kv))
         vram = {size: suggested_limits(0, size * GB - OTHERS_VRAM)[0] for size in VRAM}
         ram = {size: suggested_limits(size * GB - OTHERS_RAM, None)[0] for size in RAM}
         return cls(
             download_bytes=download_bytes,
             store_bytes=experts + store.shape.dense_bytes,
             smallest_limit=store.plan(vram_limit=_ANY).minimum_vram_bytes,
-            vram={size: _part(store, limit) for size, limit in vram.items()},
+            vram={size: _part(on_card, limit) for size, limit in vram.items()},
             ram={size: _part(store, limit) for size, limit in ram.items()},
         )
 

@@ -100,9 +100,11 @@ def after_a_kept_prefix(engine: Engine, tokens: list[int]) -> torch.Tensor:
     if kept.states:
         assert sequence.copy_prefix(kept, PROMPT) == PROMPT
     else:
-        for to, stored in zip(sequence.rows(0, PROMPT), kept.rows(0, PROMPT), strict=True):
-            to[:] = bytes(stored)
-        sequence.restore(PROMPT)
+        for windowed in (False, True):
+            into, stored = (each.rows(0, PROMPT, windowed=windowed) for each in (sequence, kept))
+            for to, row in zip(into, stored, strict=True):
+                to[:] = bytes(row)
+        sequence.restore(range(PROMPT), windowed=True)
     return torch.cat((first, engine.all_logits(sequence, tokens[PROMPT:], decode=False)))
 
 

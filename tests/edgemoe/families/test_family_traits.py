@@ -9,7 +9,7 @@ import torch
 from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of, save
 
-from edgemoe.families.table import TRAITS
+from edgemoe.families.table import TRAITS, family_of
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.layers import attention
 from edgemoe.layers.attend import attend_tiles
@@ -198,12 +198,19 @@ WINDOWS = [
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("model_type", "changes"), WINDOWS, ids=str)
+@pytest.mark.parametrize(("model_type", "changes"), [*WINDOWS, ("gpt_oss", {})], ids=str)
 def test_windows_are_those_of_transformers_masks(model_type, changes):
-    """Each layer's window is the number of keys that transformers' mask leaves visible; 0 where it leaves all."""
+    """Each layer's window is the number of keys that transformers' mask leaves visible; 0 where it leaves all.
+
+    Those that fused decode attends to, and those that a sequence keeps.
+    """
     model = random_model(model_type, **changes)
-    windows = TRAITS[model_type].fused_gqa.windows(model.config)
-    assert [min(window or 12, 12) for window in windows] == visible(model, 12)
+    want, fused = visible(model, 12), TRAITS[model_type].fused_gqa
+    kept = {
+        layer: part.window for part in family_of(model.config.to_dict()).kv.parts for layer in part.layers
+    }
+    assert [min(kept[layer] or 12, 12) for layer in sorted(kept)] == want
+    assert fused is None or [min(window or 12, 12) for window in fused.windows(model.config)] == want
 
 
 def test_windows_of_every_fused_family_are_compared():

@@ -64,6 +64,19 @@ def test_bytes_of_a_token_by_hand(model_type, wanted):
     assert shape.bytes_for(2) - shape.bytes_for(1) == wanted
 
 
+@pytest.mark.parametrize(
+    ("model_type", "wanted"),
+    [("gpt_oss", 2 * 18 * 8 * (64 + 64)), ("mimo_v2_flash", 2 * 9 * 4 * (192 + 192))],
+)
+def test_a_token_beyond_all_windows_takes_the_bytes_of_layers_without_one(model_type, wanted):
+    """On a device, whose memory is taken as a whole, it takes those of all layers, which are of one kind in gpt-oss."""
+    shape = family_of(CONFIG_MAPPING[model_type]().to_dict()).kv
+    assert shape.bytes_for(100_001) - shape.bytes_for(100_000) == wanted
+    plain = shape.without_windows()
+    assert plain.bytes_for(100_001) - plain.bytes_for(100_000) == shape.bytes_for(2) - shape.bytes_for(1)
+    assert model_type != "gpt_oss" or plain == KVShape(tuple(range(36)), 8, 64, 64)
+
+
 def test_bytes_of_linear_states_by_hand():
     """Qwen3-Next: 36 layers, twice 8192 channels of 4 inputs in bf16, and 32 heads of 128 x 128 in float32."""
     shape = family_of(type(small_config("qwen3_next"))().to_dict()).kv

@@ -1,0 +1,273 @@
+"""Layers with a window keep their window alone: answers have the bits that they have with all tokens kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from family_models import SMALL, VOCABULARY, random_model, save
+from folder_models import folder_model, save_folder_model
+from greedy import Greedy, assert_right, run
+from integrity import check_kept
+from present_pages import PAGEMAP, present_pages
+
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.scheduler import Scheduler
+from edgemoe.errors import ModelRefused
+from edgemoe.kv import blocks, windows
+from edgemoe.kv.block_files import path_of
+from edgemoe.kv.blocks import BLOCK, chain, window_digest
+from edgemoe.kv.prefix_cache import PrefixCache
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.shape import PAGE, KVShape
+from edgemoe.kv.step import Segment, Step
+from edgemoe.kv.windows import Windows, most_tokens
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.policy.importance import PromptAttention
+
+CONTEXT = 3072
+"""More tokens than a layer with a window of four keeps (most_tokens)."""
+
+TOKENS = [(7 * i * i + i) % (VOCABULARY - 3) + 3 for i in range(2000)]
+
+
+@pytest.fixture(scope="module")
+def store_of(tmp_path_factory) -> Callable[[str], Path]:
+    """Converts a small model of a family, once."""
+    made = dict[str, Path]()
+
+    def store(model_type: str) -> Path:
+        if model_type not in made:
+            directory = tmp_path_factory.mktemp(model_type)
+            source = directory / "model"
+            if model_type in SMALL:
+                save(random_model(model_type), source, fused=False)
+            else:
+                save_folder_model(folder_model(model_type), source)
+            convert_checkpoint(source, directory / "store", max_level=8, layout="auto", dense_bits=16)
+            made[model_type] = directory / "store"
+        return made[model_type]
+
+    return store
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Layers with a window keep some eighty tokens, and what goes is filled with numbers that are not zero."""
+    monkeypatch.setattr(blocks, "BLOCK", 32)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(windows, "SLACK", 8)
+
+    def spoil(head: torch.Tensor, first: int, end: int) -> None:
+        head.view(torch.uint8).flatten()[first:end] = 0x41
+
+    monkeypatch.setattr("edgemoe.kv.sequence.return_pages", spoil)
+
+
+def restarted(engine: Engine, directory: Path, tokens: list[int]) -> tuple[Greedy, PrefixCache]:
+    """Answers a prompt as a new process does: nothing is in memory, and what earlier ones wrote is on disk."""
+    disk = PrefixCache.open(directory, 1 << 30, engine.shape.kv)
+    scheduler = Scheduler(engine, keep=True, disk=disk)
+    request = run(scheduler, tokens)
+    scheduler.close()
+    return request, disk
+
+
+def chunks(engine: Engine, sequence: SequenceKV, ends: list[int]) -> torch.Tensor:
+    """Logits of the tokens up to some ends, in a step each."""
+    found = []
+    for end in ends:
+        found.append(engine.all_logits(sequence, TOKENS[sequence.length : end], decode=False))
+    return torch.cat(found)
+
+
+def answers(engine: Engine, sequences: list[SequenceKV], count: int) -> torch.Tensor:
+    """Logits of new tokens of some sequences that share their steps."""
+    return torch.cat(
+        [
+            engine.step(Step(tuple(Segment(each, (TOKENS[each.length],)) for each in sequences)))
+            for _ in range(count)
+        ]
+    )
+
+
+def everything(engine: Engine, new: Callable[[], SequenceKV]) -> list[torch.Tensor]:
+    """Prompts in one and in several chunks, answers of three sequences, and sequences that are cropped and copied."""
+    one, two, three, copy = (new() for _ in range(4))
+    found = [chunks(engine, one, [230]), chunks(engine, two, [70, 71, 190, 200])]
+    three.mark(None, 100)
+    found.append(chunks(engine, three, [100]))
+    with closing(
+        engine.run(engine.begin(Step((Segment(three, tuple(TOKENS[100:300]), PromptAttention()),))))
+    ) as run:
+        next(run)  # a step that does not end changes nothing
+    found.append(chunks(engine, three, [190]))
+    found.append(answers(engine, [one, two, three], 70))
+    for sequence, length in ((one, one.length - 8), (three, 100)):
+        assert sequence.crop(length) == length
+    assert copy.copy_prefix(two, two.length - 3) == copy.length == two.length - 3
+    found.append(answers(engine, [one, two, copy], 5))
+    return [*found, chunks(engine, three, [230]), answers(engine, [three], 40)]
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("model_type", "kv"),
+    [("gpt_oss", "q8_0"), ("gemma4_text", "bf16"), ("mixtral", "q4_0")],
+)
+def test_answers_have_the_bits_of_sequences_that_keep_all_tokens(open_engine, store_of, model_type, kv):
+    """With sinks; with layers of two sizes; with a window in every layer, in fused decode."""
+    engine = open_engine(store_of(model_type), context=320, parallel=3, kv=kv)
+    shape, made = engine.shape.kv, list[SequenceKV]()
+
+    def with_windows() -> SequenceKV:
+        made.append(SequenceKV(shape, 320))
+        return made[-1]
+
+    assert {part.window for part in shape.parts} > {0} or model_type == "mixtral"
+    assert not SequenceKV(shape.without_windows(), 320).windows
+    got = everything(engine, with_windows)
+    want = everything(engine, lambda: SequenceKV(shape.without_windows(), 320))
+    assert all(map(torch.equal, got, want))
+    assert all(each.windows.kept[0].start for each in made)
+    assert max(sum(map(len, each.windows.kept)) for each in made) <= 2 * most_tokens(0) // 3
+
+
+@pytest.mark.e2e
+def test_a_conversation_goes_on_after_its_prompt_and_where_others_left_it(open_engine, store_of):
+    """As templates that drop an answer's reasoning have it; where no window is kept all tokens are computed again."""
+    engine = open_engine(store_of("gpt_oss"), context=CONTEXT, parallel=2)
+    scheduler = Scheduler(engine, keep=True)
+    first = run(scheduler, TOKENS[:1000], 350)
+    dropped = run(scheduler, [*TOKENS[:1000], 5, 6, 7])
+    branches = [run(scheduler, [*TOKENS[:400], *[9 + i] * 600]) for i in range(3)]
+    whole = run(scheduler, [*first.tokens, 3, 4])
+    assert (first.cached, dropped.cached, whole.cached) == (0, 1000, 1349)
+    assert [each.cached for each in branches] == [0, 400, 400]
+    check_kept(scheduler)
+    scheduler.forget()
+    for request in (dropped, *branches):
+        assert_right(engine, request)
+
+
+def test_blocks_on_disk_have_the_window_before_their_end_alone(open_engine, store_of, tmp_path):
+    """A prompt is read where a chain ended; a shared beginning is computed once more, and is on disk from then on."""
+    engine, counts = open_engine(store_of("gpt_oss"), context=CONTEXT), list[tuple[int, int]]()
+    prompts = [TOKENS[:1500], [*TOKENS[:1500], 5], *([*TOKENS[:600], *[9 + i] * 400] for i in range(3))]
+    for prompt in prompts:
+        request, disk = restarted(engine, tmp_path, prompt)
+        counts.append((request.cached, disk.counts().blocks_written))
+        assert_right(engine, request)
+    # Five blocks, and the last one's window; one more block, and the windows of two ends; the same of one end.
+    assert counts == [(0, 5 + 1), (5 * BLOCK, 0), (0, 1 + 3), (2 * BLOCK, 1 + 1), (2 * BLOCK, 1 + 1)]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_window_that_is_not_on_disk_any_more_is_computed(open_engine, store_of, tmp_path, damaged):
+    """A file that has left, or is damaged, costs tokens and no bit."""
+    engine = open_engine(store_of("gpt_oss"), context=CONTEXT)
+    restarted(engine, tmp_path, TOKENS[:1500])
+    root = Scheduler(engine, keep=True).kept.roots.of(1500)
+    last = path_of(tmp_path, window_digest(chain(root, np.array(TOKENS[:1500]))[5]))
+    raw = bytearray(last.read_bytes())
+    raw[-5] ^= 1
+    last.write_bytes(raw) if damaged else last.unlink()
+    request, disk = restarted(engine, tmp_path, TOKENS[:1500])
+    assert (request.cached, disk.counts().dropped, disk.counts().blocks_written) == (0, damaged, 2 - damaged)
+    assert_right(engine, request)
+
+
+@pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
+@pytest.mark.parametrize("kv", ["bf16", "q4_0"])
+def test_planned_and_reserved_bytes_hold_the_pages_of_a_sequence(open_engine, store_of, kv):
+    """In a long prompt, at its end, in an answer and in a later prompt; a plan has fewer bytes than all tokens take."""
+    context = 1 << 15
+    engine = open_engine(store_of("gpt_oss"), context=context, kv=kv, prefill_rows=4096)
+    shape, sequences = engine.shape.kv, engine.sequences
+    assert engine.plan.kv_bytes == shape.bytes_for(context) < 0.7 * shape.without_windows().bytes_for(context)
+    sequence = sequences.new(reserve=0)
+
+    def check() -> int:
+        storages = [each.untyped_storage() for each in sequence.stored]
+        pages = sum(present_pages(each.data_ptr(), each.nbytes()) for each in storages)
+        assert pages * PAGE <= sequences.bytes_of(sequence) <= engine.plan.kv_bytes
+        return pages
+
+    sequence.mark(700, 1900)
+    for end in (1024, 1900, *range(1901, 1990), 6000):
+        if end == 6000:
+            sequence.mark(None, 6000)
+        sequences.reserve(sequence, end)
+        tokens = tuple(TOKENS[i % 2000] for i in range(sequence.length, end))
+        with closing(engine.run(engine.begin(Step((Segment(sequence, tokens, PromptAttention()),))))) as run:
+            next(run)  # a step that does not end
+        before = check()
+        sequence.require(1)
+        assert check() < before or end < 6000
+        for _ in engine.run(engine.begin(Step((Segment(sequence, tokens, PromptAttention()),)))):
+            check()
+    before = check()
+    assert sequence.crop(700) == 700
+    assert check() < before or kv == "q4_0"  # a page has several windows there
+    sequences.end(sequence)
+    assert engine.memory.kv_bytes == 0
+
+
+def test_a_layer_that_sees_more_than_it_keeps_is_refused():
+    """Before it attends: tokens that have gone would count as zeros."""
+    shape = KVShape((0,), 1, 16, 16, others=(KVShape((1,), 1, 16, 16, window=8),))
+    sequence = SequenceKV(shape, 1 << 13)
+    sequence.pass_window(0, None, 1)
+    sequence.pass_window(1, 8, 1)
+    for window in (None, 9):
+        with pytest.raises(ModelRefused, match="window of 8 tokens in layer 1"):
+            sequence.pass_window(1, window, 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_keep_what_they_say_and_no_more(seed, monkeypatch):
+    """Against sets of tokens: every reachable length has its window, the last tokens and marks are reachable."""
+    monkeypatch.setattr(blocks, "BLOCK", 16)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(windows, "SLACK", 8)
+    rng = random.Random(seed)
+    window = rng.randint(1, 40)
+    kept, there, length, marks, cropped = Windows(window, drops=True), set[int](), 0, (0, 0), 0
+    for _ in range(300):
+        if rng.random() < 0.1:
+            length = cropped = kept.reach(rng.randint(0, length))
+            gone = kept.crop(length)
+            marks = tuple(mark if mark <= length else 0 for mark in marks)
+        elif rng.random() < 0.1:
+            prompt = length + rng.randint(1, 400)
+            shared = rng.choice([None, rng.randint(length, prompt)])
+            marks = (marks[0] if shared is None else shared, prompt)
+            gone = kept.mark(shared, prompt)
+        else:
+            end = length + rng.choice([1, 1, 1, 20, 300]) if length < marks[1] else length + 1
+            end = min(end, max(marks[1], length + 1))
+            for start in range(length, end, blocks.BLOCK_ROWS):
+                there -= {token for each in kept.passed(start, min(32, end - start)) for token in each}
+                there |= set(range(start, min(start + 32, end)))
+                assert len(there) <= most_tokens(window)
+                assert set(range(max(start - window, 0), start)) <= there
+                assert set(range(max(length - window, 0), length)) <= there
+            if rng.random() < 0.2:
+                gone = kept.failed()
+            else:
+                length, gone = end, kept.commit(end)
+        there -= {token for each in gone for token in each}
+        assert there == {token for each in kept.kept for token in each}
+        reachable = {each for each in range(length + 1) if kept.reach(each) == each}
+        assert all(set(range(max(each - window, 0), each)) <= there for each in reachable)
+        assert {
+            length,
+            max(length - windows.SLACK, cropped),
+            *(mark for mark in marks if mark <= length),
+        } <= reachable
