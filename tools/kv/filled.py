@@ -38,16 +38,16 @@ PART = 1024
 
 
 def fill(sequence: SequenceKV, tokens: int) -> None:
-    """Stores random keys and values of so many tokens, the same numbers in every layer."""
-    shape, generator = sequence.shape, torch.Generator().manual_seed(0)
-    sequence.length = 0
+    """Stores random keys and values of so many tokens."""
+    generator = torch.Generator().manual_seed(0)
+    sequence.crop(0)
     while sequence.length < tokens:
         rows = min(PART, tokens - sequence.length)
-        keys, values = (
-            torch.randn(shape.heads, rows, dim, generator=generator).bfloat16()
-            for dim in (shape.key_dim, shape.value_dim)
-        )
-        for layer in shape.layers:
+        for layer, shape in sequence.shapes.items():
+            keys, values = (
+                torch.randn(shape.heads, rows, dim, generator=generator).bfloat16()
+                for dim in (shape.key_dim, shape.value_dim)
+            )
             sequence.write(layer, keys, values)
         sequence.commit(rows)
 
@@ -55,7 +55,6 @@ def fill(sequence: SequenceKV, tokens: int) -> None:
 def decode_times(engine: Engine, sequence: SequenceKV, filled: int, tokens: int) -> tuple[float, float]:
     """Seconds a token behind `filled` tokens, a median, and bytes read from disk for each, of the last two thirds."""
     draw, seconds = random.Random(filled), list[float]()
-    sequence.length = filled
     with engine.recorded() as records:
         for _ in range(tokens):
             start = time.perf_counter()

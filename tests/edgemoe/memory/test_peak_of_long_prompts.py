@@ -20,6 +20,9 @@ WIDE = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 32, "n
 DEEP = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 24}
 """Sums of attention, two numbers a layer and token, take more than all else but keys and values."""
 
+WINDOWS = WIDE | {"sliding_window": 64}
+"""Keys and values of all tokens would take more than all else."""
+
 CHILD = """
 import json, sys
 from pathlib import Path
@@ -46,15 +49,17 @@ with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
         (WIDE, "bf16", 2048, 512, 30_000_000),
         (WIDE, "q8_0", 2048, 1024, 30_000_000),
         (DEEP, "bf16", 6144, 512, 0),
+        (WINDOWS, "bf16", 16384, 4096, 30_000_000),
     ],
-    ids=["wide", "wide, q8_0, long steps", "deep"],
+    ids=["wide", "wide, q8_0, long steps", "deep", "windows"],
 )
 def test_a_long_prompt_stays_within_the_smallest_limit(tmp_path, sizes, kv, context, prefill_rows, copies):
     """A prompt that fills its context, with the attention that tokens receive, peaks below the smallest limit.
 
     That limit has no bytes for torch's copies of keys, where a model has as many heads as to notice.
     """
-    model = random_model("qwen3_moe", max_position_embeddings=context, **sizes)
+    model_type = "mixtral" if sizes is WINDOWS else "qwen3_moe"
+    model = random_model(model_type, max_position_embeddings=context, **sizes)
     source = save(model, tmp_path / "source", fused=False)
     convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
     arguments = ("-c", CHILD, tmp_path / "store", kv, context, prefill_rows)
@@ -68,6 +73,8 @@ def test_a_long_prompt_stays_within_the_smallest_limit(tmp_path, sizes, kv, cont
             break
     assert 0 < peak <= limit
     store = StoreModel.open(tmp_path / "store").with_kv(KVFormat(kv, kv))
+    if sizes is WINDOWS:
+        assert limit < store.shape.kv.without_windows().bytes_for(context)
     copied = replace(store, shape=replace(store.shape, compiled_attention=False))
     with_copies = copied.plan(vram_limit=None, context=context, prefill_rows=prefill_rows).minimum_vram_bytes
     assert with_copies - limit > copies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tools.kv import filled, quality
+from tools.kv import filled, quality, windows
 
 pytestmark = pytest.mark.e2e
 
@@ -70,6 +70,16 @@ def test_each_format_and_length_has_a_row(tiny_store, capsys, attention):
         (f, n) for f in ("bf16", "q8_0", "q4_0") for n in ("0", "40")
     ]
     assert all(float(row[2].split()[0]) > 0 for row in found)
+
+
+def test_windows_save_memory_in_long_contexts_alone(capsys):
+    """A row for each context; where no window is dropped both sizes are one."""
+    options = ["gpt-oss-20b", "--context", "1024", "65536", "--tokens", "40"]
+    assert windows.main(options) == 0
+    short, long = rows(capsys.readouterr().out)[2:]
+    assert short[2] == short[3]
+    assert 0.5 < float(long[3]) / float(long[2]) < 0.6
+    assert float(long[4]) > 0
 
 
 def test_a_limit_that_is_too_small_is_refused(tiny_store, capsys):
