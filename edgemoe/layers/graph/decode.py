@@ -113,6 +113,7 @@ class GraphDecode:
     def _append(self, step: StepContext, token: int, sequence: SequenceKV) -> torch.Tensor:
         """Appends a token to a sequence of a step; returns the logits after it, float32 [vocab]."""
         self._enter(token, sequence)
+        self._groups.begin()
         layer = 0
         while layer < len(self._experts):
             layer = self._groups.run(step, layer)

@@ -31,7 +31,8 @@ from edgemoe.policy.levels import LevelPolicy
 from edgemoe.storage.base import ExpertKey
 
 GROUP = 4
-"""Layers of a group. A smaller one computes less again after a stop, and saves its state more often."""
+"""Layers of a group while some experts lie in neither memory. A smaller one computes less again after a stop, and saves
+its state more often. Once each lies in one of them, all layers are one group."""
 
 STOPS = 2
 """Tokens in a row at which a group may stop without a rest: trying takes a quarter of the time of layer by layer."""
@@ -40,6 +41,45 @@ LONGEST_REST = 15
 """Most tokens for which a group that goes on stopping is not tried."""
 
 Numbers = NDArray[np.int64]
+
+
+class Division:
+    """The layers of a model in groups of one size.
+
+    Args:
+        layers: the number of layers.
+        size: layers of a group; the last one may have fewer.
+        state: what a layer reads of the one before it.
+
+    Attributes:
+        groups: the layers of each group.
+        rest: tokens for which each group is not tried.
+        stops: tokens in a row at which each group has stopped.
+        saved: the state before each group, as it was when the group began.
+        captured: launches each group; empty until they are captured.
+    """
+
+    def __init__(self, layers: int, size: int, state: Sequence[torch.Tensor]) -> None:
+        self._size = size
+        self.groups = [range(first, min(first + size, layers)) for first in range(0, layers, size)]
+        self.rest, self.stops = [0] * len(self.groups), [0] * len(self.groups)
+        self.saved = [[torch.empty_like(x) for x in state] for _ in self.groups]
+        self.captured: list[Callable[[], None]] = []
+
+    def index(self, layer: int) -> int:
+        """The number of a layer's group."""
+        return layer // self._size
+
+    def rests(self, group: int) -> bool:
+        """Whether a group is not tried for this token. Counts the token."""
+        resting = self.rest[group] > 0
+        self.rest[group] -= resting
+        return resting
+
+    def note_stop(self, group: int) -> None:
+        """Lets a group rest that has stopped."""
+        self.stops[group] += 1
+        self.rest[group] = min(2 ** max(self.stops[group] - STOPS, 0) - 1, LONGEST_REST)
 
 
 class GraphGroups:
@@ -66,13 +106,11 @@ class GraphGroups:
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self.active: list[set[int]] = [set() for _ in range(count)]
         self._promotions = Promotions(count, experts)
-        self._of = [range(first, min(first + GROUP, count)) for first in range(0, count, GROUP)]
-        self._rest, self._stops = [0] * len(self._of), [0] * len(self._of)
+        self._whole = Division(count, count, self._state())
+        self._parts = self._division = Division(count, GROUP, self._state())
         self._stopped = torch.zeros(1, dtype=torch.int32, device=place)
         self._trace = torch.zeros(count, 3 * memory.slots + 1, dtype=torch.int32, device=place)
         self._host_trace = self._device.host_tensor(self._trace.shape, torch.int32)
-        self._saved = [[torch.empty_like(x) for x in self._state()] for _ in self._of]
-        self._captured: list[Callable[[], None]] = []
         self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
         """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `_move`."""
         self._rules = self._damage = torch.empty(0)  # until the first step
@@ -91,15 +129,20 @@ class GraphGroups:
         self._rules.copy_(numbers)
         self._damage.copy_(damage)
 
+    def begin(self) -> None:
+        """Divides the layers for the next token: into one group where each expert lies in one of both memories."""
+        everything = bool(self.places.levels[1].all()) and not self._whole.rests(0)
+        self._division = self._whole if everything else self._parts
+
     def takes(self, step: StepContext, layer: int) -> bool:
         """Whether the group of a layer is tried in a step."""
-        settings = step.policy.settings
+        settings, division = step.policy.settings, self._division
         usable = settings.in_place == "on" and settings.cache
-        return usable and not self._rest[layer // GROUP] and bool(self.places.levels[1].any())
+        return usable and not division.rest[division.index(layer)] and bool(self.places.levels[1].any())
 
     def of(self, layer: int) -> range:
         """The layers of a layer's group."""
-        return self._of[layer // GROUP]
+        return self._division.groups[self._division.index(layer)]
 
     def note_choice(self, step: StepContext, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> None:
         """Counts what a layer's router has chosen for a token: experts, and their gate weights float32 [1, k]."""
@@ -113,67 +156,68 @@ class GraphGroups:
         Returns:
             the first layer that has not run; the memory has the state before it.
         """
-        first = last = layer // GROUP
-        while last < len(self._of) and self.takes(step, self._of[last].start):
+        division, count = self._division, len(self._layers)
+        first = last = division.index(layer)
+        while last < len(division.groups) and self.takes(step, division.groups[last].start):
             last += 1
-        if first == last:
-            return self._not_tried(first)
-        if not self._captured:
-            self._capture()
+        end = self._try(step, range(first, last)) if first < last else first
+        if end == last:
+            if last < len(division.groups):
+                division.rests(last)
+            return division.groups[last].start if last < len(division.groups) else count
+        division.note_stop(end)
+        for now, before in zip(self._state(), division.saved[end], strict=True):
+            now.copy_(before)
+        if division is self._whole:
+            self._division = self._parts
+            return self.run(step, layer)
+        return division.groups[end].start
+
+    def _try(self, step: StepContext, groups: range) -> int:
+        """Launches consecutive groups. Returns the first one that stopped, or the one after them."""
+        division = self._division
+        if not division.captured:
+            self._capture(division)
         self.places.send()
         own = self.places.levels[0].copy()
         self._stopped.zero_()
-        for group in range(first, last):
-            self._captured[group]()
+        for group in groups:
+            division.captured[group]()
         self._host_trace.copy_(self._trace, non_blocking=True)
         self._move(step)
         self._device.await_computed()
         trace = self._host_trace.numpy().astype(np.int64)
-        end = next((g for g in range(first, last) if trace[self._of[g], -1].any()), last)
-        if end > first:
-            done = range(layer, self._of[end - 1].stop)
+        end = next((g for g in groups if trace[division.groups[g], -1].any()), groups.stop)
+        if end > groups.start:
+            done = range(division.groups[groups.start].start, division.groups[end - 1].stop)
             self._count(step, done, trace[done, :-1], own)
-        for group in range(first, end):
-            self._stops[group] = 0
-        return self._stop(end) if end < last else self._not_tried(last)
-
-    def _not_tried(self, group: int) -> int:
-        """Counts a token of a group's rest. Returns its first layer; len(layers) where there is no such group."""
-        if group == len(self._of):
-            return len(self._layers)
-        self._rest[group] = max(self._rest[group] - 1, 0)
-        return self._of[group].start
-
-    def _stop(self, group: int) -> int:
-        """Brings back the state before a group that stopped, and lets it rest. Returns its first layer."""
-        self._stops[group] += 1
-        self._rest[group] = min(2 ** max(self._stops[group] - STOPS, 0) - 1, LONGEST_REST)
-        for now, before in zip(self._state(), self._saved[group], strict=True):
-            now.copy_(before)
-        return self._of[group].start
+        for group in range(groups.start, end):
+            division.stops[group] = 0
+        return end
 
     def _state(self) -> tuple[torch.Tensor, ...]:
         """What a layer reads of the one before it."""
         return self._memory.hidden, self._memory.rows, self._memory.gates
 
-    def _capture(self) -> None:
+    def _capture(self, division: Division) -> None:
         """Captures every group. Its launches run once for that, so the state is kept meanwhile."""
         before = [x.clone() for x in self._state()]
         with torch.inference_mode():
-            for group in range(len(self._of)):
-                self._captured.append(self._device.capture(partial(self._launch, group)))
+            for group in range(len(division.groups)):
+                launch = partial(self._launch, division.groups[group], division.saved[group])
+                division.captured.append(self._device.capture(launch))
             self._device.await_computed()
         for now, kept in zip(self._state(), before, strict=True):
             now.copy_(kept)
 
-    def _launch(self, group: int) -> None:
-        """Launches the layers of a group."""
+    def _launch(self, layers: range, saved: Sequence[torch.Tensor]) -> None:
+        """Launches the layers of a group, and before them the copy of their state."""
         from edgemoe.kernels.triton.place import place_experts
 
         memory, places = self._memory, self.places
-        for now, before in zip(self._state(), self._saved[group], strict=True):
+        for now, before in zip(self._state(), saved, strict=True):
             before.copy_(now)
-        for layer in self._of[group]:
+        for layer in layers:
             self._layers[layer]()
             place_experts(
                 *(memory.reporting, places.table[layer], self._rules[layer], self._damage[layer]),

@@ -19,6 +19,7 @@ from family_models import random_model, save
 from interpreter import round_like_a_gpu
 
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.experts.step import StepContext
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.triton import attention, dense
 from edgemoe.kernels.triton import experts as triton_experts
@@ -195,14 +196,50 @@ def test_a_resting_group_is_tried_again(open_on, monkeypatch):
     engine = open_on(4, 64, levels=(4,))
     engine.fill()
     groups = engine.runner.fused._groups
-    groups._rest[1] = 2
+    monkeypatch.setattr(groups, "begin", lambda: None)  # each layer stays a group
+    groups._parts.rest[1] = 2
     rests = []
     run = GraphDecode._append
     monkeypatch.setattr(
-        GraphDecode, "_append", lambda *parts: (run(*parts), rests.append(list(groups._rest)))[0]
+        GraphDecode, "_append", lambda *parts: (run(*parts), rests.append(list(groups._parts.rest)))[0]
     )
     logits(engine, (11, 250, 11))
     assert rests == [[0, 1], [0, 0], [0, 0]]
+
+
+def test_layers_are_one_group_once_every_expert_is_in_a_memory(open_on, monkeypatch):
+    """Two launches of a group, captured and run, for each layer while experts are missing; then two for all layers.
+
+    Where the one group stops, the layers are tried in groups of their own: the same bits.
+    """
+    monkeypatch.setattr(graph_groups, "GROUP", 1)
+    want = logits(open_on(4, 64, in_place="off", levels=(4,)))
+    engine = open_on(4, 64, levels=(4,))
+    groups = engine.runner.fused._groups
+    launched = []
+    launch = graph_groups.GraphGroups._launch
+    monkeypatch.setattr(
+        graph_groups.GraphGroups,
+        "_launch",
+        lambda self, layers, saved: (launched.append(layers), launch(self, layers, saved)),
+    )
+    assert torch.equal(logits(engine), want)
+    assert {len(layers) for layers in launched} == {1}
+    engine.fill()
+    launched.clear()
+    assert torch.equal(logits(engine), want)
+    assert {len(layers) for layers in launched} == {2}
+    attempt, stops = groups._try, [0]
+
+    def stops_once(step: StepContext, tried: range) -> int:
+        """Ends as a group does that stops, at the first attempt."""
+        end = attempt(step, tried)
+        return tried.start if stops and stops.pop() == 0 else end
+
+    launched.clear()
+    monkeypatch.setattr(groups, "_try", stops_once)
+    assert torch.equal(logits(engine, (11,)), want[:1])
+    assert [len(layers) for layers in launched] == [2, 1, 1]
 
 
 def test_a_batch_has_the_bits_of_its_tokens_alone(open_on):
