@@ -80,9 +80,19 @@ def test_commands_import_what_they_need(tmp_path, tiny_store, monkeypatch):
     assert not {*imported[-1]} & {*DRAWING, *COMPILERS} or torch.cuda.is_available()
 
 
-def test_the_compiler_works_after_a_chat_has_left_it_out():
-    """A program that uses edgemoe and torch.compile has both, in either order; an unknown name is the real one."""
-    script = """
+@pytest.mark.parametrize(
+    "uses",
+    [
+        "torch._dynamo.config.recompile_limit > 0",
+        "__import__('torch._dynamo.utils')._dynamo.utils.__spec__.origin",
+    ],
+)
+def test_the_compiler_works_after_a_chat_has_left_it_out(uses):
+    """A program that uses edgemoe and torch.compile has both, in either order; an unknown name is the real one.
+
+    So is a module of the compiler, such as torchvision imports.
+    """
+    script = f"""
 import sys, torch
 from edgemoe.machine.model_code import without_compiler
 with without_compiler():
@@ -91,7 +101,7 @@ with without_compiler():
     assert torch.compiler.disable(len) is len
 assert "torch._dynamo" not in sys.modules and torch.distributed.is_available()
 with without_compiler():
-    assert torch._dynamo.config.recompile_limit > 0
+    assert {uses}
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
 with without_compiler():
     assert torch.compiler.disable(len) is not len

@@ -51,8 +51,8 @@ class ModelRunner:
         self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
         self.fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
         self._layers: LayerByLayer | None = None
+        in_row_blocks(model)  # after the fused paths, which look at the modules themselves
         if runtime.device is None:
-            in_row_blocks(model)  # after the fused paths, which look at the modules themselves
             self._layers = LayerByLayer(model)
 
     def run(self, context: StepContext) -> Generator[int, None, None]:

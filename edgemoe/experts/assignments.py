@@ -202,11 +202,11 @@ class RowSum:
             if native.available():
                 return weighted_sum(rows, gates, row_of, add_to)
         rows[-1].zero_()
-        own = rows[row_of.to(rows.device, non_blocking=True) % len(rows)].view(*gates.shape, -1)
+        row_of = (row_of.to(rows.device, non_blocking=True) % len(rows)).view_as(gates)
         gates = gates.to(rows.device, non_blocking=True)
-        total = own[:, 0].float() * gates[:, :1]
+        total = rows[row_of[:, 0]].float() * gates[:, :1]
         for slot in range(1, gates.shape[1]):
-            total.addcmul_(own[:, slot].float(), gates[:, slot : slot + 1])
+            total.addcmul_(rows[row_of[:, slot]].float(), gates[:, slot : slot + 1])
         summed = total.to(rows.dtype)
         return summed if add_to is None else add_to.add_(summed.view_as(add_to))
 

@@ -18,7 +18,7 @@ from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowS
 from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
 from edgemoe.kernels.activation import CUSTOM, Activation, between
-from edgemoe.kernels.base import BATCH_ROWS, Part, Rows
+from edgemoe.kernels.base import BATCH_ROWS, DEVICE_BATCH_ROWS, Part, Rows
 from edgemoe.kernels.compensators import ExpertCompensator
 from edgemoe.machine.triton import without_triton
 from edgemoe.policy.levels import without_skipped
@@ -218,7 +218,7 @@ class ExpertLayer:
         used: list[tuple[int, int, int]] = []
         tokens, slots = assignments.gates.shape
         exact = step.policy.settings.exact
-        most = BATCH_ROWS if inputs.x.device.type == "cpu" else assignments.rows
+        most = DEVICE_BATCH_ROWS if self.runtime.device else BATCH_ROWS
         for batch in assignments.batches(leases, most):
             if not step.decode:
                 step.kv.check_cancelled()

@@ -15,8 +15,11 @@ from edgemoe.storage.base import Blocks
 BATCH_ROWS = 256
 """Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""
 
+DEVICE_BATCH_ROWS = 4096
+"""As BATCH_ROWS, in one call of a device's kernel."""
+
 MOST_ROWS = 512
-"""Most rows of one expert in a call of a CPU kernel: what a call allocates does not grow with a prompt."""
+"""Most rows of one expert in a call of a kernel: what a call allocates does not grow with a prompt."""
 
 QUANTIZED_COLUMNS = 32
 """Fewest columns of a quantized row that share a scale: a group's, and at most 64."""

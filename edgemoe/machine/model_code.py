@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,46 @@ _COMPILER = "torch._dynamo"
 
 _MARKS = ("disable", "allow_in_graph", "assume_constant_result")
 """Decorators that mark a function for torch.compile, and change nothing where nothing is compiled."""
+
+
+_LIGHT = f"{_COMPILER}._trace_wrapped_higher_order_op"
+"""The module of the compiler that transformers imports for its masks; it needs no other one."""
+
+
+class _Imported(Loader):
+    """Loads a module that is imported already, and leaves it as it is.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Returns the module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives the module its own spec back, which the import system has replaced."""
+        module.__spec__ = self._spec
+
+
+class _CompilersModules(MetaPathFinder):
+    """Imports the compiler before any module of it but the light one, which would be imported half otherwise.
+
+    torchvision imports such a module, and transformers imports torchvision where it is installed.
+    """
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The module of the compiler as the compiler's own import has left it; None: it is found as usual."""
+        stands_in = isinstance(sys.modules.get(_COMPILER), _Marks)
+        if not stands_in or name == _LIGHT or not name.startswith(f"{_COMPILER}."):
+            return None
+        _remove()
+        importlib.import_module(_COMPILER)
+        imported = sys.modules.get(name)
+        return ModuleSpec(name, _Imported(imported)) if imported else None
 
 
 class _Marks(ModuleType):
@@ -41,11 +83,14 @@ def without_compiler() -> Iterator[None]:
         return
     distributed = torch.distributed.is_available
     sys.modules[_COMPILER] = torch._dynamo = marks = _Marks(_COMPILER)
-    marks.__path__ = [f"{torch.__path__[0]}/_dynamo"]  # its modules are imported as they are
+    marks.__path__ = [f"{torch.__path__[0]}/_dynamo"]
     torch.distributed.is_available = lambda: False
+    finder = _CompilersModules()
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
+        sys.meta_path.remove(finder)
         torch.distributed.is_available = distributed
         _remove()
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from edgemoe.console.sizes import format_least, format_size
-from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.errors import DoesNotFit
 from edgemoe.kv.blocks import BLOCK_ROWS, whole_blocks
 from edgemoe.machine.process import available_memory
 from edgemoe.memory.block_counts import count_blocks
@@ -17,7 +17,13 @@ from edgemoe.memory.model_shape import PlannedModel
 from edgemoe.memory.overhead import PROCESS_BYTES, overhead_bytes, staging_buffers
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
-from edgemoe.memory.workspace import default_prefill_rows, long_step_bytes, scored_rows, workspace_bytes
+from edgemoe.memory.workspace import (
+    default_prefill_rows,
+    device_step_bytes,
+    long_step_bytes,
+    scored_rows,
+    workspace_bytes,
+)
 from edgemoe.policy.damage import Damage
 from edgemoe.policy.settings import RunSettings
 
@@ -40,7 +46,6 @@ def make_plan(
         damage: the damage of the model's experts; None: it is not known yet.
 
     Raises:
-        UserError: limits.prefill_rows on a device.
         DoesNotFit: a limit is too small; `minimum` is the smallest sufficient one.
     """
     needs = _Needs(model, limits, settings, compensators)
@@ -85,18 +90,24 @@ class _Needs:
     @cached_property
     def rows(self) -> int:
         """Most rows of a prompt in one step."""
-        return _prefill_rows(self.model, self.limits, self.whole)
+        given = self.limits.prefill_rows
+        return (
+            default_prefill_rows(self.model, self.limits.prompt_rows, self.whole) if given is None else given
+        )
 
     @cached_property
     def fixed(self) -> dict[str, int]:
         """Field of MemoryPlan -> bytes in the fastest memory, for each purpose but experts and compensators."""
         model, limits = self.model, self.limits
+        rows = min(self.rows, limits.tokens)
+        # A device keeps the bytes of a long step: its blocks of experts do not come and go.
+        stays = device_step_bytes(model.shape, rows) if model.device else 0
         return {
             "driver_bytes": model.device.driver_bytes() if model.device else 0,
             "dense_bytes": model.shape.dense_bytes,
             "kv_bytes": limits.parallel * model.shape.kv.bytes_for(limits.context),
-            "workspace_bytes": workspace_bytes(model, limits) + overhead_bytes(model),
-            "long_step_bytes": long_step_bytes(model.shape, min(self.rows, limits.tokens)),
+            "workspace_bytes": workspace_bytes(model, limits) + overhead_bytes(model) + stays,
+            "long_step_bytes": 0 if model.device else long_step_bytes(model.shape, rows),
         }
 
     @cached_property
@@ -198,20 +209,6 @@ def _free_bytes(model: PlannedModel, limits: Limits) -> int:
     if model.device:
         return model.device.available_bytes()
     return available_memory() - limits.dram - PROCESS_BYTES
-
-
-def _prefill_rows(model: PlannedModel, limits: Limits, experts_bytes: int) -> int:
-    """Most rows of a prompt in one step.
-
-    Raises:
-        UserError: limits give a number for a device.
-    """
-    if limits.prefill_rows is None:
-        return default_prefill_rows(model, limits.prompt_rows, experts_bytes)
-    if model.device:
-        found = f"--device {model.device.name}, where a step has {BLOCK_ROWS}"
-        raise UserError("a model on the CPU, for --prefill-rows", found, "leave it out")
-    return limits.prefill_rows
 
 
 def _purposes(least: dict[str, int], each: str, limits: Limits, rows: int) -> tuple[str, str]:

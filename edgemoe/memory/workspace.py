@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgemoe.kernels.base import BATCH_ROWS, MOST_ROWS, quantized_row_bytes
+from edgemoe.kernels.base import BATCH_ROWS, DEVICE_BATCH_ROWS, MOST_ROWS, quantized_row_bytes
 from edgemoe.kernels.registry import compute
 from edgemoe.kernels.scratch import attention_bytes
 from edgemoe.kv.blocks import BLOCK_ROWS
@@ -16,6 +16,10 @@ from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
 PREFILL_FRACTION = 0.05
 """Of the bytes of all experts, what the rows of a prompt's step may take by default beyond those of BLOCK_ROWS. A limit
 decides nothing here, so that an answer does not depend on it."""
+
+DEVICE_ROWS, DEVICE_FRACTION = 4096, 0.02
+"""On a device: most rows of a step of prompts, and of the bytes of all experts what rows beyond those of BLOCK_ROWS may
+take. They are reserved as long as the engine is open."""
 
 LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
 """A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
@@ -40,13 +44,14 @@ def default_prefill_rows(model: PlannedModel, rows: int, experts_bytes: int) -> 
     """Rows of a step of prompts: as many as there may be, in whole blocks, where that costs little memory.
 
     Args:
-        model: the model; on a device a step has one block.
+        model: the model.
         rows: most rows that it is worth to run together (Limits.prompt_rows).
         experts_bytes: bytes of all experts at the highest level of the settings.
     """
-    if model.place.type != "cpu":
-        return BLOCK_ROWS
-    affordable = BLOCK_ROWS + int(PREFILL_FRACTION * experts_bytes / _bytes_a_row(model.shape))
+    fraction, a_row = PREFILL_FRACTION, _bytes_a_row(model.shape)
+    if model.device:
+        rows, fraction, a_row = min(rows, DEVICE_ROWS), DEVICE_FRACTION, _device_bytes_a_row(model.shape)
+    affordable = BLOCK_ROWS + int(fraction * experts_bytes / a_row)
     return max(min(-(-rows // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
 
 
@@ -69,6 +74,11 @@ def workspace_bytes(model: PlannedModel, limits: Limits) -> int:
 def long_step_bytes(shape: ModelShape, rows: int) -> int:
     """Upper estimate of what a prompt's rows beyond one block take in a step, through a whole layer, bytes."""
     return max(rows - BLOCK_ROWS, 0) * _bytes_a_row(shape)
+
+
+def device_step_bytes(shape: ModelShape, rows: int) -> int:
+    """Upper estimate of what a prompt's rows beyond one block take of a device's memory, bytes."""
+    return max(rows - BLOCK_ROWS, 0) * _device_bytes_a_row(shape)
 
 
 def scored_rows(model: PlannedModel, limits: Limits, long_step: int) -> int:
@@ -119,6 +129,15 @@ def _bytes_a_row(shape: ModelShape) -> int:
     """
     states = shape.hidden * (4 * 2 + 4) + quantized_row_bytes(shape.hidden) + 4 * shape.index_topk
     return states + shape.experts_per_layer * (2 + 4 + 4) + shape.top_k * 8 * 8
+
+
+def _device_bytes_a_row(shape: ModelShape) -> int:
+    """What each row of a long step takes on a device.
+
+    The results of all its experts, bf16, are summed at the end of a layer. The sums, float32, and the results that are
+    added to them, bf16 and float32, exist next to them.
+    """
+    return _bytes_a_row(shape) + shape.hidden * (2 * shape.top_k + 4 + 2 + 4)
 
 
 def _hidden_bytes(shape: ModelShape, rows: int) -> int:
@@ -196,10 +215,12 @@ def _converted_bytes(shape: ModelShape, outputs: int) -> int:
 
 
 def _experts_bytes(model: PlannedModel, rows: int) -> int:
-    """A layer's experts; the kernel computes in one call all of them, on a CPU one or several of BATCH_ROWS in all."""
+    """A layer's experts; the kernel computes several in one call, of BATCH_ROWS or DEVICE_BATCH_ROWS in all."""
     shape, quantized = model.shape, 0
     assigned = called = rows * shape.top_k
-    if model.place.type == "cpu":
+    if model.device:
+        called = min(DEVICE_BATCH_ROWS, called)
+    else:
         called = max(min(rows, MOST_ROWS), min(BATCH_ROWS, called))
         quantized = rows * quantized_row_bytes(shape.hidden)
     one_call = called * (shape.hidden * (2 + 4 + 4) + 3 * shape.intermediate * (2 + 4))

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgemoe.bench.rows import PAPER_RETENTION
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import StoreModel
+from edgemoe.machine.devices import open_device
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import make_parser, positive
 
@@ -22,6 +23,9 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
     parser.add_argument("--dram-limit", type=parse_size, help="default: as large as all experts")
     parser.add_argument("--levels", default="4", help="levels in bits, such as 4 or 4/2; default: 4")
     parser.add_argument("--in-place", choices=("on", "off"), default="on")
+    parser.add_argument(
+        "--prefill-rows", type=positive, help="tokens of a prompt in one step; default: the plan's choice"
+    )
     parser.add_argument("--prompts", default="128,512,2048", help="tokens of the prompts that are timed")
     parser.add_argument("--new-tokens", type=positive, default=64, help="new tokens in a block")
     parser.add_argument("--blocks", type=positive, default=3)
@@ -29,6 +33,20 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file that has every row so far, after each")
     return parser.parse_args(argv)
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of an option such as 1,2,4."""
+    return [int(each) for each in text.split(",")]
+
+
+def open_store(given: argparse.Namespace) -> StoreModel:
+    """Opens the store for the device.
+
+    Raises:
+        EdgemoeError: no such device, or no such store.
+    """
+    return StoreModel.open(given.store, open_device(given.device))
 
 
 def settings_of(given: argparse.Namespace, store: StoreModel) -> RunSettings:

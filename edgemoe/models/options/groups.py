@@ -101,7 +101,8 @@ class RowOptions:
     prefill_rows: int | None = option(
         "Most tokens of a prompt that go through the layers together: each such part reads every expert that it "
         "wants once, so fewer take less memory and more reads. Multiples of 512 have the same bits under --exact. "
-        "Default: as many as --context, where that takes at most 5 % of the experts' bytes.",
+        "Default: as many as --context, where that takes at most 5 % of the experts' bytes; on a GPU at most 4096 and "
+        "2 %.",
         min=2,
     )
 

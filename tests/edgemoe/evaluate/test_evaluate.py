@@ -211,7 +211,7 @@ def test_a_long_window_needs_memory_for_its_logits(evaluate, long_checkpoint, mo
 
 
 def test_tasks_leave_a_prompt_s_rows_to_the_plan(tiny_store):
-    """Their context is longer than a window, and a device takes no --prefill-rows."""
+    """Their context is longer than a window, whose rows are no limit for them."""
     request = EvalRequest(None, None, 96, 36, 1, 0, tuple(table_arms(((4,),), (1.0,), reuse=False)))
     given = []
     store = StoreModel.open(tiny_store)

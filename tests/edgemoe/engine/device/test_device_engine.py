@@ -18,8 +18,11 @@ from engine_rig import DECODED, PROMPT, engines_on, in_planes, limited, logits
 
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import DoesNotFit, NotFinite
+from edgemoe.experts import layer
+from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
+from edgemoe.memory import workspace
 from edgemoe.memory.overhead import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.models.plans.division import within_memory
 from edgemoe.policy.settings import RunSettings
@@ -98,6 +101,47 @@ def test_device_allocations_stay_within_the_plan(open_on):
     first, second = plan.lines()
     assert "driver 1 KB, dense" in first
     assert "of RAM for staging" in second
+
+
+def test_a_prompt_takes_its_experts_once(open_on, monkeypatch):
+    """A prompt of more rows than a block is one step: its other parts go block by block, with the same logits.
+
+    The kernel computes the rows of several experts in a call, at most as many as the plan has memory for.
+    """
+    want = logits(open_on(DoubleDevice()))
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(layer, "DEVICE_BATCH_ROWS", 16)
+    engine, rows = open_on(DoubleDevice()), []
+    kernel = engine.runner._runtime.kernel
+    forward = kernel.forward
+    monkeypatch.setattr(
+        kernel,
+        "forward",
+        lambda x, parts, *rest: (rows.append([p.rows for p in parts]), forward(x, parts, *rest)),
+    )
+    with engine.recorded() as records:
+        got = logits(engine)
+    assert len(records) == 1 + len(DECODED)
+    assert (got - want).norm() < 0.01 * want.norm()
+    assert max(map(sum, rows)) <= 16 < sum(map(sum, rows))
+
+
+def test_a_device_has_memory_for_a_long_prompt(tiny_store, monkeypatch):
+    """Rows beyond a block where they take a fraction of the experts' bytes, reserved for good; others on request."""
+    store, settings = in_planes(tiny_store, DoubleDevice()), RunSettings.uniform(4)
+    sizes = {"vram_limit": None, "settings": settings, "context": 8192}
+    monkeypatch.setattr(workspace, "DEVICE_FRACTION", 0)
+    short, given = (store.plan(**sizes, prefill_rows=rows) for rows in (None, 1024))
+    monkeypatch.setattr(workspace, "DEVICE_FRACTION", 1000)
+    long = store.plan(**sizes)
+    assert [plan.prefill_rows for plan in (short, given, long)] == [512, 1024, workspace.DEVICE_ROWS]
+    for plan in (given, long):
+        more, shape = plan.workspace_bytes - short.workspace_bytes, store.shape
+        # Of each row: the results of its experts and what sums them, and the states of a layer.
+        least = (plan.prefill_rows - 512) * shape.hidden * (2 * shape.top_k + 10 + 12)
+        assert least < more < 2 * least
+        assert plan.long_step_bytes == 0
+        assert plan.vram_blocks == plan.first_blocks
 
 
 def test_a_closed_engine_ends_its_cap(open_on):

@@ -149,14 +149,6 @@ def test_attention_matches_torch(name, norm, past):
     q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
     want_keys, want_values = keys.clone(), values.clone()
     want_keys[shape.slot, :, past], want_values[shape.slot, :, past] = k, v
-    seen = slice(0, past + 1)
-    want = attend(
-        q[:, None].float(),
-        want_keys[shape.slot, :, seen].float(),
-        want_values[shape.slot, :, seen].float(),
-        shape.scaling,
-        shape.window or None,
-    )
     state = torch.tensor(
         [past, keys.data_ptr(), values.data_ptr(), context, 0][:STATE], dtype=torch.int64, device=DEVICE
     )
@@ -165,4 +157,14 @@ def test_attention_matches_torch(name, norm, past):
     shape.launch(qkv, (cosine, sine), state, queries, scratch, out)
     assert close(keys, want_keys, 0.002)
     assert torch.equal(values, want_values)
-    assert close(out, want.flatten(), 0.01)
+    assert close(queries, q.flatten(), 0.002)
+    # A GPU rounds some queries the other way, and scores of random queries magnify that: attention is that of its own.
+    seen = slice(0, past + 1)
+    want = attend(
+        queries.view(heads, 1, dim).float(),
+        keys[shape.slot, :, seen].float(),
+        values[shape.slot, :, seen].float(),
+        shape.scaling,
+        shape.window or None,
+    )
+    assert close(out, want.flatten(), 0.005)
