@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from greedy import Greedy, assert_right, run
 from integrity import check_kept
 from present_pages import PAGEMAP, present_pages
 
+from edgemoe.engine import kept_index, kept_sequences
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.pace import Pace
 from edgemoe.engine.scheduler import Scheduler
+from edgemoe.engine.sequences import Sequences
 from edgemoe.errors import ModelRefused
 from edgemoe.kv import blocks, windows
 from edgemoe.kv.block_files import path_of
@@ -59,11 +63,12 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Layers with a window keep some eighty tokens, and what goes is filled with numbers that are not zero."""
-    monkeypatch.setattr(blocks, "BLOCK", 32)
+    for module in (blocks, kept_index, kept_sequences):
+        monkeypatch.setattr(module, "BLOCK", 32)
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
     monkeypatch.setattr(windows, "SLACK", 8)
 
-    def spoil(head: torch.Tensor, first: int, end: int) -> None:
+    def spoil(head: torch.Tensor, first: int, end: int | None = None) -> None:
         head.view(torch.uint8).flatten()[first:end] = 0x41
 
     monkeypatch.setattr("edgemoe.kv.sequence.return_pages", spoil)
@@ -181,6 +186,45 @@ def test_a_window_that_is_not_on_disk_any_more_is_computed(open_engine, store_of
     request, disk = restarted(engine, tmp_path, TOKENS[:1500])
     assert (request.cached, disk.counts().dropped, disk.counts().blocks_written) == (0, damaged, 2 - damaged)
     assert_right(engine, request)
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("small_blocks")
+def test_any_order_of_requests_has_the_bits_of_all_tokens(open_engine, store_of, tmp_path, monkeypatch):
+    """Prompts over few stems and earlier answers, some cancelled, two at a time; restarts, and files that are gone."""
+    monkeypatch.setattr(kept_sequences, "READ_BYTES", 1)
+    engine, other = (open_engine(store_of("mixtral"), context=320, parallel=2, kv="q8_0") for _ in range(2))
+    other.sequences = Sequences(other.shape.kv.without_windows(), other.plan, other.memory, None)
+    rng, ended = random.Random(0), list[Greedy]()
+    for _ in range(4):
+        disk = PrefixCache.open(tmp_path, 1 << 30, engine.shape.kv)
+        scheduler = Scheduler(engine, Pace(chunk=rng.choice([16, 100]), every=1), keep=True, disk=disk)
+        for _ in range(4):
+            requests = [Greedy(drawn(rng, ended), rng.choice([1, 3, 50])) for _ in range(3)]
+            leaves = rng.choice([None, rng.randint(0, 20)])
+            for request in requests:
+                scheduler.submit(request)
+            for step in count():
+                if step == leaves:
+                    scheduler.cancel(requests[0])
+                if all(request.ended for request in requests):
+                    break
+                scheduler.loop.step()
+            check_kept(scheduler)
+            ended += requests
+        scheduler.close()
+        for path in rng.sample(sorted(tmp_path.glob("*.kv")), 2):
+            path.unlink()
+    assert len({request.cached for request in ended}) > 10
+    for request in ended:
+        if request.rows:
+            assert_right(other, request)
+
+
+def drawn(rng: random.Random, ended: list[Greedy]) -> list[int]:
+    """A prompt that begins as another one does, or as it and a part of its answer do."""
+    old = rng.choice(ended).tokens if ended and rng.random() < 0.5 else TOKENS[rng.randint(0, 2) :]
+    return [*old[: rng.randint(1, 240)], *[rng.randint(3, 60) for _ in range(rng.randint(1, 20))]]
 
 
 @pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
