@@ -118,7 +118,6 @@ class NativeDecodeLayers:
         return DecoderLayer(
             operations=ctypes.addressof(operations),
             count=len(operations),
-            index=index,
             window=program.window,
             following=self.following[index] - index if self.following[index] else 0,
             experts=self._resident.experts if router else 0,

@@ -133,7 +133,7 @@ class DecoderLayer(ctypes.Structure):
 
     _fields_ = [
         ("operations", _POINTER),
-        *_fields(_INT, "count index window following experts slots"),
+        *_fields(_INT, "count window following experts slots"),
         *_fields(_POINTER, "router logits scores gates chosen levels resident"),
         ("compensators", _POINTER),
         *_fields(_POINTER, "wanted computed predicted remapped chosen_by chosen_mass"),

@@ -198,7 +198,6 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
         ("out", "cols", 32),
         ("buffer", "size", 8),
         ("norm", "input_cols", 32),
-        ("layer", "slot", -1),
         ("layer", "slots", 1),
         ("layer", "experts", 4),
     ],

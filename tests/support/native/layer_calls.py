@@ -100,7 +100,6 @@ def _layer(model: Model, rows: int, index: int, size: int) -> dict[str, Any]:
     return {
         "operations": operations,
         "count": len(operations.memory),
-        "index": index,
         "following": LAYERS - 1 - index,
         "experts": EXPERTS,
         "slots": TOP_K,

@@ -10,7 +10,6 @@
 typedef struct {
     const operation *operations; /* in the order in which they are computed */
     int64_t count;        /* of them; at most one is EXPERTS, and one ATTEND or DELTA_NET */
-    int64_t index;        /* among all layers */
     int64_t window;       /* latest tokens that attention sees; 0: all */
     int64_t following;    /* layers to the next one with a router; 0: there is none */
     int64_t experts, slots; /* entries of `resident`, and of a row of each array [rows, k] below */
@@ -220,24 +219,24 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, const r
 
 enum { MOST_ROWS = 64 };
 
-/* What a layer's rows see of their sequences' keys and values, and of their states. */
-static void rows_memory(const decoder_layer *m, const sequence_kv *sequences, int64_t rows, attention_kv *kv, delta_run *runs) {
+/* What the rows of layer `index`, m, see of their sequences' keys and values, and of their states. */
+static void rows_memory(const decoder_layer *m, int64_t index, const sequence_kv *sequences, int64_t rows, attention_kv *kv, delta_run *runs) {
     for (int64_t row = 0; row < rows; row++) {
         const sequence_kv *s = sequences + row;
         const int64_t past = s->past, seen = past + 1, from = s->valid != 0, to = !from;
-        kv[row] = s->kv[m->index];
+        kv[row] = s->kv[index];
         kv[row].past = past;
         kv[row].first = m->window && seen > m->window ? seen - m->window : 0;
-        const delta_copies *c = s->states + m->index;
+        const delta_copies *c = s->states + index;
         runs[row] = (delta_run){past ? c->conv[from] : NULL, past ? c->state[from] : NULL, c->conv[to], c->state[to]};
     }
 }
 
-/* Whether every sequence has a state in a layer whose list has DELTA_NET. */
-static int has_states(const decoder_layer *m, const sequence_kv *sequences, int64_t rows) {
+/* Whether every sequence has a state in layer `index`, m, if its list has DELTA_NET. */
+static int has_states(const decoder_layer *m, int64_t index, const sequence_kv *sequences, int64_t rows) {
     for (int64_t i = 0; i < m->count; i++)
         for (int64_t row = 0; row < rows && m->operations[i].kind == DELTA_NET; row++)
-            if (!sequences[row].states[m->index].state[0]) return 0;
+            if (!sequences[row].states[index].state[0]) return 0;
     return 1;
 }
 
@@ -254,10 +253,10 @@ AVX2 int edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t *pl
     if (rows < 1 || rows > MOST_ROWS || rows > w->most_rows) return WRONG_SHAPE;
     for (int64_t i = place[0]; i < end; i++)
         if (!layer_fits(layers + i, w, rotations, rows) || !layer_fits(layers + i + layers[i].following, w, rotations, rows) ||
-            !has_states(layers + i, sequences, rows)) return WRONG_SHAPE;
+            !has_states(layers + i, i, sequences, rows)) return WRONG_SHAPE;
     for (; place[0] < end; place[0]++, place[1] = 0) {
         const decoder_layer *m = layers + place[0];
-        rows_memory(m, sequences, rows, kv, runs);
+        rows_memory(m, place[0], sequences, rows, kv, runs);
         for (; place[1] < m->count; place[1]++) {
             const operation *o = m->operations + place[1];
             if (o->kind == CALL) return 0;

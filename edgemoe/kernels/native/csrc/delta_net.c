@@ -54,18 +54,35 @@ static channels channels_of(const delta_net *n, int64_t key_head, int part) {
     return (channels){2 * keys + key_head * values, 2 * n->key_dim, values};
 }
 
-/* Inputs from before the tokens of a call. */
-AVX2 static void earlier_inputs(const delta_net *n, const delta_run *run, channels c, float *inputs) {
-    for (int64_t i = 0; i < n->taps - 1; i++)
-        for (int64_t j = 0; j < c.count; j++)
-            inputs[i * own_channels(n) + c.own + j] = run->conv ? from_bf16(run->conv[(c.first + j) * n->taps + i + 1]) : 0;
+/* to [count] = column i of x [count, taps]. */
+INLINE void inputs_of_tap(const uint16_t *x, int64_t taps, int64_t i, int64_t count, float *to) {
+    for (int64_t j = 0; j < count; j++) to[j] = from_bf16(x[j * taps + i]);
 }
 
-/* The last inputs, of which the last one is in row `last`. */
+/* Inputs from before the tokens of a call. */
+AVX2 static void earlier_inputs(const delta_net *n, const delta_run *run, channels c, float *inputs) {
+    for (int64_t i = 1; i < n->taps; i++, inputs += own_channels(n)) {
+        const uint16_t *from = run->conv + c.first * n->taps;
+        if (!run->conv) memset(inputs + c.own, 0, (size_t)c.count * sizeof *inputs);
+        else if (n->taps == 4) inputs_of_tap(from, 4, i, c.count, inputs + c.own);
+        else inputs_of_tap(from, n->taps, i, c.count, inputs + c.own);
+    }
+}
+
+/* The last inputs, of which the last one is in row `last`; four of them are a number of 64 bits. */
 AVX2 static void keep_inputs(const delta_net *n, const delta_run *run, channels c, const float *inputs, int64_t last) {
-    for (int64_t j = 0; j < c.count; j++)
-        for (int64_t i = 0; i < n->taps; i++)
-            run->next_conv[(c.first + j) * n->taps + i] = to_bf16(inputs[(last + 1 - n->taps + i) * own_channels(n) + c.own + j]);
+    const int64_t own = own_channels(n);
+    const uint32_t *x = (const uint32_t *)inputs + (last + 1 - n->taps) * own + c.own; /* their upper halves are bf16 */
+    uint16_t *to = run->next_conv + c.first * n->taps;
+    if (n->taps == 4)
+        for (int64_t j = 0; j < c.count; j++) {
+            const uint64_t low = x[j] >> 16 | (x[own + j] & 0xffff0000), high = x[2 * own + j] >> 16 | (x[3 * own + j] & 0xffff0000);
+            const uint64_t all = high << 32 | low;
+            memcpy(to + 4 * j, &all, sizeof all);
+        }
+    else
+        for (int64_t j = 0; j < c.count; j++)
+            for (int64_t i = 0; i < n->taps; i++) to[j * n->taps + i] = (uint16_t)(x[i * own + j] >> 16);
 }
 
 /* The convolution of some tokens, whose sums are rounded before and after silu. */

@@ -37,10 +37,37 @@ INLINE void delta_some_columns(const delta_token *t, int64_t key_dim, int64_t st
     }
 }
 
-/* The same with the number of columns known where there are as many as COLUMNS: they stay in registers. */
+/* The same for COLUMNS columns, whose sums stay in registers. */
+INLINE void delta_all_columns(const delta_token *t, int64_t key_dim, int64_t stride, const float *from, float *to,
+                              const float *value, float *sums) {
+    enum { VECTORS = COLUMNS / 8 };
+    __m256 held[VECTORS], sum[VECTORS];
+    for (int j = 0; j < VECTORS; j++) held[j] = sum[j] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < key_dim; i++) {
+        const __m256 k = _mm256_set1_ps(t->k[i]), keep = _mm256_set1_ps(t->keep[i * t->keep_step]);
+        for (int j = 0; j < VECTORS; j++)
+            held[j] = _mm256_fmadd_ps(k, _mm256_mul_ps(_mm256_loadu_ps(from + i * stride + 8 * j), keep), held[j]);
+    }
+    for (int j = 0; j < VECTORS; j++) {
+        const __m256 v = _mm256_loadu_ps(value + 8 * j);
+        if (t->skip) held[j] = _mm256_setzero_ps(), sum[j] = _mm256_mul_ps(_mm256_set1_ps(*t->skip), v);
+        held[j] = _mm256_mul_ps(_mm256_sub_ps(v, held[j]), _mm256_set1_ps(t->rate));
+    }
+    for (int64_t i = 0; i < key_dim; i++) {
+        const __m256 k = _mm256_set1_ps(t->k[i]), q = _mm256_set1_ps(t->q[i]), keep = _mm256_set1_ps(t->keep[i * t->keep_step]);
+        for (int j = 0; j < VECTORS; j++) {
+            const int64_t at = i * stride + 8 * j;
+            const __m256 after = _mm256_fmadd_ps(k, held[j], _mm256_mul_ps(_mm256_loadu_ps(from + at), keep));
+            _mm256_storeu_ps(to + at, after);
+            sum[j] = _mm256_fmadd_ps(q, after, sum[j]);
+        }
+    }
+    for (int j = 0; j < VECTORS; j++) _mm256_storeu_ps(sums + 8 * j, sum[j]);
+}
+
 INLINE void delta_columns(const delta_token *t, int64_t key_dim, int64_t stride, int64_t width, const float *from, float *to,
                           const float *value, float *sums) {
-    if (width == COLUMNS) delta_some_columns(t, key_dim, stride, COLUMNS, from, to, value, sums);
+    if (width == COLUMNS) delta_all_columns(t, key_dim, stride, from, to, value, sums);
     else delta_some_columns(t, key_dim, stride, width, from, to, value, sums);
 }
 

@@ -1,7 +1,7 @@
 /* Products with dense int8 weights. Activations are 8-bit numbers with a scale per DENSE_CHUNK columns (docs/decisions/0044).
  * A chunk's sum is an exact integer, and chunks are added in their order: every path gives the same bits.
  *
- * A single token waits for memory: it is multiplied with the weights as they lie, four rows at a time. For more tokens the
+ * A single token waits for memory: it is multiplied with the weights as they lie, one row after another. For more tokens the
  * bytes of 32 rows are laid out once as the planes of experts are, in fours of columns, so that a vector's lane is a row. */
 #include "dense_int8.h"
 
@@ -27,6 +27,7 @@ enum {
     MAX_UNITS = 4,
     BATCH_TOKENS = 256, /* tokens per read of the weight */
     PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
+    SUMMED = 64,        /* chunks of a row whose sums exist at once */
     TILE_TOKENS = 4,    /* tokens whose sums with 16 rows fit into registers of 256 bits */
 };
 
@@ -81,41 +82,54 @@ INLINE __m256i load_weights(enum dot dot, const int8_t *w) {
     return weights_for(dot, _mm256_loadu_si256((const __m256i *)w));
 }
 
-/* The sums of a chunk of four rows with one token. */
-INLINE __m128i chunk_of_four(enum dot dot, const int8_t *const w[4], const int8_t *x, const int32_t offset) {
-    const __m256i first = _mm256_loadu_si256((const __m256i *)x), last = _mm256_loadu_si256((const __m256i *)(x + 32));
-    __m256i sum[4];
-    for (int r = 0; r < 4; r++) {
-        sum[r] = add_weights(dot, _mm256_setzero_si256(), load_weights(dot, w[r]), first);
-        sum[r] = add_weights(dot, sum[r], load_weights(dot, w[r] + 32), last);
+/* Sums of `chunks` chunks of a row with one token, up to a multiple of four of them; `columns` are left of the row. */
+INLINE void sums_of_row(enum dot dot, const int8_t *w, int64_t columns, const int8_t *x, const int32_t *offset, int64_t chunks, float *to) {
+    for (int64_t c = 0; c < chunks; c += 4) {
+        __m256i sum[4];
+        for (int64_t i = 0; i < 4; i++) {
+            const int64_t k = (c + i) * DENSE_CHUNK;
+            int8_t copy[DENSE_CHUNK];
+            sum[i] = _mm256_setzero_si256();
+            if (k >= columns) continue;
+            const int8_t *at = chunk_of_row(w + k, columns - k, copy);
+            for (int64_t half = 0; half < DENSE_CHUNK; half += 32)
+                sum[i] = add_weights(dot, sum[i], load_weights(dot, at + half), _mm256_loadu_si256((const __m256i *)(x + k + half)));
+        }
+        const __m128 sums = _mm_cvtepi32_ps(horizontal_sums_int(sum));
+        _mm_storeu_ps(to + c, takes_unsigned(dot) ? _mm_sub_ps(sums, _mm_cvtepi32_ps(_mm_loadu_si128((const __m128i *)(offset + c)))) : sums);
     }
-    const __m128i all = horizontal_sums_int(sum);
-    if (!takes_unsigned(dot)) return all;
-    return _mm_add_epi32(all, _mm256_castsi256_si128(_mm256_set1_epi32(-offset)));
 }
 
-/* Four rows' products with one token; `at` has where they start. */
-INLINE void four_rows(enum dot dot, const int8_t *const at[4], const dense_rows *x, int64_t cols, float out[4]) {
+AVX2 static void sums_of_row_256(enum dot dot, const int8_t *w, int64_t columns, const int8_t *x, const int32_t *offset, int64_t chunks, float *to) {
+#define SUMS(dot) sums_of_row(dot, w, columns, x, offset, chunks, to)
+    if (dot == DOT_PLAIN) SUMS(DOT_PLAIN);
+    else BY_ONE_INSTRUCTION(dot, SUMS);
+#undef SUMS
+}
+
+/* Four rows' products with one token; `at` has where they start. Rows are read one after another, as hardware prefetches them;
+ * the sums of their chunks, which are exact, are then added chunk by chunk. */
+AVX2 static void four_rows(const int8_job *job, const int8_t *const at[4], float out[4]) {
+    const dense_rows *x = &job->q;
+    float sums[4][SUMMED];
     __m128 total = _mm_setzero_ps();
-    for (int64_t c = 0, k = 0; k < cols; c++, k += DENSE_CHUNK) {
-        int8_t copies[4][DENSE_CHUNK];
-        const int8_t *w[4];
+    for (int64_t first = 0; first < job->chunks; first += SUMMED) {
+        const int64_t some = min_of(job->chunks - first, SUMMED), k = first * DENSE_CHUNK;
         for (int r = 0; r < 4; r++) {
-            w[r] = chunk_of_row(at[r] + k, cols - k, copies[r]);
-            prefetch((const uint8_t *)dense_ahead(at[r], k, cols));
+            if (IS_AVX512(job->path) && COMPILED_AVX512) sums_of_row_vnni(at[r] + k, job->cols - k, x->q + k, x->offset + first, some, sums[r]);
+            else sums_of_row_256(dot_of(job->path), at[r] + k, job->cols - k, x->q + k, x->offset + first, some, sums[r]);
         }
-        const float scale = x->scale[c];
-        const __m128i sum = chunk_of_four(dot, w, x->q + k, x->offset[c]);
-        total = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), _mm_setr_ps(scale, scale, scale, scale), total);
+        for (int64_t c = 0; c < some; c += 4) {
+            __m128 v[4];
+            for (int r = 0; r < 4; r++) v[r] = _mm_loadu_ps(sums[r] + c);
+            _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+            for (int64_t i = 0; i < min_of(some - c, 4); i++) {
+                const float scale = x->scale[first + c + i];
+                total = _mm_fmadd_ps(v[i], _mm_setr_ps(scale, scale, scale, scale), total);
+            }
+        }
     }
     _mm_storeu_ps(out, total);
-}
-
-AVX2 static void four_rows_256(const int8_t *const at[4], const dense_rows *x, int64_t cols, float out[4], enum dot dot) {
-#define FOUR(dot) four_rows(dot, at, x, cols, out)
-    if (dot == DOT_PLAIN) FOUR(DOT_PLAIN);
-    else BY_ONE_INSTRUCTION(dot, FOUR);
-#undef FOUR
 }
 
 /* Rows [from, end) of y for one token. Beyond the end the last row is multiplied again. */
@@ -124,8 +138,7 @@ AVX2 static void one_token(const int8_job *job, int64_t from, int64_t end) {
         const int8_t *at[4];
         float out[4];
         for (int64_t r = 0; r < 4; r++) at[r] = job->weight + min_of(row + r, end - 1) * job->cols;
-        if (IS_AVX512(job->path) && COMPILED_AVX512) four_rows_vnni(at, &job->q, job->cols, out);
-        else four_rows_256(at, &job->q, job->cols, out, dot_of(job->path));
+        four_rows(job, at, out);
         for (int64_t r = 0; r < min_of(end - row, 4); r++) job->y[row + r] = to_bf16(from_bf16(job->row_scale[row + r]) * out[r]);
     }
 }

@@ -19,19 +19,17 @@ INLINE_VNNI __m512i load_weights_512(const int8_t *w, int64_t columns) {
     return _mm512_xor_si512(wide, _mm512_set1_epi8(-128));
 }
 
-VNNI void four_rows_vnni(const int8_t *const at[4], const dense_rows *x, int64_t cols, float out[4]) {
-    __m128 total = _mm_setzero_ps();
-    for (int64_t c = 0, k = 0; k < cols; c++, k += DENSE_CHUNK) {
-        const __m512i v = _mm512_loadu_si512(x->q + k);
+VNNI void sums_of_row_vnni(const int8_t *w, int64_t columns, const int8_t *x, const int32_t *offset, int64_t chunks, float *to) {
+    for (int64_t c = 0; c < chunks; c += 4) {
         __m512i sum[4];
-        for (int r = 0; r < 4; r++) {
-            prefetch((const uint8_t *)dense_ahead(at[r], k, cols));
-            sum[r] = add_dot_bytes(_mm512_setzero_si512(), load_weights_512(at[r] + k, cols - k), v);
+        for (int64_t i = 0; i < 4; i++) {
+            const int64_t k = (c + i) * DENSE_CHUNK;
+            sum[i] = _mm512_setzero_si512();
+            if (k < columns) sum[i] = add_dot_bytes(sum[i], load_weights_512(w + k, columns - k), _mm512_loadu_si512(x + k));
         }
-        const __m128i all = _mm_sub_epi32(horizontal_sums_512(sum), _mm_set1_epi32(x->offset[c]));
-        total = _mm_fmadd_ps(_mm_cvtepi32_ps(all), _mm_set1_ps(x->scale[c]), total);
+        const __m128i all = _mm_sub_epi32(horizontal_sums_512(sum), _mm_loadu_si128((const __m128i *)(offset + c)));
+        _mm_storeu_ps(to + c, _mm_cvtepi32_ps(all));
     }
-    _mm_storeu_ps(out, total);
 }
 
 /* Transposes 16 rows of 16 numbers of 32 bits. */

@@ -25,10 +25,4 @@ typedef struct {
     int64_t chunks;
     dense_rows x;
 } dense_strip;
-
-/* What lies PREFETCH_DISTANCE behind column k of a row that is read together with the three behind it. */
-INLINE const int8_t *dense_ahead(const int8_t *row, int64_t k, int64_t cols) {
-    const int64_t ahead = k + PREFETCH_DISTANCE;
-    return row + (ahead < cols ? ahead : ahead + 3 * cols);
-}
 #endif

@@ -232,6 +232,7 @@ INLINE __m256 _mm256_permutevar8x32_ps(__m256 x, __m256i index) {
 #define _mm_add_epi32 half_add_epi32
 INLINE __m128 _mm_loadu_ps(const float *from) { return (__m128)vld1q_u8((const uint8_t *)from); }
 #define _mm_add_ps half_add_ps
+#define _mm_sub_ps half_sub_ps
 #define _mm_fmadd_ps half_fmadd_ps
 INLINE __m128 _mm_add_ss(__m128 x, __m128 y) {
     x[0] += y[0];
