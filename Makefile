@@ -18,7 +18,8 @@ PIP = $(PYTHON) -m pip --quiet --quiet --disable-pip-version-check
 # torch's build: cpu, cuda, or auto, which is cuda where there is an NVIDIA driver.
 TORCH_BUILD ?= auto
 
-# Three processes for two cores: one computes while others wait for a server, a disk or a limit in seconds.
+# Three processes for two cores: one computes while others wait for a server, a disk or a limit in seconds. Fast tests
+# do not wait: two processes run them sooner, as each takes five seconds to import and collect.
 # ARGS="-n 0" runs one process. Each takes a third in the order of the files, so that a fixture of a module is made once,
 # and then steals from the others.
 TESTS = $(PYTHON) -m pytest -n 3 --dist worksteal
@@ -43,7 +44,7 @@ test: $(VENV)/.installed-dev
 	$(TESTS) $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
-	$(TESTS) -m "not e2e and not gpu and not triton" $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not e2e and not gpu and not triton" $(ARGS)
 
 test-folders: $(VENV)/.installed-dev
 	$(TESTS) -m folders $(ARGS) tests/edgemoe/families tests/tools/reliability

@@ -30,4 +30,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Imports the fixtures, and torch with them, except where this process only hands tests to others."""
     if not config.getoption("numprocesses", None) or config.option.collectonly:
+        config.pluginmanager.import_plugin("fast_lane")
         config.pluginmanager.import_plugin("shared_fixtures")

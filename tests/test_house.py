@@ -128,6 +128,7 @@ def test_commands_in_the_readme_are_in_the_makefile() -> None:
     assert {path.name: named - targets for path, named in commands.items() if named - targets} == {}
 
 
+@pytest.mark.e2e
 def test_make_alone_prints_every_target() -> None:
     """`make` and `make help` print a line for every target that is no file, and install nothing."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,24 @@ TOPS = ("edgemoe", *PLACES)
 """The folders of the checkout that the wheel installs."""
 
 
+def statements(nodes: list[Any]) -> Iterator[Any]:
+    """Statements, and those within them; expressions, which have no imports, are not entered."""
+    for node in nodes:
+        yield node
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from statements(getattr(node, part, []))
+
+
 @cache
-def parsed(source: str) -> ast.Module:
-    """A module's syntax tree."""
-    return ast.parse(source)
+def imports_in(source: str) -> list[tuple[int, str, str | None]]:
+    """(line, module, name imported from it or None) of every import in a module, wherever in the module it stands."""
+    found = list[tuple[int, str, str | None]]()
+    for node in statements(ast.parse(source).body):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(node.lineno, node.module, alias.name) for alias in node.names]
+    return found
 
 
 def modules_of(room: str) -> list[Path]:
@@ -76,41 +91,30 @@ def dotted(path: Path) -> str:
     return ".".join(parts if parts[0] == "edgemoe" else ("edgemoe", *parts))
 
 
-def room_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, room) of every import of a room of edgemoe in a module, wherever in the module it stands.
+def room_imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, room) of every import of a room of edgemoe in a module.
 
     `tests`, `tools` and the folders of PLACES as top-level packages are yielded under these names: no room may import
     them so.
     """
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module == "edgemoe":
-            names = [f"edgemoe.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "edgemoe" and len(parts) > 1 and parts[1] in ROOMS:
-                yield node.lineno, parts[1]
-            elif parts[0] in {*PLACES, "tests", "tools"}:
-                yield node.lineno, f"top-level {parts[0]}"
+    for line, module, name in imports_in(source):
+        parts = (f"edgemoe.{name}" if module == "edgemoe" and name else module).split(".")
+        if parts[0] == "edgemoe" and len(parts) > 1 and parts[1] in ROOMS:
+            yield line, parts[1]
+        elif parts[0] in {*PLACES, "tests", "tools"}:
+            yield line, f"top-level {parts[0]}"
 
 
 def room_violations(source: str, room: str) -> list[tuple[int, str]]:
     """The imports in a module of `room` that name a room before it."""
     allowed = ROOMS[ROOMS.index(room) :]
-    return [found for found in room_imports(parsed(source)) if found[1] not in allowed]
+    return [*dict.fromkeys(found for found in room_imports(source) if found[1] not in allowed)]
 
 
 def serve_imports(source: str) -> set[str]:
     """The parts of edgemoe.serve that a module imports, wherever in the module it stands."""
-    found = set[str]()
-    for node in ast.walk(parsed(source)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[2] for name in names if name.startswith("edgemoe.serve.")}
-    return found
+    names = [f"{module}.{name}" for _, module, name in imports_in(source)]
+    return {name.split(".")[2] for name in names if name.startswith("edgemoe.serve.")}
 
 
 @pytest.mark.parametrize("part", [part for group in SERVE for part in group])
@@ -204,14 +208,10 @@ def test_no_modules_import_each_other() -> None:
     paths = [path for top in TOPS for path in (ROOT / top).rglob("*.py")]
     names = {dotted(path): path for path in paths}
     graph: dict[str, set[str]] = {}
-    for name, path in names.items():
-        found = graph[name] = set[str]()
-        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
-        found.intersection_update(names)
+    for own, path in names.items():
+        imports = imports_in(path.read_text(encoding="utf-8"))
+        found = {each for _, module, name in imports for each in (module, f"{module}.{name}")}
+        graph[own] = found & names.keys()
     assert circles(graph) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
@@ -317,6 +317,7 @@ def run_python(*arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> subpr
     )
 
 
+@pytest.mark.e2e
 def test_import_is_cheap(tmp_path: Path) -> None:
     """`import edgemoe` gives the changelog's newest version and loads neither torch nor a package of its own."""
     code = (
@@ -330,6 +331,7 @@ def test_import_is_cheap(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (newest[1] + "\n", "")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
 def test_other_modules_of_these_names_do_no_harm(tmp_path: Path, file: str) -> None:
     """A user's own `cache`, `storage` and `prefetch` are not imported by edgemoe, and stay importable."""

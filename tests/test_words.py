@@ -41,6 +41,7 @@ def forbidden_in(text: str) -> list[str]:
     return [f"{number}: {match[0]}" for number, line in lines for match in FORBIDDEN.finditer(line)]
 
 
+@pytest.mark.e2e
 def test_every_text_uses_field_english() -> None:
     """Code, tests and docs contain none of the words; licences, data and released changes are exempt."""
     found = {}

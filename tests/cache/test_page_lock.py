@@ -46,6 +46,7 @@ memory.close()
 """
 
 
+@pytest.mark.e2e
 def test_a_limit_on_locked_memory_is_not_an_error():
     """Where the user may lock no memory, lock_pages returns False and the mapping is closed as usual."""
     root = Path(page_lock.__file__).parents[1]

@@ -24,6 +24,7 @@ def model(tiny_store):
         yield one
 
 
+@pytest.mark.e2e
 def test_each_way_to_an_answer_has_the_schema(model):
     """generate, stream and submit: the same text, which parses; hot ones too, with any seed."""
     want = model.generate(PROMPT, schema=WORD, max_new_tokens=20)
@@ -37,6 +38,7 @@ def test_each_way_to_an_answer_has_the_schema(model):
     assert all(3 <= len(json.loads(future.result().text)) <= 5 for future in futures)
 
 
+@pytest.mark.e2e
 def test_log_probabilities_are_the_models_own(model):
     """The mask is no part of them: the token is chosen against the model's likeliest one."""
     free = model.generate(PROMPT, logprobs=1, max_new_tokens=1).logprobs[0]
@@ -45,6 +47,7 @@ def test_log_probabilities_are_the_models_own(model):
     assert bound.logprob < free.logprob
 
 
+@pytest.mark.e2e
 def test_settings_let_no_other_token_through(model):
     """A bias of the largest size, penalties, and few candidates."""
     outside = model.tokenizer("z")["input_ids"][0]
@@ -53,6 +56,7 @@ def test_settings_let_no_other_token_through(model):
     assert json.loads(answer.text) in ("aaaa", "abab")
 
 
+@pytest.mark.e2e
 def test_a_wrong_schema_leaves_nothing_behind(model):
     """The error comes before a request does."""
     with pytest.raises(UserError, match="uniqueItems"):
@@ -71,6 +75,7 @@ def test_tables_of_the_vocabulary_are_no_part_of_the_model(model, monkeypatch):
     engine.peak.resident_before = before
 
 
+@pytest.mark.e2e
 def test_no_step_runs_while_the_tables_are_made(tiny_store, monkeypatch):
     """The memory that a step takes beside them would be left out of the peak."""
     turns = []

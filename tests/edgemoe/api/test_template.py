@@ -127,6 +127,7 @@ def test_a_stopped_process_is_replaced():
     one.close()
 
 
+@pytest.mark.e2e
 def test_ctrl_c_while_it_renders(limited, monkeypatch):
     """A late answer is not taken for the next one."""
 

@@ -68,6 +68,7 @@ def test_random_tokens_instead_of_text_are_noted(damageable):
         assert len(environment["notes"]) == noted
 
 
+@pytest.mark.e2e
 def test_the_commit_is_the_programs_own(tmp_path):
     """The commit of the checkout itself; None where the program is installed below another repository."""
 

@@ -56,6 +56,7 @@ def test_json_is_the_report_on_one_line(report):
     assert "NaN" not in text
 
 
+@pytest.mark.e2e
 def test_json_lines_are_rows(report):
     """Every line is a row with its environment."""
     lines = [json.loads(line) for line in FORMATS["jsonl"](report).splitlines()]
@@ -65,6 +66,7 @@ def test_json_lines_are_rows(report):
     assert all(line["environment"]["torch"] == report["environment"]["torch"] for line in lines)
 
 
+@pytest.mark.e2e
 def test_csv_has_a_column_for_every_number(report):
     """Each row's numbers are in columns named by their path; a quality that was not measured is empty."""
     lines = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))
@@ -86,6 +88,7 @@ def cells(markdown: str, title: str) -> list[dict[str, str]]:
     raise AssertionError(f"no column {title}")
 
 
+@pytest.mark.e2e
 def test_markdown_shows_times_and_bounds(report):
     """Mean times are in the units that the titles name."""
     for shown, row in zip(cells(FORMATS["md"](report), "TPOT ms"), report["rows"], strict=True):
@@ -97,6 +100,7 @@ def test_markdown_shows_times_and_bounds(report):
         assert float(shown["reached %"]) == pytest.approx(100 * row["fraction_of_bound"], abs=0.5)
 
 
+@pytest.mark.e2e
 def test_markdown_fits_a_terminal(report):
     """Lines have 100 columns at most; every table has the row's name, and every column is there once."""
     long = {"name": "ours: 8/4/2/0, planes, heavy-hitters", "valid": False}
@@ -110,6 +114,7 @@ def test_markdown_fits_a_terminal(report):
         assert len(timed) == len(set(timed)) > 30
 
 
+@pytest.mark.e2e
 def test_markdown_says_what_was_not_measured(report):
     """Quality is in the row of its setting, or "not measured"; notes are listed."""
     text = FORMATS["md"](report)
@@ -121,6 +126,7 @@ def test_markdown_says_what_was_not_measured(report):
     assert "- one row is missing" in text
 
 
+@pytest.mark.e2e
 def test_markdown_shows_predictions_per_layer(report):
     """Recall and precision are shown for the layer that can be predicted, in the row with look-ahead."""
     shown = cells(FORMATS["md"](report), "recall %")

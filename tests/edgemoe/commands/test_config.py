@@ -215,6 +215,7 @@ def test_completed_values_are_those_of_the_program():
     assert seen == set(expected)
 
 
+@pytest.mark.e2e
 def test_completion_imports_no_heavy_package(tmp_path):
     """The names of models are completed without torch."""
     code = (

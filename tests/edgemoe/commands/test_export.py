@@ -165,6 +165,7 @@ def test_gguf_is_the_file_of_llama_cpps_converter(run, family_store, tmp_path, m
         assert error < ({4: 0.12, 8: 0.012}[level] if "_exps" in tensor.name else 0.001), tensor.name
 
 
+@pytest.mark.e2e
 def test_gguf_pairs_the_rows_of_mixtral(run, family_store, tmp_path):
     """llama.cpp wants rows i and i + half of each head side by side; our reader turns them back, bit for bit."""
     model, store = family_store("mixtral", sliding_window=None)
@@ -306,6 +307,7 @@ def test_an_unfinished_export_is_no_store(run, tmp_path):
     assert "edgemoe export` again" in err
 
 
+@pytest.mark.e2e
 def test_key_value_heads_that_the_config_leaves_out_are_as_many_as_heads(run, family_store, tmp_path):
     """llama.cpp's order of rows depends on their number: the file is that of a config that says it."""
     _, store = family_store("olmoe", num_key_value_heads=4, clip_qkv=None)
@@ -368,6 +370,7 @@ def test_a_mean_that_formats_lack_is_refused(run, calibrated, tmp_path, level):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.e2e
 def test_a_mean_without_calibration_is_refused(run, family_store, tmp_path):
     """The message names the missing file and the command that writes it."""
     _, store = family_store("qwen3_moe")

@@ -45,12 +45,14 @@ def test_a_stdout_that_takes_no_output(redirection, found, words):
         assert line.startswith(f"edgemoe: expected a stdout that takes output, got {found}: ")
 
 
+@pytest.mark.e2e
 def test_a_closed_stdin_or_stderr_is_no_fault():
     """A command that needs neither runs."""
     done = shell("$edgemoe --version <&- 2>&-")
     assert (done.returncode, done.stdout.split()[0]) == (0, "edgemoe")
 
 
+@pytest.mark.e2e
 def test_an_encoding_without_a_character():
     """A character that stdout's encoding lacks is a question mark."""
     code = "from edgemoe.console.streams import standard_streams\nwith standard_streams():\n    print('caf\\u00e9')"
@@ -65,6 +67,7 @@ def test_bytes_that_are_no_text_are_refused():
     require_text("café 你好 🙂", "a turn")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_text_of_another_encoding_is_refused(locale):
     """Latin-1 on stdin is refused in every locale."""

@@ -359,6 +359,7 @@ def test_a_device_is_refused(tiny_store, monkeypatch):
             open_one(DoubleDevice(), ends=False, levels=(4, 2), exact=False, hotness=Hotness())
 
 
+@pytest.mark.e2e
 def test_a_kernel_whose_levels_have_one_size_is_refused(checkpoint, tmp_path, monkeypatch):
     """torch's kernel has 4 and 2 bits in the same block: refused by the plan, and at run time; 8/4 works."""
     torch_kernel = kernels_for("cpu")[-1]

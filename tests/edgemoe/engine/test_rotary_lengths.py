@@ -125,6 +125,7 @@ def test_an_answer_beyond_the_original_length_is_computed_again(case, open_engin
     assert apart(model, request, ORIGINAL + 1 - 20) < CLOSE
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", SCALED)
 def test_kept_keys_go_to_prompts_with_the_same_factors_alone(case, open_engine, kind):
     """A long prompt after a short one that it begins with has the bits that it has in a new engine."""

@@ -186,6 +186,7 @@ def test_training_has_every_kind_and_up_to_four_turns(training: list[Task]) -> N
     assert all((len(task.turns) > 1) == (task.kind == CONVERSATION) for task in training)
 
 
+@pytest.mark.e2e
 def test_draws_repeat() -> None:
     """The same seed gives the same tasks in another process; another seed gives others."""
     first = [turn.question for task in islice(training_tasks(1), 50) for turn in task.turns]
@@ -200,6 +201,7 @@ def test_draws_repeat() -> None:
     assert first != [turn.question for task in islice(training_tasks(2), 50) for turn in task.turns]
 
 
+@pytest.mark.e2e
 def test_needs_no_torch() -> None:
     """The generator is imported without torch, so that a chat client can use it."""
     script = "import sys, edgemoe.evaluate.tasks; assert 'torch' not in sys.modules"

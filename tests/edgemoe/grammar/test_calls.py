@@ -54,6 +54,7 @@ def follows(words, tokenizer, text: str, answer: str) -> bool:
     return True
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("answer", "one", "several"),
     [
@@ -94,6 +95,7 @@ def in_channels():
     return Vocabulary(tokenizer, 300, frozenset({END})), tokenizer
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("answer", "form", "either", "call"),
     [
@@ -147,6 +149,7 @@ def test_calls_in_one_list(special, answer, want):
     assert follows(words, tokenizer, text, answer) == want
 
 
+@pytest.mark.e2e
 def test_calls_without_special_tokens(words, tokenizer):
     """Texts around and between calls; quotes in them are no grammar."""
     text = calls_answer(words, PLAIN, TOOLS[:1])
@@ -157,6 +160,7 @@ def test_calls_without_special_tokens(words, tokenizer):
         assert follows(words, tokenizer, text, answer) == want
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("answer", "want"),
     [
@@ -175,6 +179,7 @@ def test_text_with_calls_in_it(words, tokenizer, answer, want):
     assert follows(words, tokenizer, once, answer) == (want and answer.count(CALL) < 2)
 
 
+@pytest.mark.e2e
 def test_text_with_calls_that_a_text_opens(words, tokenizer):
     """A mark of several ordinary tokens."""
     text = text_and_calls(words, PLAIN, TOOLS[:1])
@@ -186,6 +191,7 @@ def test_text_with_calls_that_a_text_opens(words, tokenizer):
         assert follows(words, tokenizer, text, answer) == want
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("close", ["</think>", "[/think]"])
 def test_json_behind_reasoning(words, tokenizer, close):
     """Reasoning that the prompt has begun must end; otherwise it may be there. Tags may be tokens or text."""

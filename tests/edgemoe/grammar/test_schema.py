@@ -142,6 +142,7 @@ def follows(words, tokenizer, schema, text: str) -> bool:
     return True
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS, ids=lambda value: json.dumps(value)[:60])
 def test_a_grammar_lets_through_what_its_schema_has(words, tokenizer, schema, good, bad):
     """As jsonschema judges the same values."""
@@ -260,6 +261,7 @@ ANNOTATED = [
 ]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("schema", "good", "bad"), ANNOTATED, ids=lambda value: json.dumps(value)[:60])
 def test_annotations_have_no_effect(words, tokenizer, schema, good, bad):
     """OpenAPI's, extensions and formats that are not known; `nullable` allows null, but for an enum without it."""
@@ -272,6 +274,7 @@ def test_names_of_properties_are_no_keywords():
     enforceable({"type": "object", "properties": {"not": {"type": "integer"}, "x-guidance": {}}})
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("schema", "words_of_error"),
     [
@@ -304,6 +307,7 @@ def test_what_cannot_be_enforced_is_refused(words, schema, words_of_error):
     assert words_of_error in str(refused.value)
 
 
+@pytest.mark.e2e
 def test_depth_is_bounded(words):
     """The deepest schema that is allowed compiles."""
     schema: dict[str, object] = {"type": "integer"}
@@ -324,6 +328,7 @@ def test_a_grammar_that_becomes_too_complex_ends_in_an_error(words, tokenizer):
         matcher.allowed()
 
 
+@pytest.mark.e2e
 def test_ends_come_where_the_grammar_may_end(words, tokenizer):
     """Each token that ends an answer; special tokens and those beyond the tokenizer never."""
     matcher = Matcher(Grammar(words, formed_answer(words, {"type": "integer", "maximum": 99})))
@@ -335,12 +340,14 @@ def test_ends_come_where_the_grammar_may_end(words, tokenizer):
     assert set(np.flatnonzero(matcher.allowed()).tolist()) >= ENDS
 
 
+@pytest.mark.e2e
 def test_whitespace_ends(words, tokenizer):
     """A line with an indentation between two parts, and not more, so that no answer is whitespace for ever."""
     for text, allowed in (('{\n    "a": 1,\n    "b": "x"}', True), ('{  "a": 1, "b": "x"}', False)):
         assert follows(words, tokenizer, CLOSED, text) == allowed
 
 
+@pytest.mark.e2e
 def test_answers_have_matchers_of_their_own(words, tokenizer):
     """What one answer has taken changes nothing for another."""
     grammar = Grammar(words, formed_answer(words, {"const": "ab"}))
@@ -351,6 +358,7 @@ def test_answers_have_matchers_of_their_own(words, tokenizer):
     assert (one.allowed() != before).any()
 
 
+@pytest.mark.e2e
 def test_tokens_without_logits_do_not_matter():
     """A tokenizer may have more tokens than the model: masks have the model's."""
     tokenizer = a_tokenizer()

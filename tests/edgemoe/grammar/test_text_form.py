@@ -34,6 +34,7 @@ def follows(words: Vocabulary, form: TextForm, text: str, reasoning: Reasoning |
     return True
 
 
+@pytest.mark.e2e
 def test_an_answer_is_one_of_the_texts(words):
     """Whatever characters they have, and also after reasoning; no part of one, and nothing more."""
     for text in TEXTS:
@@ -43,6 +44,7 @@ def test_an_answer_is_one_of_the_texts(words):
         assert not follows(words, TextForm(tuple(TEXTS)), wrong)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("pattern", "texts"),
     [
@@ -58,6 +60,7 @@ def test_an_answer_is_what_a_pattern_matches(words, pattern, texts):
         assert follows(words, TextForm(pattern=pattern), text) == bool(re.fullmatch(pattern, text)), text
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "form",
     [

@@ -436,6 +436,7 @@ def test_norms_are_transformers_own(size):
     assert DenseNorm.try_from(torch.nn.LayerNorm(size).to(torch.bfloat16)) is None
 
 
+@pytest.mark.e2e
 @needs_native
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_with_threads_of_its_own():

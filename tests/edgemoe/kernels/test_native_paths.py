@@ -112,6 +112,7 @@ def test_dense_products_are_the_reference_bit_for_bit(path, shape):
         assert torch.equal(native.dense_product(x[:rows], codes, scales), want[:rows]), rows
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump reads the compiled instructions")
 def test_avx_vnni_is_compiled_in_both_encodings():
     """Of the 256-bit products every one exists as AVX-VNNI's and as AVX-512's instruction.
@@ -130,6 +131,7 @@ def test_avx_vnni_is_compiled_in_both_encodings():
     assert found["{vex} ", "vpdpwssd"] == found["", "vpdpwssd"] > 10
 
 
+@pytest.mark.e2e
 def test_the_reference_is_the_format_s_product():
     """The reference itself equals the decoded weights' product, to the error of 8-bit and 14-bit activations."""
     experts = Experts(96, 64, 64)

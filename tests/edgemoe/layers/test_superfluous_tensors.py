@@ -49,6 +49,7 @@ def add_what_changes_nothing(tensors: Tensors) -> None:
     tensors["model.rotary_emb.inv_freq"] = torch.ones(8)
 
 
+@pytest.mark.e2e
 def test_what_changes_nothing_is_left_out(convert, open_engine, tiny_store):
     """The model has the logits of the checkpoint without it."""
     found, want = open_engine(convert(add_what_changes_nothing)), open_engine(tiny_store)
@@ -71,6 +72,7 @@ def test_a_bias_of_an_expert_is_refused(convert):
         convert(edit)
 
 
+@pytest.mark.e2e
 def test_a_bias_of_attention_is_refused(convert, open_engine):
     """At the latest where the model is opened."""
 

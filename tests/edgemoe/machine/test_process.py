@@ -14,6 +14,7 @@ from edgemoe.machine import process
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.e2e
 @linux
 def test_the_peak_includes_freed_memory_until_it_is_reset():
     """50 MB mapped and unmapped count in the peak, not in resident memory, and a reset removes them."""
@@ -127,6 +128,7 @@ def test_a_cgroup_above_its_limit_has_nothing_free(cgroup, version):
     assert process.available_memory() == 0
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
 def test_freed_memory_goes_back_to_the_system():
     """return_free_memory trims small blocks that malloc keeps below a live one."""
@@ -149,6 +151,7 @@ print(before - resident_bytes())
     assert int(given) > 3000 * 65536 / 2
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
 def test_threads_that_compute_in_turn_share_freed_memory():
     """What one thread has freed serves the next one: eight threads take little more than one."""

@@ -134,6 +134,7 @@ def test_a_small_checkpoint_is_not_announced(monkeypatch, capsys, checkpoint, ti
     assert "first time" not in capsys.readouterr().err
 
 
+@pytest.mark.e2e
 def test_a_gguf_file_is_announced_too(small_is_big, capsys, tmp_path):
     """A GGUF file without config.json is announced like any checkpoint."""
     path = tmp_path / "model.gguf"

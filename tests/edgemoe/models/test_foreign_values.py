@@ -125,6 +125,7 @@ def test_a_tokenizer_that_cannot_decode(open_engine, tiny_store):
         conversation.ask("a", lambda text: None)
 
 
+@pytest.mark.e2e
 def test_a_tokenizer_of_a_larger_vocabulary(run, damageable):
     """A prompt with a token that the model has no row for is refused; the model never looks it up."""
     tokenizer = json.loads((damageable / "tokenizer.json").read_text())

@@ -65,6 +65,7 @@ def post(server, form: dict, **fields: object):
     return server.client.post("/v1/chat/completions", json=body)
 
 
+@pytest.mark.e2e
 def test_an_answer_is_one_of_the_choices_or_matches(formed, monkeypatch):
     """The model wants prose, and may reason first: the content has the form, under each of its names."""
     script(monkeypatch, formed.serving.model.tokenizer, "It is sunny.")
@@ -83,6 +84,7 @@ def test_an_answer_is_one_of_the_choices_or_matches(formed, monkeypatch):
             assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.e2e
 def test_an_answer_has_its_schema_whole_and_streamed(formed, create, monkeypatch):
     """The model wants prose, with a bias to it; it answers with JSON, and ends where the grammar does."""
     tokenizer = formed.serving.model.tokenizer
@@ -99,6 +101,7 @@ def test_an_answer_has_its_schema_whole_and_streamed(formed, create, monkeypatch
     assert "".join(pieces) == choice.message.content
 
 
+@pytest.mark.e2e
 def test_an_object_of_any_keys(create, formed, monkeypatch):
     """What the model wants passes where it is JSON; it may think first, and the text has none of that."""
     script(
@@ -109,6 +112,7 @@ def test_an_object_of_any_keys(create, formed, monkeypatch):
     assert choice.message.reasoning_content == "hm"
 
 
+@pytest.mark.e2e
 def test_a_prompt_that_has_begun_to_think(create, formed, monkeypatch):
     """The JSON comes behind the end of the reasoning; where the template has ended it, at once."""
     script(monkeypatch, formed.serving.model.tokenizer, 'hm</think>{"a": 1}')
@@ -125,6 +129,7 @@ def test_text_is_text(create, formed, monkeypatch):
     assert create({"type": "text"}).choices[0].message.content == "It is sunny."
 
 
+@pytest.mark.e2e
 def test_several_schemas_at_once(formed):
     """Hot answers side by side, several to a prompt, each with the matcher of its own schema."""
     schemas = [{"type": "array", "items": {"const": i}, "minItems": 1, "maxItems": 3} for i in range(4)]
@@ -141,6 +146,7 @@ def test_several_schemas_at_once(formed):
     formed.idle()
 
 
+@pytest.mark.e2e
 def test_max_tokens_ends_json_in_its_middle(formed):
     """The reason is length, as for other answers."""
     form = schema({"type": "string", "minLength": 50})
@@ -148,6 +154,7 @@ def test_max_tokens_ends_json_in_its_middle(formed):
     assert (choice["finish_reason"], choice["message"]["content"][0]) == ("length", '"')
 
 
+@pytest.mark.e2e
 def test_what_is_not_enforced_is_refused(formed):
     """Status 400 with the field and the reason; its place in the queue is free."""
     response = post(formed, schema({"type": "array", "uniqueItems": True}))
@@ -173,6 +180,7 @@ def slow(monkeypatch):
     go_on.set()
 
 
+@pytest.mark.e2e
 def test_a_schema_that_compiles_too_long_is_refused(formed, slow):
     """The request ends at its time, and so does one whose turn has not come; others go on meanwhile."""
     with formed.limited(compile_seconds=0.2):
@@ -186,6 +194,7 @@ def test_a_schema_that_compiles_too_long_is_refused(formed, slow):
     formed.wait(lambda: formed.serving.queue.taken == 0)  # just after the answer
 
 
+@pytest.mark.e2e
 def test_a_client_that_leaves_while_its_schema_compiles(formed, slow, monkeypatch):
     """Nothing is computed for it, and its place in the queue is free at once."""
     begun, go_on = slow

@@ -112,6 +112,7 @@ def test_a_changed_call_is_rendered_by_the_template(create, wants):
         assert f'{{"name": "weather", "arguments": {{"city": "{city}"}}}}' in prompts[-1]
 
 
+@pytest.mark.e2e
 def test_a_required_call_may_follow_reasoning(create, wants):
     """A grammar holds it to the form of its calls; what the model wants passes where it has that form."""
     wants(ANSWER.replace("Let me see.\n", "").replace(",  ", ", ").replace('":', '": '))
@@ -121,6 +122,7 @@ def test_a_required_call_may_follow_reasoning(create, wants):
     assert answer.message.reasoning_content == "hm"
 
 
+@pytest.mark.e2e
 def test_a_strict_tool_keeps_its_parameters(create, wants):
     """With tool_choice auto the text is free, and a call is not."""
     tools = [tool("weather", strict=True)]
@@ -187,6 +189,7 @@ def test_the_template_has_the_variables_of_a_request(create, wants):
     assert '"tides"' in prompts[-1]
 
 
+@pytest.mark.e2e
 def test_parameters_that_no_grammar_enforces_are_named(tooled):
     """A strict tool with them is status 400, with the field and the reason; nothing is left behind."""
     body = {"messages": QUESTION, "tools": [tool("a", parameters={"not": {}}, strict=True)]}

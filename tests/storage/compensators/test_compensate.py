@@ -39,10 +39,17 @@ EXPERTS = small_checkpoint.LAYERS * small_checkpoint.EXPERTS
 KEYS = [ExpertKey(i, e) for i in range(small_checkpoint.LAYERS) for e in range(small_checkpoint.EXPERTS)]
 
 
+@pytest.fixture(scope="module")
+def converted(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without compensators. Read-only."""
+    directory = tmp_path_factory.mktemp("converted")
+    convert_small(small_source, directory)
+    return directory
+
+
 @pytest.fixture
-def store(small_source, tmp_path) -> Path:
-    convert_small(small_source, tmp_path / "store")
-    return tmp_path / "store"
+def store(converted, tmp_path) -> Path:
+    return shutil.copytree(converted, tmp_path / "store")
 
 
 def stored(store: Path, key: ExpertKey, level: int) -> list[torch.Tensor]:

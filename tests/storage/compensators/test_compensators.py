@@ -6,6 +6,7 @@ import copy
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,11 +43,18 @@ def whole(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def made(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with compensators of 4 ranks on average. Read-only."""
+    directory = tmp_path_factory.mktemp("made")
+    convert_small(small_source, directory)
+    add(small_source, directory)
+    return directory
+
+
 @pytest.fixture
-def store(small_source, tmp_path) -> Path:
-    convert_small(small_source, tmp_path / "store")
-    add(small_source, tmp_path / "store")
-    return tmp_path / "store"
+def store(made, tmp_path) -> Path:
+    return shutil.copytree(made, tmp_path / "store")
 
 
 def index_of(store: Path) -> CompensatorIndex:

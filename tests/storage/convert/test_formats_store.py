@@ -202,6 +202,7 @@ def test_the_error_is_the_stores_own(checkpoint, tiny_store, tiny_model):
     assert describe(tiny_store)["source_format"] == "safetensors"
 
 
+@pytest.mark.e2e
 def test_a_gguf_file_can_be_named_as_a_model(tiny_model, tmp_path, monkeypatch):
     """--model FILE.gguf converts the file into the cache once, and uses the cached store the next time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -214,6 +215,7 @@ def test_a_gguf_file_can_be_named_as_a_model(tiny_model, tmp_path, monkeypatch):
     assert (first / "store.json").stat().st_mtime_ns == written
 
 
+@pytest.mark.e2e
 def test_convert_prints_the_error(gptq, tmp_path, capsys):
     """The command prints the error as text and as JSON."""
     command = typer.main.get_command(app)

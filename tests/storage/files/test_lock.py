@@ -44,6 +44,7 @@ def other_process(tmp_path):
         process.communicate()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("theirs", "ours"), [(True, True), (True, False), (False, True)])
 def test_a_converter_excludes_all_others_until_it_ends(tmp_path, other_process, theirs, ours):
     """A lock that conflicts with another process's is refused at once, and granted after SIGKILL of that process."""
@@ -55,6 +56,7 @@ def test_a_converter_excludes_all_others_until_it_ends(tmp_path, other_process, 
     StoreLock(tmp_path, exclusive=ours).close()
 
 
+@pytest.mark.e2e
 def test_the_writer_is_named(tmp_path, other_process):
     """The id of a process that writes is found, and is in the error; readers have none."""
     assert writer_of(tmp_path) is None
@@ -86,6 +88,7 @@ def test_a_directory_removed_while_it_is_locked_is_busy(tmp_path, monkeypatch, r
         StoreLock(directory, exclusive=True)
 
 
+@pytest.mark.e2e
 def test_readers_share(tmp_path, other_process):
     """Two processes lock a store for reading at the same time."""
     other_process(False)

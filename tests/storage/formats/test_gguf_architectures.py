@@ -28,7 +28,11 @@ from edgemoe.storage.formats.gguf_refused import REASONS, reason_against
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about values
 
 
-@pytest.mark.parametrize("model_type", covered(NAMES))
+FAST = {"qwen3_moe", "gpt_oss", "deepseek_v3"}
+"""Of plain attention, of MXFP4 experts with biases, and of latent attention: one of each kind in make test-fast."""
+
+
+@pytest.mark.parametrize("model_type", covered(NAMES, NAMES.keys() - FAST))
 def test_a_file_has_the_tensors_of_the_model_that_it_was_made_of(model_type, tmp_path: Path):
     """Names, shapes and values of all tensors, experts' too; and the sizes give a model that runs."""
     model = small_model(model_type)

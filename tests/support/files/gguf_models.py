@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,16 @@ CHANGES: dict[str, dict[str, Any]] = {
 """model_type -> what is particular to it, in two layers."""
 
 
-def covered(model_types: Iterable[str]) -> list[Any]:
-    """Model types, as tests of their architectures' rows in docs/models.md."""
+def covered(model_types: Iterable[str], slow: Container[str] = ()) -> list[Any]:
+    """Model types, as tests of their architectures' rows in docs/models.md; those of `slow` are marked e2e."""
     return [
-        pytest.param(model_type, marks=pytest.mark.covers(f"GGUF {NAMES[model_type]}"))
+        pytest.param(
+            model_type,
+            marks=[
+                pytest.mark.covers(f"GGUF {NAMES[model_type]}"),
+                *([pytest.mark.e2e] if model_type in slow else []),
+            ],
+        )
         for model_type in model_types
     ]
 

@@ -128,6 +128,7 @@ def test_an_answer_ends_with_the_context(served, dialect, wants):
     assert (said.end, said.usage[0] + said.usage[2]) == (dialect.ends["context"], tokens)
 
 
+@pytest.mark.e2e
 def test_calls_can_be_required_and_forbidden(served, dialect, wants):
     """A call is made whatever the model wants, of the named tool, one at most; none leaves tools out of the prompt."""
     if not dialect.forces_calls:
@@ -143,6 +144,7 @@ def test_calls_can_be_required_and_forbidden(served, dialect, wants):
     assert len(read(served, dialect, tools=TOOLS, one_call=True).calls) == 1
 
 
+@pytest.mark.e2e
 @BOTH
 def test_the_form_of_an_answer_is_enforced(served, dialect, wants, stream):
     """JSON of the schema, whatever the model wants."""
@@ -164,13 +166,12 @@ def test_reasoning_can_be_turned_off(served, dialect, wants):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"limit": 1.5}, "got 1.5"),
-        ({"tools": [TOOLS[0], TOOLS[0]]}, "rename 'weather'"),
-        ({"schema": {"not": {}}}, "'not'"),
-        ({"said": "Oslo " * 2000}, "context"),
-        ({"said": []}, None),
+        pytest.param({"limit": 1.5}, "got 1.5", id="field"),
+        pytest.param({"tools": [TOOLS[0], TOOLS[0]]}, "rename 'weather'", id="request"),
+        pytest.param({"schema": {"not": {}}}, "'not'", id="grammar", marks=pytest.mark.e2e),
+        pytest.param({"said": "Oslo " * 2000}, "context", id="context"),
+        pytest.param({"said": []}, None, id="empty"),
     ],
-    ids=["field", "request", "grammar", "context", "empty"],
 )
 def test_a_refusal_comes_before_the_stream(served, dialect, stream, wanted, words):
     """Status 400 with the protocol's error object, wherever it is decided; nothing is left behind."""

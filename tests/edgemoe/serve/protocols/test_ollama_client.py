@@ -119,6 +119,7 @@ def test_log_probabilities(client, wants):
     assert len(client.generate("any", "a", raw=True, logprobs=True).logprobs) == whole.eval_count
 
 
+@pytest.mark.e2e
 def test_texts_think_and_have_forms_too(client, wants):
     """Reasoning of /api/generate has a field of its own; json is an object, whatever the model wants."""
     wants("<think>\nhm\n</think>\n\nyes")

@@ -174,6 +174,7 @@ def test_a_prompt_beyond_the_context_has_the_code_that_agents_compact_on(respons
     assert refused.value.code == "context_length_exceeded"
 
 
+@pytest.mark.e2e
 def test_an_object_of_any_keys(responses, wants):
     """The form is enforced, and the response repeats it."""
     wants("It is sunny.")
