@@ -7,7 +7,7 @@ rows of x, so a launch mixes experts and levels. An item is ITEM int64 numbers:
 
 matvec: an item is one row of x. A thread loads 16 bytes of a plane, one matrix row's codes in one slab, and adds up
 their products; a warp's loads are contiguous. `side` slabs are added up in parallel.
-matmul: codes become bf16 integers in registers and are multiplied by tl.dot, with float32 sums; scales follow.
+matmul: weights are dequantized in registers to bf16 and multiplied by tl.dot, with float32 sums.
 
 The order of a row's sum depends on the matrix's shape and the kernel only. With a gating, both halves of a gate_up
 matrix are multiplied and gated in the same program, rounded where transformers rounds. Masks keep every load inside
@@ -167,61 +167,26 @@ def _tile(item, x, valid, row, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.con
 def _tile_half(
     item, x, valid, row, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.constexpr, LEVEL: tl.constexpr
 ):
-    """float32 [T.tokens, T.rows]: x times the matrix's rows `row`.
-
-    tl.dot multiplies the codes of the columns that share a scale, which are exact in bf16. Scale and centre come after:
-    x (scale code + centre) = scale (x code) + centre x, summed over these columns.
-    """
+    """float32 [T.tokens, T.rows]: x times the matrix's rows `row`. tl.dot requires 16 lanes, of which run are used."""
     SLAB: tl.constexpr = 4 * P.run
     SHARED: tl.constexpr = P.group if P.group < SLAB else SLAB
-    RUN: tl.constexpr = P.run  # as in _vector_half
-    TOKENS: tl.constexpr = T.tokens
+    TOKENS: tl.constexpr = T.tokens  # as in _vector_half
     ROWS: tl.constexpr = T.rows
     sums = tl.zeros((TOKENS, ROWS), tl.float32)
-    lane, column = tl.arange(0, RUN)[None, :], tl.arange(0, SHARED)[None, :]
-    inside = (row[:, None] < P.padded_rows) & (lane < RUN)
+    lane = tl.arange(0, 16)[None, :]
+    inside = (row[:, None] < P.padded_rows) & (lane < P.run)
     for slab in range(P.slabs):
-        planes = _load(item, (slab * P.padded_rows + row[:, None]) * RUN + lane, inside, LEVEL)
-        for part in tl.static_range(SLAB // SHARED):
-            first = slab * SLAB + part * SHARED
-            index = first // P.group * P.padded_rows + row
-            scale, centre = _scale_and_centre(item, index, row < P.padded_rows)
-            x_part = tl.load(x + first + column, mask=valid & (first + column < P.cols), other=0)
-            codes = tl.reshape(_joined_codes(planes, part, SHARED // RUN, OPERAND, LEVEL), (ROWS, SHARED))
-            products = tl.dot(x_part.to(OPERAND), tl.trans(codes))
-            if LEVEL == 2:
-                scale, centre = scale * 4, centre - 6.5 * scale
-            elif LEVEL == 8:
-                scale, centre = scale * 0.0625, centre - 8.46875 * scale
-            sums += products * scale[None, :] + tl.sum(x_part.to(tl.float32), 1)[:, None] * centre[None, :]
+        planes = _load(item, (slab * P.padded_rows + row[:, None]) * P.run + lane, inside, LEVEL)
+        for run in tl.static_range(4):
+            if run * P.run % SHARED == 0:
+                index = (slab * SLAB + run * P.run) // P.group * P.padded_rows + row
+                scale, centre = _scale_and_centre(item, index, row < P.padded_rows)
+            column = slab * SLAB + run * P.run + lane
+            x_run = tl.load(x + column, mask=valid & (column < P.cols) & (lane < P.run), other=0)
+            weights = _codes(planes, run, LEVEL) * scale[:, None] + centre[:, None]
+            weights = weights.to(tl.bfloat16).to(OPERAND)
+            sums = tl.dot(x_run.to(OPERAND), tl.trans(weights), sums)
     return sums
-
-
-@triton.jit
-def _joined_codes(planes, PART: tl.constexpr, RUNS: tl.constexpr, OPERAND: tl.constexpr, LEVEL: tl.constexpr):
-    """The codes of several consecutive runs, the first of them PART x RUNS: OPERAND [rows, RUNS, run], exact.
-
-    They are integers from 0 at levels 2 and 8, and from -8 at level 4.
-    """
-    base, d4, even, odd = planes
-    run = (PART * RUNS + tl.arange(0, RUNS))[None, :, None]
-    shift = (2 * run).to(tl.uint8)
-    codes = (base[:, None, :] >> shift) & 3
-    if LEVEL == 2:
-        return _small(codes, 0, OPERAND)
-    codes = (codes << 2) | ((d4[:, None, :] >> shift) & 3)
-    if LEVEL == 4:
-        return _small(codes, 8, OPERAND)
-    low = tl.where(run % 2 == 0, even[:, None, :], odd[:, None, :]) >> (4 * (run // 2)).to(tl.uint8)
-    return ((codes << 4) | (low & 15)).to(tl.float32).to(OPERAND)
-
-
-@triton.jit
-def _small(codes, LESS: tl.constexpr, OPERAND: tl.constexpr):
-    """OPERAND: codes below 128, less a number. A code is the fraction of the bf16 128 + code: nothing is converted."""
-    if tl.bfloat16 == OPERAND:
-        return ((codes.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - (128.0 + LESS)).to(tl.bfloat16)
-    return (codes.to(tl.float32) - LESS).to(OPERAND)
 
 
 @triton.jit
