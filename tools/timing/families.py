@@ -59,6 +59,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt-oss-20b": ("gpt_oss", {"num_experts_per_tok": 4}),
     "qwen3-next-80b": ("qwen3_next", {"num_experts_per_tok": 10}),
+    "qwen3.6-35b-a3b": (
+        "qwen3_5_moe_text",
+        {
+            "hidden_size": 2048,
+            "moe_intermediate_size": 512,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+        }
+        | {"head_dim": 256, "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512}
+        | {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    ),
     "deepseek-v2-lite": (
         "deepseek_v2",
         {

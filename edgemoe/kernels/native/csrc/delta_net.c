@@ -14,7 +14,7 @@ enum { CHUNK = 16 }; /* tokens whose queries, keys and values exist at once */
 typedef struct {
     const delta_net *net;
     const uint16_t *projected;
-    int64_t count, tokens;
+    int64_t count, tokens, threads;
     const delta_run *runs;
     uint16_t *out;
     float *scratch; /* [threads, scratch_floats] */
@@ -113,15 +113,16 @@ AVX2 static void rates(const delta_net *n, const uint16_t *x, int64_t key_head, 
     }
 }
 
-/* The recurrence in one head of values: some columns of its state for all tokens, which then stay in the first-level cache. */
+/* The recurrence in one head of values: some columns of its state for all tokens. */
 AVX2 static void recur(const delta_net *n, const float *from, float *to, int64_t head, int64_t tokens, const net_scratch *s) {
     const int64_t own = own_channels(n), size = n->value_dim;
-    for (int64_t at = 0; at < size; at += COLUMNS)
+    const int64_t most = tokens > 1 ? COLUMNS : WIDE_COLUMNS;
+    for (int64_t at = 0; at < size; at += most)
         for (int64_t t = 0; t < tokens; t++) {
             const float *q = s->convolved + t * own, *value = q + 2 * n->key_dim + head * size + at;
-            const int64_t width = min_of(COLUMNS, size - at), row = t * sharing(n) + head;
+            const int64_t width = min_of(most, size - at), row = t * sharing(n) + head;
             const delta_token token = {q, q + n->key_dim, s->keep + row, 0, s->rate[row], NULL};
-            float sums[COLUMNS];
+            float sums[WIDE_COLUMNS];
             delta_columns(&token, n->key_dim, size, width, (t ? to : from) + at, to + at, value, sums);
             for (int64_t j = 0; j < width; j++) s->core[row * size + at + j] = to_bf16(sums[j]);
         }
@@ -179,14 +180,14 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
     net_job *job = argument;
     const net_scratch s = scratch_at(job->net, job->scratch + thread * scratch_floats(job->net));
     const int64_t tasks = job->count * job->net->key_heads;
-    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) net_task(job, task, &s);
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) net_task(job, contiguous_per_thread(task, tasks, job->threads), &s);
 }
 
 AVX2 int edgemoe_delta_net(pool *p, const delta_net *n, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
                            uint16_t *out) {
     if (count < 1 || tokens < 1 || n->key_heads < 1 || n->heads < 1 || n->heads % n->key_heads || n->key_dim < 1) return WRONG_SHAPE;
     if (n->key_dim > MOST_KEY_DIM || n->value_dim < 1 || n->taps < 1) return WRONG_SHAPE;
-    net_job job = {.net = n, .projected = projected, .count = count, .tokens = tokens, .runs = runs, .out = out};
+    net_job job = {.net = n, .projected = projected, .count = count, .tokens = tokens, .threads = pool_threads(p), .runs = runs, .out = out};
     job.scratch = pool_acquire(p, (size_t)(pool_threads(p) * scratch_floats(n)) * sizeof(float));
     if (!job.scratch) return OUT_OF_MEMORY;
     pool_run(p, thread_task, &job, pool_threads(p));

@@ -3,7 +3,11 @@
 #include "vectors/bf16.h"
 
 #if COMPILED
-enum { COLUMNS = 32, MOST_KEY_DIM = 1024 };
+enum {
+    COLUMNS = 32,       /* that stay in the first-level cache from token to token */
+    WIDE_COLUMNS = 256, /* of a single token */
+    MOST_KEY_DIM = 1024,
+};
 
 typedef struct {
     const float *q, *k;  /* [key_dim] */
@@ -13,28 +17,64 @@ typedef struct {
     const float *skip;   /* a number, of a state space; NULL: the delta rule */
 } delta_token;
 
+/* held [width] += `rows` rows of a state, a constant, times what stays of them and the key's numbers, one row after another. */
+INLINE void delta_find(const delta_token *t, int64_t i, int rows, int64_t stride, int64_t width, const float *from, float *held) {
+    const float *row = from + i * stride, *k = t->k + i, *keep = t->keep + i * t->keep_step;
+    for (int64_t j = 0; j < width; j++) {
+        float sum = held[j];
+        for (int r = 0; r < rows; r++) sum = __builtin_fmaf(k[r], row[r * stride + j] * keep[r * t->keep_step], sum);
+        held[j] = sum;
+    }
+}
+
+/* `rows` rows of `to` = those of a state after the token, and sums [width] += their products with the query's numbers. */
+INLINE void delta_replace(const delta_token *t, int64_t i, int rows, int64_t stride, int64_t width, const float *from, float *to,
+                          const float *held, float *sums) {
+    const float *row = from + i * stride, *k = t->k + i, *q = t->q + i, *keep = t->keep + i * t->keep_step;
+    float *after = to + i * stride;
+#pragma GCC ivdep
+    for (int64_t j = 0; j < width; j++) {
+        float sum = sums[j];
+        for (int r = 0; r < rows; r++) {
+            const float number = __builtin_fmaf(k[r], held[j], row[r * stride + j] * keep[r * t->keep_step]);
+            after[r * stride + j] = number;
+            sum = __builtin_fmaf(q[r], number, sum);
+        }
+        sums[j] = sum;
+    }
+}
+
+/* Brings `width` columns of four rows that are written or read soon into the second-level cache. */
+INLINE void delta_soon(const float *at, int64_t stride, int64_t width, int written) {
+    for (int64_t r = 0; r < 4; r++)
+        for (int64_t j = 0; j < width; j += 64 / (int64_t)sizeof *at) {
+            if (written) __builtin_prefetch(at + r * stride + j, 1, 2);
+            else __builtin_prefetch(at + r * stride + j, 0, 2);
+        }
+}
+
 /* to = the `width` columns `from` of a state [key_dim, stride] after the token, which may lie in the same place; sums [width]
- * are its results of value [width]. */
+ * are its results of value [width]. Memory is read row by row; where `to` lies elsewhere it is brought while `from` is read, and what
+ * follows `from`, another head's state, while `to` is written. */
 INLINE void delta_some_columns(const delta_token *t, int64_t key_dim, int64_t stride, int64_t width, const float *from, float *to,
                                const float *value, float *sums) {
-    float held[COLUMNS];
+    float held[WIDE_COLUMNS];
+    int64_t i = 0;
     for (int64_t j = 0; j < width; j++) held[j] = sums[j] = 0;
-    for (int64_t i = 0; i < key_dim; i++) {
-        const float *row = from + i * stride, k = t->k[i], keep = t->keep[i * t->keep_step];
-        for (int64_t j = 0; j < width; j++) held[j] = __builtin_fmaf(k, row[j] * keep, held[j]);
+    for (; i + 4 <= key_dim; i += 4) {
+        if (from != to) delta_soon(to + i * stride, stride, width, 1);
+        delta_find(t, i, 4, stride, width, from, held);
     }
+    for (; i < key_dim; i++) delta_find(t, i, 1, stride, width, from, held);
     for (int64_t j = 0; j < width; j++) {
         if (t->skip) held[j] = 0, sums[j] = *t->skip * value[j];
         held[j] = (value[j] - held[j]) * t->rate;
     }
-    for (int64_t i = 0; i < key_dim; i++) {
-        const float *row = from + i * stride, k = t->k[i], q = t->q[i], keep = t->keep[i * t->keep_step];
-        for (int64_t j = 0; j < width; j++) {
-            const float after = __builtin_fmaf(k, held[j], row[j] * keep);
-            to[i * stride + j] = after;
-            sums[j] = __builtin_fmaf(q, after, sums[j]);
-        }
+    for (i = 0; i + 4 <= key_dim; i += 4) {
+        if (from != to) delta_soon(from + (key_dim + i) * stride, stride, width, 0);
+        delta_replace(t, i, 4, stride, width, from, to, held, sums);
     }
+    for (; i < key_dim; i++) delta_replace(t, i, 1, stride, width, from, to, held, sums);
 }
 
 /* The same for COLUMNS columns, whose sums stay in registers. */
