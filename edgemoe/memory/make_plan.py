@@ -160,6 +160,7 @@ class _Needs:
             "context": limits.context,
             "parallel": limits.parallel,
             "experts": self.model.shape.experts,
+            "experts_bytes": self.whole,
             "kv_cache": str(self.model.shape.kv.format),
             "prefill_rows": self.rows,
             "scored_rows": scored_rows(self.model, limits, long_step),

@@ -38,6 +38,8 @@ class MemoryPlan:
     dram_blocks: dict[str, int]
     experts: int = 0
     """Of the model."""
+    experts_bytes: int = 0
+    """Bytes of all experts at the highest level."""
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     compensators_bytes: int = 0
@@ -137,6 +139,9 @@ class MemoryPlan:
                 f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
             )
         experts = self.plane_bytes + self.long_step_bytes + self.kv_bytes - self.first_kv_bytes
+        held = format_size(experts)
+        if self.first_experts == self.experts and self.experts_bytes < experts:
+            held = f"{format_size(self.experts_bytes)}, {format_size(experts - self.experts_bytes)} unused"
         kv, first = f"KV {format_size(self.kv_bytes)}", format_size(self.first_kv_bytes)
         if self.first_kv_bytes < self.kv_bytes:
             kv = f"KV {first}, growing to {format_size(self.kv_bytes)}"
@@ -144,7 +149,7 @@ class MemoryPlan:
         return (
             f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
             f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
-            f"workspace {format_size(self.workspace_bytes)}{more}, {factors}experts {format_size(experts)}",
+            f"workspace {format_size(self.workspace_bytes)}{more}, {factors}experts {held}",
             f"{self._resident()}{dram}{staging}"
             + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
         )

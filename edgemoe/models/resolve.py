@@ -163,9 +163,10 @@ def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
         raise UserError(
             f"a whole model at {model}", "a LoRA adapter", "merge it into its model, and give the result"
         )
+    found = "a file that is no GGUF" if model.exists() else "no such file or directory"
     raise UserError(
         f"a model at {model}",
-        "a directory with neither store.json nor config.json" if model.is_dir() else "no such directory",
+        "a directory with neither store.json nor config.json" if model.is_dir() else found,
         "give a checkpoint directory, a GGUF file, a store made by `edgemoe convert`, or org/name for a model of the "
         "Hub",
     )

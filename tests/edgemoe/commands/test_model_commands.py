@@ -325,7 +325,10 @@ def test_keep_source_of_a_directory_is_refused(run, tmp_path):
 def test_a_missing_directory_exits_2(run, tmp_path):
     """A path that is no name of the Hub is refused without a request to the network."""
     code, _, err = run("plan", "--model", tmp_path / "none")
-    assert (code, "no such directory" in err) == (2, True)
+    assert (code, "no such file or directory" in err) == (2, True)
+    (tmp_path / "notes.txt").touch()
+    code, _, err = run("plan", "--model", tmp_path / "notes.txt")
+    assert (code, "a file that is no GGUF" in err) == (2, True)
 
 
 @pytest.mark.e2e

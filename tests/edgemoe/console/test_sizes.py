@@ -16,7 +16,7 @@ from edgemoe.errors import UserError
         ("12GB", 12_000_000_000),
         ("11.5GiB", 12_348_030_976),
         ("800MB", 800_000_000),
-        ("12345", 12345),
+        ("12345678", 12345678),
         (" 1 kib ", 1024),
         ("7b", 7),
         ("2TB", 2_000_000_000_000),
@@ -43,6 +43,15 @@ def test_a_wrong_size_is_refused(text):
         parse_size(text)
     assert repr(text) in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["12", "999999", "0.5"])
+def test_a_size_whose_unit_was_forgotten_is_refused(text):
+    """`--vram-limit 12` says 12 GB: a number of bytes as small as that has its B, and the message says so."""
+    with pytest.raises(
+        UserError, match=f"which is .*write {text}GB or {text}MB" if text != "0.5" else "12GB"
+    ):
+        parse_size(text)
 
 
 @pytest.mark.parametrize(

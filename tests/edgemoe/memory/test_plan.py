@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
-from edgemoe.console.sizes import format_least, parse_size
+from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit
 from edgemoe.kv.blocks import BLOCK_ROWS
@@ -216,6 +216,15 @@ def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch)
     made = plan(vram=None)
     assert made.vram_experts == SHAPE.experts
     assert made.plane_bytes == SHAPE.experts * FORM.bytes_at(4)
+
+
+def test_what_experts_leave_is_said_to_be_unused():
+    """Under a limit above all that a model takes the line has the bytes of its experts, not those they could have."""
+    text = plan(vram=40_000_000_000).lines()[0]
+    whole = MODEL.bytes_of_all(4)
+    assert f"experts {format_size(whole)}, " in text
+    assert text.endswith(" unused")
+    assert "unused" not in plan(vram=3_000_000_000).lines()[0]
 
 
 def test_without_a_limit_free_memory_is_the_limit(monkeypatch):
