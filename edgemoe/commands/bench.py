@@ -185,7 +185,7 @@ def _synthetic(opening: Opening, name: str) -> Opening:
     from edgemoe.models.cache import kernels_directory
 
     place = devices.open_device(opening.device)
-    select(opening.kernel, kernels_directory())
+    select(opening.kernel, kernels_directory(), on_gpu=place is not None)
     directory = synthetic_store(name, compute(place.place if place else "cpu").layout.name)
     _notify(f"synthetic store: {directory}")
     return replace(opening, model=directory)

@@ -88,17 +88,24 @@ _forced: str | None = None
 """The name of the only kernel that `compute` gives on a CPU; None: the fastest. Set by `select`."""
 
 
-def select(name: str, directory: Path) -> None:
+def select(name: str, directory: Path, *, on_gpu: bool = False) -> None:
     """Chooses the CPU's kernel and, where it is the compiled one, the path of each kind of work, for this process.
 
     Args:
         name: one of NAMES. With `auto` every kind of work takes its fastest path, which is measured once a machine.
         directory: where the measurement is kept.
+        on_gpu: the model is computed on a GPU, whose kernels `name` does not choose.
 
     Raises:
-        UserError: no such kernel on this machine.
+        UserError: no such kernel on this machine; or a name other than `auto` on a GPU.
     """
     global _forced
+    if on_gpu and name != AUTO:
+        raise UserError(
+            "a model on the CPU, for --kernel",
+            "a GPU, which has kernels of its own",
+            "leave it out, or give --device cpu",
+        )
     if name not in NAMES or (name in paths.PATHS and not (native.available() and name in paths.available())):
         here = [*(paths.available() if native.available() else []), "torch"]
         raise UserError(

@@ -53,7 +53,7 @@ def open_model(
     from edgemoe.models.store_model import StoreModel
 
     choose_threads(opening.threads)
-    select(opening.kernel, kernels_directory())
+    select(opening.kernel, kernels_directory(), on_gpu=place is not None)
     layout = compute(place.place if place else "cpu").layout.name
 
     def check_headers(checkpoint: Checkpoint) -> None:

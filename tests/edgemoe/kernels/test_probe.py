@@ -245,3 +245,10 @@ def test_the_library_refuses_a_choice_outside_its_table(work, bucket, path):
     before = paths.chosen()
     assert native.library().edgemoe_choose_path(work, bucket, path) == -1
     assert paths.chosen() == before
+
+
+def test_a_kernel_of_the_cpu_is_refused_on_a_gpu(tmp_path):
+    """It would have no effect there."""
+    with pytest.raises(UserError, match=r"--kernel, got a GPU.*--device cpu"):
+        registry.select("torch", tmp_path, on_gpu=True)
+    registry.select("auto", tmp_path, on_gpu=True)
