@@ -56,12 +56,12 @@ class ExpertLayer:
     ) -> None:
         self.layer, self.runtime, self.next_router, self._next_gates = layer, runtime, next_router, next_gates
         biased = getattr(module, "has_bias", False)
-        self._biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
+        self.biases = (module.gate_up_proj_bias, module.down_proj_bias) if biased else None
         self.activation = Activation(CUSTOM if biased else activation, between(module))
 
     @property
     def fuses(self) -> bool:
-        """Whether the compiled kernel computes these experts in one call: silu, and no biases."""
+        """Whether the compiled kernel computes these experts in one call of any rows: silu, and no biases."""
         return self.activation.name == "silu"
 
     @property
@@ -265,19 +265,19 @@ class ExpertLayer:
     def apply(self, x: Rows, parts: Sequence[Part], experts: Sequence[int], out: torch.Tensor) -> None:
         """Computes the parts' rows [R, H], with the biases of a family that has them: [E, N] and [E, H]."""
         kernel, activation = self.runtime.kernel, self.activation
-        if self._biases is None:
+        if self.biases is None:
             kernel.forward(x, parts, activation, out)
             return
         of_row = torch.tensor(experts).repeat_interleave(torch.tensor([part.rows for part in parts]))
         of_row = of_row.to(out.device, non_blocking=True)
-        up, down = (bias[of_row] for bias in self._biases)
+        up, down = (bias[of_row] for bias in self.biases)
         kernel.forward(x, parts, Activation(CUSTOM, lambda y: activation.apply(y + up)), out)
         out += down
 
     def inner(self, expert: int, products: torch.Tensor) -> torch.Tensor:
         """Computes the input [R, I] of an expert's second matrix from its first one's products [R, 2 I or I]."""
-        if self._biases is not None:
-            products = products + self._biases[0][expert].to(products)
+        if self.biases is not None:
+            products = products + self.biases[0][expert].to(products)
         return self.activation.apply(products)
 
 

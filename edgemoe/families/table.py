@@ -49,7 +49,7 @@ _GRANITE_NAMES = (
 )
 
 _SOFTMAX, _SIGMOID = Gate(), Gate(function="sigmoid")
-_SCALED_TO_1 = Gate(_always, rounded=False)
+_SCALED_TO_1, _SIGMOID_TO_1 = Gate(_always, rounded=False), Gate(_always, function="sigmoid")
 
 TRAITS = {
     "qwen2_moe": Traits(
@@ -109,7 +109,12 @@ TRAITS = {
         rms_norm=True,
         gate=_SCALED_TO_1,
     ),
-    "gpt_oss": Traits("gpt-oss-20b, gpt-oss-120b", gate=_SCALED_TO_1),
+    "gpt_oss": Traits(
+        "gpt-oss-20b, gpt-oss-120b",
+        rms_norm=True,
+        gate=_SCALED_TO_1,
+        fused_gqa=FusedGQA(_window_by_layer),
+    ),
     "qwen3_5_moe_text": Traits(
         "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, without images",
         product_router=True,
@@ -118,13 +123,33 @@ TRAITS = {
         fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
     ),
     "glm4_moe_lite": Traits("GLM-4.7-Flash"),
-    "minimax_m2": Traits("MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5"),
-    "hy_v3": Traits("Hy3-preview"),
+    "minimax_m2": Traits(
+        "MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5",
+        rms_norm=True,
+        gate=_SIGMOID_TO_1,
+        fused_gqa=FusedGQA(_all_tokens),
+    ),
+    "hy_v3": Traits(
+        "Hy3-preview",
+        rms_norm=True,
+        gate=_SIGMOID_TO_1,
+        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
+    ),
     "hunyuan_v1_moe": Traits("Hunyuan-A13B"),
-    "dots1": Traits("dots.llm1"),
+    "dots1": Traits(
+        "dots.llm1",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
+    ),
     "exaone_moe": Traits("K-EXAONE-236B-A23B"),
     "laguna": Traits("Laguna-XS.2"),
-    "solar_open": Traits("Solar-Open-100B"),
+    "solar_open": Traits(
+        "Solar-Open-100B",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
+    ),
     "mellum": Traits("Mellum2-12B-A2.5B"),
     "flex_olmo": Traits("FlexOlmo-7x7B-1T"),
     "kolibri1": Traits("Kolibri-1"),

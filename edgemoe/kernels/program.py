@@ -15,6 +15,7 @@ import torch
 
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.delta_net import NativeDeltaNet
+from edgemoe.kernels.native.expert_activation import NativeExpertActivation
 from edgemoe.kernels.native.router import NativeRouter
 
 HIDDEN, NORMED = "hidden", "normed"
@@ -114,10 +115,12 @@ class Experts:
 
     Args:
         router: makes the choice.
+        activation: what lies between the products of each expert; None: silu(gate) up, without biases.
     """
 
     output: str
     router: NativeRouter
+    activation: NativeExpertActivation | None = None
     input: str = NORMED
 
 
@@ -155,6 +158,11 @@ class LayerProgram:
     def router(self) -> NativeRouter | None:
         """The router of its experts; None: it has no experts that are an operation."""
         return next((each.router for each in self.operations if isinstance(each, Experts)), None)
+
+    @property
+    def activation(self) -> NativeExpertActivation | None:
+        """The activation of its experts, as Experts has it."""
+        return next((each.activation for each in self.operations if isinstance(each, Experts)), None)
 
     @property
     def experts_at(self) -> int:

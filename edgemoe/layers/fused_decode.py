@@ -24,6 +24,7 @@ from edgemoe.kernels.native.decode_layers import (
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
+from edgemoe.layers.gqa import of_both_halves
 from edgemoe.layers.program import experts_of, has_program, layer_program, outer_layers
 from edgemoe.policy.levels import LevelPolicy, without_skipped
 from edgemoe.prefetch.base import is_scan
@@ -120,6 +121,7 @@ class FusedDecode:
         sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
+        rotation = of_both_halves(rotation, 2 * self._rotary.inv_freq.numel())
         of_step = self._native.begin(hidden, [rotation], sequences)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)

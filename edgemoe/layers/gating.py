@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers.integrations.moe import _default_apply_gate
 
 from edgemoe.kernels.activation import CUSTOM, fused_name
+from edgemoe.kernels.native.expert_activation import GateTables
+from edgemoe.kernels.native.functions import values_of
 
 
 def fused_activation(module: Any) -> str:
@@ -18,3 +21,38 @@ def fused_activation(module: Any) -> str:
     if type(module)._apply_gate is not _default_apply_gate or not module.has_gate:
         return CUSTOM
     return fused_name(module.act_fn)
+
+
+_TRIED = 4096
+"""Pairs of numbers of a trial."""
+
+
+def gate_tables(module: Any) -> GateTables | None:
+    """The tables of an experts module with a clamped gate, such as gpt-oss has; None for others.
+
+    With an up of 0 it has the function of the gate alone. The whole is compared with the module on noise.
+
+    Args:
+        module: transformers' experts module.
+    """
+    limit = getattr(module, "limit", None)
+    if limit is None or not module.has_gate:
+        return None
+    numbers = values_of(torch.clone)
+    for interleaved in (True, False):
+        dim = -1 if interleaved else 0
+        both = torch.stack((numbers, torch.zeros_like(numbers)), dim).reshape(1, -1)
+        with torch.inference_mode():
+            gate = module._apply_gate(both)[0].contiguous()
+            tables = GateTables(gate, numbers.clamp(-limit, limit) + 1, interleaved)
+            if _are_its(module, tables):
+                return tables
+    return None
+
+
+def _are_its(module: Any, tables: GateTables) -> bool:
+    """Whether tables give what an experts module gives, of noise."""
+    noise = torch.randn(2, _TRIED, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
+    gate, up = (each.view(torch.int16).long() & 0xFFFF for each in noise)
+    both = torch.stack(tuple(noise), -1 if tables.interleaved else 0).reshape(1, -1)
+    return torch.equal(module._apply_gate(both)[0], tables.gate[gate] * tables.up[up])

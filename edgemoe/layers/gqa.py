@@ -39,7 +39,10 @@ class GroupedQueryAttention(nn.Module):
             q, k = module.q_norm, module.k_norm
             norms = (q.weight.data, q.variance_epsilon), (k.weight.data, k.variance_epsilon)
         clip = getattr(module.config, "clip_qkv", None)
-        self.native = NativeAttention(heads, kv_heads, dim, norms, module.scaling, clip, rotated=rotated)
+        sinks = getattr(module, "sinks", None)
+        self.native = NativeAttention(
+            heads, kv_heads, dim, norms, module.scaling, clip, rotated=rotated, sinks=sinks
+        )
 
     @classmethod
     def try_from(cls, module: Any, rotated: int) -> GroupedQueryAttention | None:
@@ -69,7 +72,7 @@ class GroupedQueryAttention(nn.Module):
         kv = past_key_values
         assert kv is not None
         window = None if attention_mask is None else int(attention_mask)
-        cosine, sine = position_embeddings
+        cosine, sine = of_both_halves(position_embeddings, self.native.rotated)
         projected = self.qkv(hidden_states[0])
         attended = []
         for index, (sequence, row, rows) in enumerate(kv.spans):
@@ -85,6 +88,21 @@ class GroupedQueryAttention(nn.Module):
         if self.gate is not None:
             whole = whole.mul_(self.gate(hidden_states[0]).sigmoid_())
         return self.out(whole[None]), None
+
+
+def of_both_halves(
+    rotation: tuple[torch.Tensor, torch.Tensor], rotated: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of positions [1, rows, rotated], where some models have those of one half of the numbers.
+
+    Args:
+        rotation: [1, rows, rotated] or [1, rows, rotated / 2] each.
+        rotated: leading numbers of each head that are rotated.
+    """
+    cosine, sine = rotation
+    if 2 * cosine.shape[-1] != rotated:
+        return rotation
+    return torch.cat((cosine, cosine), -1), torch.cat((sine, sine), -1)
 
 
 def _heads(module: Any) -> tuple[int, int]:

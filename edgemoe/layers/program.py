@@ -42,6 +42,7 @@ from torch import nn
 
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.kernels.native.decoder_parts import NativeOuterLayers
+from edgemoe.kernels.native.expert_activation import NativeExpertActivation
 from edgemoe.kernels.native.functions import values_of
 from edgemoe.kernels.program import (
     HIDDEN,
@@ -62,14 +63,15 @@ from edgemoe.kernels.program import (
 from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP
+from edgemoe.layers.gating import gate_tables
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.linear_attention import PerSequence
-from edgemoe.layers.router import CompiledRouter
+from edgemoe.layers.router import CompiledRouter, router_of
 
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 """Names of a block's experts that every token has."""
 
-_KNOWN = {*_SHARED, "gate", "experts", "shared_expert_gate"}
+_KNOWN = {*_SHARED, "gate", "router", "experts", "shared_expert_gate"}
 """Names of the parts of a block whose sum is known: routed experts, and shared ones, perhaps scaled."""
 
 
@@ -155,21 +157,31 @@ def _block(block: Any, hidden: int) -> list[Operation]:
     experts, parts = experts_of(block), {name for name, _ in block.named_children()}
     shared = next((getattr(block, name) for name in _SHARED if name in parts), None)
     known = parts <= _KNOWN and isinstance(shared, GatedMLP | None)
-    if not (known and experts and experts.fuses and isinstance(block.gate, CompiledRouter)):
+    router = router_of(block) if experts else None
+    fuses, activation = _activation(block, experts)
+    if not (known and experts and fuses and isinstance(router, CompiledRouter)):
         return [Call(NORMED, "block", partial(_call, block), hidden), Add("block", HIDDEN)]
     if shared is None:
-        return [Experts(HIDDEN, block.gate.native)]
+        return [Experts(HIDDEN, router.native, activation)]
     scaled: list[Operation] = []
     if "shared_expert_gate" in parts:
         gate = Linear(NORMED, "shared_gate", weights_of(block.shared_expert_gate))
         scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
     return [
-        Experts("block", block.gate.native),
+        Experts("block", router.native, activation),
         *_gated(shared, "shared"),
         *scaled,
         Add("shared", "block"),
         Add("block", HIDDEN),
     ]
+
+
+def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeExpertActivation | None]:
+    """Whether the kernel computes what lies between the products of a block's experts, and what that is."""
+    if experts is None or experts.fuses:
+        return experts is not None, None
+    tables = gate_tables(block.experts)
+    return tables is not None, NativeExpertActivation(tables, experts.biases) if tables else None
 
 
 def _gated(module: GatedMLP, output: str) -> list[Operation]:
@@ -181,5 +193,6 @@ def _gated(module: GatedMLP, output: str) -> list[Operation]:
 
 
 def _call(module: nn.Module, step: Any, x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = module(x)
+    found = module(x)
+    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out

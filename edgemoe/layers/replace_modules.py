@@ -13,7 +13,7 @@ from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.recurrences import Recurrence
-from edgemoe.layers.router import CompiledRouter
+from edgemoe.layers.router import CompiledRouter, further_arguments, router_name
 from edgemoe.machine.process import return_free_memory
 
 
@@ -46,10 +46,19 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
         attention = getattr(layer, "self_attn", None)
         if attention and (own := GroupedQueryAttention.try_from(attention, rotated)):
             layer.self_attn = own
-        gate = getattr(layer.mlp, "gate", None)
-        if router := CompiledRouter.try_from(gate, traits, model.config):
-            layer.mlp.gate = router
+        _place_router(layer.mlp, traits, model.config)
         for name, module in list(layer.named_modules()):
             if hasattr(module, "down_proj") and (gated := GatedMLP.try_from(module)):
                 layer.set_submodule(name, gated)
         return_free_memory()  # parts that are now joined would stay in malloc's heap
+
+
+def _place_router(block: Any, traits: Traits, config: Any) -> None:
+    """Replaces the router of a block that has one, where the compiled kernel chooses as it does."""
+    name = router_name(block)
+    router = getattr(block, name, None)
+    if router is None:
+        return
+    further = [getattr(block, each) for each in further_arguments(block, router)]
+    if own := CompiledRouter.try_from(router, traits, config, further):
+        setattr(block, name, own)

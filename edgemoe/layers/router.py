@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -32,16 +34,20 @@ class CompiledRouter(nn.Module):
     def __init__(self, router: Any, form: RouterForm, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight, self._dtype, self.form = router.weight, dtype, form
+        self.e_score_correction_bias, self.num_group = form.bias, form.groups
         self.native = NativeRouter(router.weight.data, router.top_k, form)
 
     @classmethod
-    def try_from(cls, router: Any, traits: Traits, config: Any) -> CompiledRouter | None:
+    def try_from(
+        cls, router: Any, traits: Traits, config: Any, further: Sequence[torch.Tensor] = ()
+    ) -> CompiledRouter | None:
         """A router with the weight of transformers' own, where the kernel runs and chooses as it does; None elsewhere.
 
         Args:
             router: the router of a MoE block; None: the block has none.
             traits: the traits of its family.
             config: transformers' config of the model.
+            further: what the router takes after the states; the first is a bias of its scores for the choice.
         """
         weight, gate = getattr(router, "weight", None), traits.gate
         if gate is None or not native.available() or weight is None or weight.dtype != torch.bfloat16:
@@ -52,18 +58,31 @@ class CompiledRouter(nn.Module):
         if traits.product_router:
             dtype = torch.bfloat16 if gate.rounded else torch.float32
             return cls(router, RouterForm(normalise, gate.rounded), dtype)
-        made = cls(router, _scored_form(router, gate, normalise=normalise), torch.float32)
-        return made if _agrees(made, router) else None
+        form = _scored_form(router, gate, further, normalise=normalise)
+        tried = list[tuple[float, CompiledRouter]]()
+        for rounded_product, rounded in ((False, False), (True, False), (True, True)):
+            dtype = torch.bfloat16 if rounded else torch.float32
+            made = cls(router, replace(form, rounded_product=rounded_product, rounded=rounded), dtype)
+            if (distance := _distance(made, router, further)) is not None:
+                tried.append((distance, made))
+        return min(tried, key=itemgetter(0))[1] if tried else None
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """bf16 [..., H] -> logits [T, E], gate weights [T, k], experts int64 [T, k]: transformers' router interface."""
+    def forward(
+        self, hidden: torch.Tensor, *further: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """bf16 [..., H] -> logits [T, E], gate weights [T, k], experts int64 [T, k]: transformers' router interface.
+
+        `further` is what transformers' router takes as well, and this one has already.
+        """
         logits, chosen, gates = self.native(hidden.reshape(-1, hidden.shape[-1]).contiguous())
         return logits, gates.to(self._dtype), chosen
 
 
-def _scored_form(router: Any, gate: Gate, *, normalise: bool) -> RouterForm:
+def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, normalise: bool) -> RouterForm:
     """The form of a router with a float32 product: what its module has under the names that transformers uses."""
-    bias = getattr(router, "e_score_correction_bias", None)
+    bias = further[0] if further else getattr(router, "e_score_correction_bias", None)
+    product_bias = getattr(router, "bias", None)
+    scale = "routed_scaling_factor" if hasattr(router, "routed_scaling_factor") else "router_scaling_factor"
     groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
     return RouterForm(
         normalise,
@@ -71,10 +90,11 @@ def _scored_form(router: Any, gate: Gate, *, normalise: bool) -> RouterForm:
         precise=True,
         sigmoid=gate.function == "sigmoid",
         bias=None if bias is None else bias.detach().float().flatten(),
+        product_bias=None if product_bias is None else product_bias.detach().bfloat16().contiguous(),
         groups=groups,
         best_groups=getattr(router, "topk_group", None) or groups,
         group_best=2 if gate.function == "sigmoid" else 1,
-        scale=float(getattr(router, "routed_scaling_factor", None) or 1),
+        scale=float(getattr(router, scale, None) or 1),
     )
 
 
@@ -82,24 +102,30 @@ _TRIED, _AGREE = 16, 13
 """Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""
 
 
-def _agrees(made: CompiledRouter, router: Any) -> bool:
-    """Whether both choose the same experts with the same gate weights of states that are noise."""
+def _distance(made: CompiledRouter, router: Any, further: Sequence[torch.Tensor]) -> float | None:
+    """The median difference of gate weights of states that are noise; None: they choose other experts or weights."""
     noise = torch.randn(_TRIED, router.weight.shape[1], generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
-            _, theirs, experts = router(noise.bfloat16())
+            _, theirs, experts = router(noise.bfloat16(), *further)
             _, own, chosen = made(noise.bfloat16())
-    except (TypeError, ValueError):  # a router with more arguments or another result
-        return False
+    except (TypeError, ValueError):  # a router with other arguments or another result
+        return None
     shape = len(noise), router.weight.shape[0]
     want = torch.zeros(shape).scatter_(1, experts, theirs.float())
-    agree = torch.isclose(torch.zeros(shape).scatter_(1, chosen, own), want, rtol=1e-3, atol=1e-6).all(1)
-    return int(agree.sum()) >= _AGREE
+    found = torch.zeros(shape).scatter_(1, chosen, own.float())
+    agree = torch.isclose(found, want, rtol=1e-3, atol=1e-6).all(1)
+    return float((found - want).abs().amax(1).median()) if int(agree.sum()) >= _AGREE else None
+
+
+def router_name(block: Any) -> str:
+    """The name of the router in a MoE block."""
+    return "gate" if hasattr(block, "gate") else "router"
 
 
 def router_of(block: Any) -> Any:
     """The router of a MoE block, transformers' module or this program's."""
-    return block.gate if hasattr(block, "gate") else block.router
+    return getattr(block, router_name(block))
 
 
 def choose_by_row(router: Any) -> None:
@@ -130,10 +156,10 @@ def next_logits(block: Any, traits: Traits) -> Callable[[torch.Tensor], torch.Te
     router = router_of(block)
     if traits.product_router:
         return DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
-    return partial(_chosen_logits, block, router, _further_arguments(block, router))
+    return partial(_chosen_logits, block, router, further_arguments(block, router))
 
 
-def _further_arguments(block: Any, router: Any) -> list[str]:
+def further_arguments(block: Any, router: Any) -> list[str]:
     """Names of what a router takes after the hidden states: attributes of its block, such as a bias for the choice."""
     further = list(signature(type(router).forward).parameters.values())[2:]
     for each in further:

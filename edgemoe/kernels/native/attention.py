@@ -72,7 +72,9 @@ class _Attention:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
     """
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, scaling: float) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, scaling: float, sinks: torch.Tensor | None = None
+    ) -> None:
         if dim % 16 or dim > MOST_DIM:
             raise ValueError(f"expected heads of a multiple of 16, at most {MOST_DIM}, got {dim}")
         if heads > MOST_SHARING * kv_heads:
@@ -81,6 +83,11 @@ class _Attention:
             )
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, rotated=dim, scaling=scaling)
+        if sinks is not None:
+            if sinks.shape != (heads,):
+                raise ValueError(f"expected {heads} sinks, got {list(sinks.shape)}")
+            self._sinks = sinks.detach().float().contiguous()  # keeps the address valid
+            self._shape.sinks = self._sinks.data_ptr()
 
     def _attend(
         self,
@@ -169,6 +176,7 @@ class NativeAttention(_Attention):
             one head or of all heads together; both are bf16, or both float32 (kernels.program.Norm).
         clip: largest magnitude of queries, keys and values after their norms; None: any.
         rotated: leading numbers of a head that are rotated by its position, an even number; None: all.
+        sinks: [heads], one more score in each head's softmax, without a value; None: none.
 
     Raises:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
@@ -184,8 +192,9 @@ class NativeAttention(_Attention):
         clip: float | None = None,
         *,
         rotated: int | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(heads, kv_heads, dim, scaling)
+        super().__init__(heads, kv_heads, dim, scaling, sinks)
         self.rotated = self._shape.rotated = dim if rotated is None else rotated
         self._norms = norms  # keeps the addresses below valid
         self._shape.clip = clip or 0
@@ -257,13 +266,8 @@ class StoredAttention(_Attention):
     def __init__(
         self, heads: int, kv_heads: int, dim: int, scaling: float, sinks: torch.Tensor | None = None
     ) -> None:
-        super().__init__(heads, kv_heads, dim, scaling)
+        super().__init__(heads, kv_heads, dim, scaling, sinks)
         self._shape.prepared = True
-        if sinks is not None:
-            if sinks.shape != (heads,):
-                raise ValueError(f"expected {heads} sinks, got {list(sinks.shape)}")
-            self._sinks = sinks.float().contiguous()  # keeps the address valid
-            self._shape.sinks = self._sinks.data_ptr()
 
     def __call__(
         self, queries: torch.Tensor, kv: LayerKV, window: int | None, received: Received | None = None

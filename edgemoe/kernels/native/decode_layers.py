@@ -133,6 +133,7 @@ class NativeDecodeLayers:
             computed=trace[COMPUTED].data_ptr(),
             predicted=trace[PREDICTED].data_ptr(),
             remapped=self.remapped[index].data_ptr(),
+            activation=program.activation.address if program.activation else None,
         )
 
     def configure(

@@ -81,7 +81,7 @@ class NativeExpertKernel:
         y = out if self.unpadded else out.new_empty(len(out), down[0].padded_rows)
         result = native.library().edgemoe_experts(
             *(native.threads(), ctypes.byref(up[1]), ctypes.byref(down[1]), down[0].cols),
-            *(experts, len(parts), *arguments, y.data_ptr(), *y.shape),
+            *(experts, len(parts), *arguments, None, y.data_ptr(), *y.shape),
         )
         if result:
             raise native.failure(result, "experts' activations")

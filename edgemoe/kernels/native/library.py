@@ -21,7 +21,7 @@ from edgemoe.kernels.native.structures import check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 33
+INTERFACE = 34
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -42,7 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_open": (_P, [ctypes.c_int]),
     "edgemoe_close": (ctypes.c_int, [_P]),
     "edgemoe_expert_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _P, _N, _P, _N, _N, _P, _P, _P, _N, _N]),
-    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _P, _P, _N, _N]),
+    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _P, _P, _P, _N, _N]),
     "edgemoe_quantize_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P]),
     "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
     "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_int, ctypes.c_float, _N, _N, _P]),

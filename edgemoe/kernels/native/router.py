@@ -21,6 +21,8 @@ class RouterForm:
         normalise: scale the chosen experts' gate weights to add up to 1.
         rounded: round them to bf16.
         precise: the product is float32 and has all that follows below; else it is bf16, and scores are a softmax of it.
+        rounded_product: a precise product is rounded to bf16, after its bias was added.
+        product_bias: bf16 [E], added to a precise product, so that it changes the scores; None: none.
         sigmoid: an expert's score is the sigmoid of its own number, not its part of a softmax.
         bias: float32 [E], added to the scores for the choice alone; None: none.
         groups: groups of consecutive experts, of which `best_groups` are taken; 1: all experts are one.
@@ -38,6 +40,8 @@ class RouterForm:
     best_groups: int = 1
     group_best: int = 1
     scale: float = 1.0
+    rounded_product: bool = False
+    product_bias: torch.Tensor | None = None
 
 
 _LEAST_SUM = 1e-20
@@ -54,8 +58,9 @@ class NativeRouter:
     """
 
     def __init__(self, weight: torch.Tensor, top_k: int, form: RouterForm) -> None:
-        self._weight = weight  # these two keep the addresses below valid
+        self._weight = weight  # these three keep the addresses below valid
         self._bias = None if form.bias is None else form.bias.float().contiguous()
+        self._product_bias = form.product_bias
         self.precise = form.precise
         self._router = Router(
             weight=weight.data_ptr(),
@@ -72,6 +77,8 @@ class NativeRouter:
             group_best=form.group_best,
             scale=form.scale if form.precise else 0,
             least=_LEAST_SUM if form.normalise else 0,
+            product_bias=None if form.product_bias is None else form.product_bias.data_ptr(),
+            rounded_product=form.rounded_product,
         )
         self.top_k = top_k
         self.scores = torch.empty(2 * weight.shape[0])

@@ -30,8 +30,14 @@ class Expert(ctypes.Structure):
         *_fields(_POINTER, "parameters base d4 d8"),
         *_fields(_INT, "level x y tokens"),
         ("compensator", _POINTER),
-        ("compensated", _INT),
+        *_fields(_INT, "compensated number"),
     ]
+
+
+class ExpertActivation(ctypes.Structure):
+    """`expert_activation` of csrc/experts/expert_ffn.h."""
+
+    _fields_ = [*_fields(_POINTER, "gate up up_bias down_bias"), ("interleaved", _INT)]
 
 
 class FactorRows(ctypes.Structure):
@@ -62,6 +68,8 @@ class Router(ctypes.Structure):
         ("bias", _POINTER),
         *_fields(_INT, "groups best_groups group_best"),
         *_fields(_FLOAT, "scale least"),
+        ("product_bias", _POINTER),
+        ("rounded_product", _INT),
     ]
 
 
@@ -136,7 +144,7 @@ class DecoderLayer(ctypes.Structure):
         *_fields(_INT, "count window following experts slots"),
         *_fields(_POINTER, "router logits scores gates chosen levels resident"),
         ("compensators", _POINTER),
-        *_fields(_POINTER, "wanted computed predicted remapped chosen_by chosen_mass"),
+        *_fields(_POINTER, "wanted computed predicted remapped activation chosen_by chosen_mass"),
     ]
 
 
@@ -208,7 +216,7 @@ SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
     *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
     *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
-    *(DeltaNet, DeltaRun, DeltaCopies),
+    *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

@@ -25,6 +25,7 @@ from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.base import FusedGQA
+from edgemoe.families.table import traits_of
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.groups import GraphGroups
@@ -75,6 +76,8 @@ class GraphDecode:
         if runtime.device is None or not hasattr(kernel, "launch_rows"):
             return None
         if traits is None or not traits.block_is_experts or getattr(model.config, "clip_qkv", None):
+            return None
+        if not traits_of(model.config.model_type).product_router:
             return None
         outer = model.model.embed_tokens, model.lm_head
         if tuple(map(type, outer)) != (DenseEmbedding, DenseLinear) or not is_rms_norm(model.model.norm):

@@ -67,7 +67,7 @@ def call(kernel: NativeExpertKernel, x: torch.Tensor, parts: list[Part], out: to
     (_, up), (spec, down) = kernel._matrices
     result = native.library().edgemoe_experts(
         *(native.threads(), ctypes.byref(up), ctypes.byref(down), spec.cols),
-        *(experts, len(parts), x.data_ptr(), *x.shape, None, None, out.data_ptr(), *out.shape),
+        *(experts, len(parts), x.data_ptr(), *x.shape, None, None, None, out.data_ptr(), *out.shape),
     )
     if result:
         raise native.failure(result, "experts")
@@ -118,7 +118,7 @@ def test_an_expert_without_its_planes_or_rows_is_refused(expert, change):
     (_, up), (spec, down) = kernel._matrices
     result = native.library().edgemoe_experts(
         *(native.threads(), ctypes.byref(up), ctypes.byref(down), spec.cols),
-        *(ctypes.byref(prepared), 1, x.data_ptr(), *x.shape, None, None, out.data_ptr(), *out.shape),
+        *(ctypes.byref(prepared), 1, x.data_ptr(), *x.shape, None, None, None, out.data_ptr(), *out.shape),
     )
     assert result == -2
 

@@ -39,6 +39,11 @@ MODELS = {
     "qwen3_moe, 8 bits": {"attention_bias": True},
     "qwen3_next": {},  # gated attention, gated delta nets, norms by 1 + weight
     "qwen3_5_moe_text, 8 bits": {},  # delta nets whose projections are separate
+    "gpt_oss": {},  # sinks, windows in some layers, a router, attention and experts with biases, a clamped gate
+    "minimax_m2": {},  # norms over all heads, of which a part is rotated; a router whose bias is an argument
+    "hy_v3": {},  # that with a scale and shared experts
+    "dots1": {},  # windows in some layers
+    "solar_open": {},
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
 """Model -> its config beside family_models.SMALL; every one with 4 experts a token."""

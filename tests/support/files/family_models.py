@@ -132,6 +132,30 @@ SMALL: dict[str, dict[str, Any]] = {
 
 OF_A_FOLDER: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": SMALL["qwen3_next"],
+    "minimax_m2": {
+        "num_local_experts": 8,
+        "intermediate_size": 32,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+    "hy_v3": FEW
+    | {
+        "num_experts": 8,
+        "num_shared_experts": 1,
+        "head_dim": 16,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "dots1": FEW
+    | {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": 4,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "solar_open": {"moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 16},
 }
 """The same for families that files/folder_models.py tries in every other way."""
 

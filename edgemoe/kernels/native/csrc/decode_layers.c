@@ -22,6 +22,7 @@ typedef struct {
     const compensator *compensators; /* [experts]; NULL: experts have no factors */
     int64_t *wanted, *computed, *predicted; /* levels by the rule, levels used, experts predicted for this layer */
     int64_t *remapped;    /* [2]: counts of edgemoe_remap; 0 where it was not called */
+    const expert_activation *activation; /* of its experts, as edgemoe_experts */
     double *chosen_by, *chosen_mass; /* [experts]: tokens that chose each and their gate weights are added; NULL: not */
 } decoder_layer;
 
@@ -143,6 +144,7 @@ static int64_t gather(const decoder_layer *m, const expert_workspace *w, int64_t
         if (!plain) with_factors = row - begin;
     }
     *e = m->resident[number];
+    e->number = number;
     e->level = level, e->x = rows > 1 ? begin : 0, e->y = begin, e->tokens = row - begin;
     e->compensator = with_factors ? m->compensators + number : NULL, e->compensated = with_factors;
     return row;
@@ -181,7 +183,7 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const operation *o,
         for (int64_t row = 0; row < rows; row++) edgemoe_renormalise(m->gates + row * k, k, w->gates + row * k, k);
     const uint16_t *x = rows > 1 ? w->gathered : normed(w);
     const int failed = kept ? edgemoe_experts(p, w->up, w->down, w->inner, w->together, count, x, rows > 1 ? kept : 1, size,
-                                              NULL, NULL, w->rows, kept, size) : 0;
+                                              NULL, NULL, m->activation, w->rows, kept, size) : 0;
     if (failed) return failed;
     order_pairs(m, w, rows);
     edgemoe_weighted_sum(w->rows, w->row_of, w->gates, rows, k, size, o->output == HIDDEN, w->buffers[o->output].at);
@@ -308,6 +310,6 @@ const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
     sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
     sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
-    sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies),
+    sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies), sizeof(expert_activation),
 };
 #endif

@@ -101,6 +101,15 @@ AVX2 static void topk_scores(const router *r, const float *logits, float *scores
     for (int64_t slot = 0; slot < r->k && r->scale != 0; slot++) gates[slot] *= r->scale;
 }
 
+/* Adds the bias of a precise router to its product [tokens, count], and rounds. */
+AVX2 static void finish_product(const router *r, int64_t tokens, float *logits) {
+    for (; tokens-- > 0 && (r->rounded_product || r->product_bias); logits += r->count)
+        for (int64_t i = 0; i < r->count; i++) {
+            if (r->product_bias) logits[i] += from_bf16(r->product_bias[i]);
+            if (r->rounded_product) logits[i] = from_bf16(to_bf16(logits[i]));
+        }
+}
+
 enum { CHOICES = 16 }; /* tokens of a task */
 
 typedef struct {
@@ -142,10 +151,11 @@ static int choose_many(pool *p, choice_job *job) {
 AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,
                              float *scores, int64_t *chosen, float *gates) {
     if (r->k < 1 || r->k > r->count || r->groups > MOST_GROUPS || (r->groups > 1 && r->count % r->groups)) return WRONG_SHAPE;
-    if (x_cols != r->cols || (!r->precise && (r->sigmoid || r->bias || r->groups > 1 || r->scale != 0))) return WRONG_SHAPE;
+    if (x_cols != r->cols || (!r->precise && (r->sigmoid || r->bias || r->groups > 1 || r->scale != 0 || r->product_bias))) return WRONG_SHAPE;
     const int failed = r->precise ? edgemoe_precise_product(p, r->weight, r->count, r->cols, x, tokens, logits)
                                   : edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, x_cols, logits, r->count);
     if (failed) return failed;
+    if (r->precise) finish_product(r, tokens, logits);
     choice_job job = {r, logits, tokens, NULL, chosen, gates};
     if (tokens > CHOICES) return choose_many(p, &job);
     choose_some(&job, 0, tokens, scores);

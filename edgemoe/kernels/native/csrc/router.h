@@ -16,6 +16,8 @@ typedef struct {
     int64_t group_best; /* a group's rank goes by the sum of so many of its best scores, 1 or 2 */
     float scale;        /* factor of the gate weights; 0: none */
     float least;        /* added to the sum that gate weights are divided by */
+    const uint16_t *product_bias; /* [count], added to a precise router's product; NULL: none */
+    int64_t rounded_product;      /* a precise router's product is rounded to bf16, after product_bias was added */
 } router;
 
 /* From tokens x [tokens, x_cols]: logits [tokens, count], bf16, or float32 where the router is precise; and of each token k

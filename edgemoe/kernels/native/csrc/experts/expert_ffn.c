@@ -11,6 +11,7 @@
 typedef struct {
     product up, down;
     int64_t inner;    /* columns of the gating's output; down's columns are padded */
+    const expert_activation *activation; /* NULL: silu(gate) up */
     atomic_int *left; /* [count]: unfinished tasks of the first product; -1: gated */
 } experts_job;
 
@@ -31,12 +32,34 @@ INLINE void gate_row(uint16_t *row, int64_t inner) {
     }
 }
 
+/* x + bias, rounded. */
+INLINE uint16_t biased(uint16_t x, const uint16_t *bias, int64_t i) { return bias ? to_bf16(from_bf16(x) + from_bf16(bias[i])) : x; }
+
+/* Writes the activation of a row of gate and up to `to` [inner]. */
+INLINE void activate_row(const expert_activation *a, const uint16_t *row, int64_t number, int64_t inner, uint16_t *to) {
+    const uint16_t *bias = a->up_bias ? a->up_bias + number * 2 * inner : NULL;
+    for (int64_t i = 0; i < inner; i++) {
+        const int64_t gate = a->interleaved ? 2 * i : i, up = a->interleaved ? 2 * i + 1 : inner + i;
+        to[i] = to_bf16(from_bf16(a->gate[biased(row[gate], bias, gate)]) * from_bf16(a->up[biased(row[up], bias, up)]));
+    }
+}
+
+/* Adds each expert's bias to its rows of y. */
+AVX2 static void add_biases(const expert_activation *a, const expert *experts, int64_t count, int64_t cols, uint16_t *y) {
+    for (const expert *e = experts; e < experts + count; e++)
+        for (int64_t row = e->y; row < e->y + e->tokens; row++)
+            for (int64_t i = 0; i < cols; i++) y[row * cols + i] = biased(y[row * cols + i], a->down_bias + e->number * cols, i);
+}
+
 INLINE void gate_expert(const experts_job *job, const expert *e) {
     const int64_t cols = job->down.m->cols;
     for (int64_t row = e->y; row < e->y + e->tokens; row++) {
         uint16_t *from = job->up.y + row * job->up.m->rows, *to = (uint16_t *)job->down.x + row * cols;
-        gate_row(from, job->inner);
-        memcpy(to, from, (size_t)job->inner * 2);
+        if (job->activation) activate_row(job->activation, from, e->number, job->inner, to);
+        else {
+            gate_row(from, job->inner);
+            memcpy(to, from, (size_t)job->inner * 2);
+        }
         memset(to + job->inner, 0, (size_t)(cols - job->inner) * 2);
         product_quantize(&job->down, row);
     }
@@ -70,7 +93,7 @@ AVX2 static void experts_task(void *argument, int64_t task) {
 
 AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t inner, const expert *experts,
                          int64_t count, const uint16_t *x, int64_t x_rows, int64_t x_cols, const int64_t *row_of,
-                         uint8_t *quantized, uint16_t *y, int64_t y_rows, int64_t y_cols) {
+                         uint8_t *quantized, const expert_activation *activation, uint16_t *y, int64_t y_rows, int64_t y_cols) {
     if (!matrix_fits(up) || !matrix_fits(down) || up->cols != x_cols || down->rows != y_cols) return WRONG_SHAPE;
     if (inner < 1 || 2 * inner > up->rows || inner > down->cols) return WRONG_SHAPE;
     experts_job job = {
@@ -78,6 +101,7 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
         .down = {.m = down, .projection = 2, .projections = 1, .experts = experts, .count = count, .rows = y_rows,
                  .rows_as_y = 1, .y = y},
         .inner = inner,
+        .activation = activation,
     };
     if (!product_take_rows(&job.up, x, x_rows, row_of, y_rows, quantized)) return WRONG_SHAPE;
     if (!experts_fit(experts, count, job.up.rows, y_rows)) return WRONG_SHAPE;
@@ -96,6 +120,7 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
     product_start(p, &job.up);
     pool_run(p, experts_task, &job, count * (tasks_of(&job.up) + tasks_of(&job.down)));
     pool_release(p);
+    if (activation && activation->down_bias) add_biases(activation, experts, count, y_cols, y);
     return 0;
 }
 

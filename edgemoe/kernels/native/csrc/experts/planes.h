@@ -36,6 +36,7 @@ typedef struct {
     int64_t x, y, tokens; /* index of its first row of x and of y, and the number of rows */
     const compensator *compensator; /* whose products are added to its first rows; NULL: none */
     int64_t compensated;            /* how many of them */
+    int64_t number;                 /* among all experts of its layer; read where they have biases */
 } expert;
 
 /* Whether a matrix is made of whole blocks and groups, and lies inside an expert's planes. */

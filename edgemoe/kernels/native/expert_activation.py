@@ -1,0 +1,46 @@
+"""What lies between the products of experts that are not silu(gate) up (csrc/experts/expert_ffn.c)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+
+from edgemoe.kernels.native import structures
+
+
+class GateTables(NamedTuple):
+    """An activation that is the product of a function of each gate and one of each up.
+
+    Attributes:
+        gate, up: the functions' values for each bf16 number, in the order of their bits: bf16 [65536].
+        interleaved: whether gate and up alternate in the first product's result; otherwise all of gate come first.
+    """
+
+    gate: torch.Tensor
+    up: torch.Tensor
+    interleaved: bool
+
+
+class NativeExpertActivation:
+    """The activation and the biases of a layer's experts.
+
+    Args:
+        tables: the activation.
+        biases: bf16 [experts, 2 I] and [experts, H], added to the products; None: there are none.
+    """
+
+    def __init__(self, tables: GateTables, biases: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        kept = [each.detach().bfloat16().contiguous() for each in biases or ()]
+        self._kept = tables, kept  # keeps the addresses below valid
+        self._structure = structures.ExpertActivation(
+            gate=tables.gate.data_ptr(), up=tables.up.data_ptr(), interleaved=tables.interleaved
+        )
+        if kept:
+            self._structure.up_bias, self._structure.down_bias = (each.data_ptr() for each in kept)
+
+    @property
+    def address(self) -> int:
+        """The address of its structure; valid as long as this object."""
+        return ctypes.addressof(self._structure)
