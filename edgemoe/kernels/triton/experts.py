@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
@@ -36,6 +38,8 @@ FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether the kernels of this process run in Triton's interpreter, on CPU tensors."""
+
+_BASE, _D4, _D8 = (plane.label for plane in (Plane.BASE, Plane.D4, Plane.D8))
 
 Item = tuple[int, int, int]
 """(part's index, first row of x, rows)."""
@@ -61,6 +65,7 @@ class TritonExpertKernel:
                 f"expected planes in layout cuda, got {layout.name}: load the planes in layout cuda"
             )
         self._geometry = geometry
+        self._offsets: NDArray[np.int64] = np.array(self.plane_offsets(), np.int64)
 
     @property
     def inner(self) -> int:
@@ -86,16 +91,15 @@ class TritonExpertKernel:
             y = y if fused else activation.apply(y).contiguous()
             out.copy_(_products(y, tables[1], launches, launch_shape(down, down.rows, CUSTOM)))
 
-    def items_at(self, blocks: Blocks, level: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The items of an expert's two matrices but for their last two numbers, for `launch_rows`.
+    def items_at(self, blocks: Blocks, level: int) -> NDArray[np.int64]:
+        """The items of an expert's two matrices but for their last two numbers, for `launch_rows`: int64 [2, 6].
 
         Args:
             blocks: the expert's blocks, on the device.
             level: that it is computed at; higher planes are not read.
         """
-        up, down = self._addresses(Part(blocks, level, level, 1))
-        limits = [spec.limit for spec in self._geometry.matrices]
-        return (*up, min(level, limits[0])), (*down, min(level, limits[1]))
+        addresses = self._addresses([Part(blocks, level, level, 1)])[:, 0]
+        return np.concatenate((addresses, np.minimum(level, self._offsets[:, 5:])), 1)
 
     def plane_offsets(self) -> list[list[int]]:
         """Bytes from a plane's start to each address of an item: base twice, d4, d8 twice; for gate_up and down.
@@ -137,26 +141,33 @@ class TritonExpertKernel:
 
     def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
         """The items of both launches: int64 [2, items, ITEM] on the device, for gate_up and down."""
-        addresses = [self._addresses(part) for part in parts]
-        numbers = [
-            (*addresses[part][matrix], min(parts[part].level, spec.limit), row, rows)
-            for matrix, spec in enumerate(self._geometry.matrices)
-            for part, row, rows in items
-        ]
-        table = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
-        return table.view(2, -1, ITEM).to(device, non_blocking=True)
+        part, row, rows = np.array(items, np.int64).reshape(-1, 3).T
+        levels = np.array([each.level for each in parts], np.int64)[part]
+        numbers = np.empty((2, len(part), ITEM), np.int64)
+        numbers[..., :5] = self._addresses(parts)[:, part]
+        numbers[..., 5] = np.minimum(levels, self._offsets[:, 5:])
+        numbers[..., 6], numbers[..., 7] = row, rows
+        table = torch.from_numpy(numbers)
+        if device.type == "cpu":
+            return table
+        return table.pin_memory().to(device, non_blocking=True)
 
-    def _addresses(self, part: Part) -> list[tuple[int, ...]]:
-        """Addresses of each matrix's parameters, base, d4 and d8's halves; 0 for planes above the level."""
-        starts = [
-            block_tensor(part.blocks[plane.label]).data_ptr() if part.level >= level else None
-            for plane, level in ((Plane.BASE, 2), (Plane.D4, 4), (Plane.D8, 8))
-        ]
-        planes = [starts[plane] for plane in (0, 0, 1, 2, 2)]
-        return [
-            tuple(0 if start is None else start + at for start, at in zip(planes, offsets[:5], strict=True))
-            for offsets in self.plane_offsets()
-        ]
+    def _addresses(self, parts: Sequence[Part]) -> NDArray[np.int64]:
+        """Addresses of each part's parameters, base, d4 and d8's halves, for both matrices: int64 [2, parts, 5].
+
+        0 for planes above its level.
+        """
+        starts = np.array([_starts(part) for part in parts], np.int64).reshape(-1, 5)
+        return np.where(starts, starts + self._offsets[:, None, :5], 0)
+
+
+def _starts(part: Part) -> tuple[int, int, int, int, int]:
+    """Where the planes of each address of an item start; 0 for planes above the part's level."""
+    blocks, level = part.blocks, part.level
+    base = block_tensor(blocks[_BASE]).data_ptr()
+    d4 = block_tensor(blocks[_D4]).data_ptr() if level >= 4 else 0
+    d8 = block_tensor(blocks[_D8]).data_ptr() if level >= 8 else 0
+    return base, base, d4, d8, d8
 
 
 def _launches(parts: Sequence[Part]) -> Iterable[tuple[Tile, list[Item]]]:

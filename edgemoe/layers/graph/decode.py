@@ -254,7 +254,7 @@ class GraphDecode:
 
     def _items(self, lease: Lease) -> Items:
         """The items of a leased expert."""
-        return lease.level, np.array(self._kernel.items_at(lease.blocks, lease.level))
+        return lease.level, self._kernel.items_at(lease.blocks, lease.level)
 
     def _launch(
         self,
