@@ -300,7 +300,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
-    store=[*DIFFERENT, "olmoe"],
+    store=[*DIFFERENT, "olmoe", "qwen3_next"],
     mode=MODES,
     limit=LIMITS,
     e2e=lambda case: case["store"] != DIFFERENT[-1],
