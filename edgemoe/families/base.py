@@ -48,8 +48,9 @@ class FusedGQA:
     """Traits of a family whose decoder layers are norm, attention, residual, norm, experts, residual.
 
     Its attention is plain grouped-query attention with rotated halves: q_proj, k_proj, v_proj, o_proj, perhaps q_norm
-    and k_norm, perhaps a gate in q_proj; some layers may have a gated delta net instead. layers.fused_decode runs one
-    new token through such layers in one call; in other steps layers.gqa and layers.delta_net compute these parts.
+    and k_norm, perhaps a gate in q_proj; or multi-head latent attention. Some layers may have a gated delta net.
+    layers.fused_decode runs one new token through such layers in one call; in other steps layers.gqa, layers.mla and
+    layers.delta_net compute these parts.
 
     Args:
         windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.

@@ -49,7 +49,14 @@ _GRANITE_NAMES = (
 )
 
 _SOFTMAX, _SIGMOID = Gate(), Gate(function="sigmoid")
+_WITH_SHARED = FusedGQA(_all_tokens, block_is_experts=False)
 _SCALED_TO_1, _SIGMOID_TO_1 = Gate(_always, rounded=False), Gate(_always, function="sigmoid")
+
+
+def _like_glm(models: str) -> Traits:
+    """Traits of families whose routers choose by sigmoids, and whose blocks have shared experts."""
+    return Traits(models, rms_norm=True, gate=_SIGMOID, fused_gqa=_WITH_SHARED)
+
 
 TRAITS = {
     "qwen2_moe": Traits(
@@ -71,7 +78,7 @@ TRAITS = {
         product_router=True,
         rms_norm=True,
         gate=_SOFTMAX,
-        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
+        fused_gqa=_WITH_SHARED,
     ),
     "olmoe": Traits(
         "OLMoE-1B-7B",
@@ -80,18 +87,14 @@ TRAITS = {
         gate=_SOFTMAX,
         fused_gqa=FusedGQA(_all_tokens),
     ),
-    "deepseek_v2": Traits("DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5", rms_norm=True, gate=Gate(_never)),
-    "deepseek_v3": Traits(
-        "DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2, Kimi-K2.5 without images",
+    "deepseek_v2": Traits(
+        "DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5",
         rms_norm=True,
-        gate=_SIGMOID,
+        gate=Gate(_never),
+        fused_gqa=_WITH_SHARED,
     ),
-    "glm4_moe": Traits(
-        "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
-        rms_norm=True,
-        gate=_SIGMOID,
-        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
-    ),
+    "deepseek_v3": _like_glm("DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2, Kimi-K2.5 without images"),
+    "glm4_moe": _like_glm("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7"),
     "ernie4_5_moe": Traits("ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B", rms_norm=True, gate=Gate(_always)),
     "mixtral": Traits(
         "Mixtral-8x7B, Mixtral-8x22B",
@@ -120,9 +123,9 @@ TRAITS = {
         product_router=True,
         rms_norm=True,
         gate=Gate(_always),
-        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
+        fused_gqa=_WITH_SHARED,
     ),
-    "glm4_moe_lite": Traits("GLM-4.7-Flash"),
+    "glm4_moe_lite": _like_glm("GLM-4.7-Flash"),
     "minimax_m2": Traits(
         "MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5",
         rms_norm=True,
@@ -133,7 +136,7 @@ TRAITS = {
         "Hy3-preview",
         rms_norm=True,
         gate=_SIGMOID_TO_1,
-        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
+        fused_gqa=_WITH_SHARED,
     ),
     "hunyuan_v1_moe": Traits("Hunyuan-A13B"),
     "dots1": Traits(
@@ -144,12 +147,7 @@ TRAITS = {
     ),
     "exaone_moe": Traits("K-EXAONE-236B-A23B"),
     "laguna": Traits("Laguna-XS.2"),
-    "solar_open": Traits(
-        "Solar-Open-100B",
-        rms_norm=True,
-        gate=_SIGMOID,
-        fused_gqa=FusedGQA(_all_tokens, block_is_experts=False),
-    ),
+    "solar_open": _like_glm("Solar-Open-100B"),
     "mellum": Traits("Mellum2-12B-A2.5B"),
     "flex_olmo": Traits("FlexOlmo-7x7B-1T"),
     "kolibri1": Traits("Kolibri-1"),

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention import NativeAttention, StoredAttention
 from edgemoe.kernels.native.delta_net import NativeDeltaNet
 from edgemoe.kernels.native.expert_activation import NativeExpertActivation
+from edgemoe.kernels.native.latents import NativeLatents
 from edgemoe.kernels.native.router import NativeRouter
 
 HIDDEN, NORMED = "hidden", "normed"
@@ -54,12 +55,51 @@ class Attend:
     """output = attention of the queries, keys and values in input, which are written to the sequence's KV.
 
     Args:
-        attention: norms, rotates and attends.
+        attention: norms, rotates and attends; or attends alone, of finished queries to what the KV has.
     """
 
     input: str
     output: str
-    attention: NativeAttention
+    attention: NativeAttention | StoredAttention
+
+
+@dataclass(frozen=True, eq=False)
+class StoreLatents:
+    """Writes a key to the sequence's KV, of the latent and the rotary part in input, which stays; output is the input.
+
+    Args:
+        latents: norms and rotates.
+    """
+
+    input: str
+    output: str
+    latents: NativeLatents
+
+
+@dataclass(frozen=True, eq=False)
+class LatentQueries:
+    """output = queries in the form of stored keys, of the queries in input.
+
+    Args:
+        latents: multiplies with each head's matrix, and rotates.
+    """
+
+    input: str
+    output: str
+    latents: NativeLatents
+
+
+@dataclass(frozen=True, eq=False)
+class LatentValues:
+    """output = sums of values, of the sums of keys in input.
+
+    Args:
+        latents: multiplies with each head's matrix.
+    """
+
+    input: str
+    output: str
+    latents: NativeLatents
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +179,9 @@ class Call:
     cols: int
 
 
-Operation = Norm | Linear | Attend | DeltaNet | Activate | Scale | Add | Experts | Call
+Latents = StoreLatents | LatentQueries | LatentValues
+
+Operation = Norm | Linear | Attend | DeltaNet | Activate | Scale | Add | Experts | Call | Latents
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +247,13 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
             outputs, inputs = each.weights[0].shape
             return inputs, outputs
         case Attend():
-            own = each.attention
-            return (own.heads + 2 * own.kv_heads) * own.dim, own.heads * own.dim
+            return each.attention.reads, each.attention.heads * each.attention.dim
+        case StoreLatents():
+            return each.latents.stored, each.latents.stored
+        case LatentQueries():
+            return each.latents.queries, each.latents.heads * each.latents.stored
+        case LatentValues():
+            return each.latents.heads * each.latents.stored, each.latents.values
         case DeltaNet():
             return each.net.reads, each.net.writes
         case Activate():

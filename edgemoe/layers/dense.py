@@ -70,6 +70,11 @@ class DenseLinear(nn.Module):
             part.weight.data = view
         return whole
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Weight, scale and bias: kernels.program.Weights."""
+        return self.weight.data, self.scale, self.bias
+
     def rows(self, order: torch.Tensor) -> DenseLinear:
         """A layer of some of the rows, in another order: int64 [n] of their numbers gives [..., n]."""
         scale, bias = (None if each is None else each[order] for each in (self.scale, self.bias))

@@ -91,14 +91,17 @@ class GroupedQueryAttention(nn.Module):
 
 
 def of_both_halves(
-    rotation: tuple[torch.Tensor, torch.Tensor], rotated: int
+    rotation: tuple[torch.Tensor, torch.Tensor] | torch.Tensor, rotated: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of positions [1, rows, rotated], where some models have those of one half of the numbers.
 
     Args:
-        rotation: [1, rows, rotated] or [1, rows, rotated / 2] each.
+        rotation: [1, rows, rotated] or [1, rows, rotated / 2] each; or complex numbers [1, rows, rotated / 2], whose
+            parts are returned in float32.
         rotated: leading numbers of each head that are rotated.
     """
+    if isinstance(rotation, torch.Tensor):
+        return rotation.real.contiguous(), rotation.imag.contiguous()
     cosine, sine = rotation
     if 2 * cosine.shape[-1] != rotated:
         return rotation

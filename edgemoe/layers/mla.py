@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.latents import HeadMatrices
 from edgemoe.layers.dense import SLICE_BYTES, padded_rows
 from edgemoe.machine.cpu import fast_bf16
 
@@ -58,46 +59,41 @@ class LatentHeads:
 class CompiledLatents:
     """LatentHeads by the compiled kernel: the bits of a row do not depend on the number of rows.
 
-    The key halves of bf16 weights are transposed in their place, where the kernel reads them. Nothing else may use
+    The key halves of the weights are transposed in their place, where the kernel reads them. Nothing else may use
     kv_b_proj afterwards.
 
     Args:
         module: an attention module with kv_b_proj, qk_nope_head_dim, v_head_dim and kv_lora_rank. Its weights lie in
             RAM.
+
+    Attributes:
+        matrices: the weights as the kernel reads them.
     """
 
     def __init__(self, module: Any) -> None:
         self._key, latent = module.qk_nope_head_dim, module.kv_lora_rank
         linear = module.kv_b_proj
         weight = linear.weight.data.view(-1, self._key + module.v_head_dim, latent)
-        self._scale = None if linear.scale is None else linear.scale.view(*weight.shape[:2], 1)
-        self._keys, self._values = weight[:, : self._key], weight[:, self._key :]
-        if self._scale is None:
-            place = self._keys.flatten(1).view(-1, latent, self._key)
-            for head, keys in zip(place, self._keys, strict=True):
-                head.copy_(keys.mT.contiguous())
-            self._keys = place
+        scale = None if linear.scale is None else linear.scale.bfloat16().view(*weight.shape[:2])
+        keys = weight.as_strided((len(weight), latent, self._key), (weight.stride(0), self._key, 1))
+        for head, own in zip(keys, weight[:, : self._key], strict=True):
+            head.copy_(own.mT.contiguous())
+        self.matrices = HeadMatrices(keys, weight[:, self._key :], scale)
 
     def query(self, query: torch.Tensor) -> torch.Tensor:
         """Maps queries as LatentHeads.query does."""
         plain, rotary = query.split((self._key, query.shape[-1] - self._key), dim=-1)
-        return torch.cat((self._product(plain, self._keys, slice(0, self._key)), rotary), dim=-1)
+        keys, _, scale = self.matrices
+        of_keys = None if scale is None else scale[:, : self._key]
+        found = native.head_products(plain.contiguous(), keys, of_keys, by_column=True)
+        return torch.cat((found, rotary), dim=-1)
 
     def value(self, summed: torch.Tensor) -> torch.Tensor:
         """Maps sums as LatentHeads.value does."""
-        return self._product(summed, self._values, slice(self._key, None))
-
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, part: slice) -> torch.Tensor:
-        """Multiplies x [heads, R, K] with each head's matrix; converts 8-bit weights of a few heads at a time."""
-        x = x.contiguous()
-        if self._scale is None:
-            return native.head_products(x, weight)
-        step, out = max(SLICE_BYTES // (4 * weight[0].numel()), 1), []
-        for start in range(0, len(weight), step):
-            heads = slice(start, start + step)
-            wide = weight[heads].to(torch.bfloat16) * self._scale[heads, part].to(torch.bfloat16)
-            out.append(native.head_products(x[heads], (wide if part.start else wide.mT).contiguous()))
-        return torch.cat(out)
+        _, values, scale = self.matrices
+        return native.head_products(
+            summed.contiguous(), values, None if scale is None else scale[:, self._key :]
+        )
 
 
 def use_compiled_latents(module: Any) -> None:

@@ -29,6 +29,15 @@ Its linear attention has, in place of the first two products and of Attend betwe
     DeltaNet  projected             -> attended [value_heads V]
     Linear    attended              -> block [H]
 
+Multi-head latent attention (DeepSeek, GLM-4.7-Flash) has between them
+
+    Linear         normed           -> queries [heads (key + rotary)]
+    Linear         normed           -> compressed [latent + rotary]
+    StoreLatents   compressed       -> the sequence's KV
+    LatentQueries  queries          -> as_keys [heads (latent + rotary)]
+    Attend         as_keys          -> summed [heads (latent + rotary)]
+    LatentValues   summed           -> attended [heads value]
+
 What is no kind of operation is a Call of its module, and what surrounds it stays fused.
 """
 
@@ -58,13 +67,13 @@ from edgemoe.kernels.program import (
     Norm,
     Operation,
     Scale,
-    Weights,
 )
 from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP
 from edgemoe.layers.gating import gate_tables
 from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.latent_list import LatentList
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.router import CompiledRouter, router_of
 
@@ -87,29 +96,26 @@ def _fits(layer: Any) -> bool:
     return _mixer(layer) is not None and all(type(norm) is DenseNorm for norm in norms)
 
 
-def _mixer(layer: Any) -> GroupedQueryAttention | GatedDeltaNet | None:
+def _mixer(layer: Any) -> GroupedQueryAttention | GatedDeltaNet | LatentList | None:
     """The attention of a layer, or its gated delta net; None: it has another one."""
     found = getattr(layer, "self_attn", None) or getattr(layer, "linear_attn", None)
     own = found.module if isinstance(found, PerSequence) else found
-    return own if isinstance(own, GroupedQueryAttention | GatedDeltaNet) else None
+    if isinstance(own, GroupedQueryAttention | GatedDeltaNet):
+        return own
+    return LatentList.try_from(own)
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
     table, norm, head = model.model.embed_tokens, model.model.norm, model.lm_head
     weights = (norm.weight.data, norm.variance_epsilon)
-    return NativeOuterLayers(table.weight.data, table.scale, weights, weights_of(head))
+    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts)
 
 
 def experts_of(block: nn.Module) -> ExpertLayer | None:
     """The experts of a block that has any."""
     experts: ExpertLayer | None = getattr(getattr(block, "experts", None), "edgemoe", None)
     return experts
-
-
-def weights_of(linear: DenseLinear) -> Weights:
-    """A linear layer's tensors."""
-    return linear.weight.data, linear.scale, linear.bias
 
 
 def layer_program(layer: Any, window: int) -> LayerProgram:
@@ -123,8 +129,8 @@ def layer_program(layer: Any, window: int) -> LayerProgram:
     assert mixer
     operations: list[Operation] = [
         _norm(layer.input_layernorm),
-        *(_delta_net(mixer) if isinstance(mixer, GatedDeltaNet) else _attention(mixer)),
-        Linear("attended", "block", weights_of(mixer.out)),
+        *_mixing(mixer),
+        Linear("attended", "block", mixer.out.parts),
         Add("block", HIDDEN),
         _norm(layer.post_attention_layernorm),
         *_block(layer.mlp, layer.input_layernorm.weight.numel()),
@@ -132,17 +138,23 @@ def layer_program(layer: Any, window: int) -> LayerProgram:
     return LayerProgram(tuple(operations), window)
 
 
+def _mixing(mixer: GroupedQueryAttention | GatedDeltaNet | LatentList) -> list[Operation]:
+    if isinstance(mixer, LatentList):
+        return mixer.operations()
+    return _delta_net(mixer) if isinstance(mixer, GatedDeltaNet) else _attention(mixer)
+
+
 def _attention(attention: GroupedQueryAttention) -> list[Operation]:
     gated: list[Operation] = []
     if attention.gate is not None:
-        gate = Linear(NORMED, "gate", weights_of(attention.gate))
+        gate = Linear(NORMED, "gate", attention.gate.parts)
         gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
-    qkv = Linear(NORMED, "qkv", weights_of(attention.qkv))
+    qkv = Linear(NORMED, "qkv", attention.qkv.parts)
     return [qkv, Attend("qkv", "attended", attention.native), *gated]
 
 
 def _delta_net(net: GatedDeltaNet) -> list[Operation]:
-    projected = Linear(NORMED, "projected", weights_of(net.projected))
+    projected = Linear(NORMED, "projected", net.projected.parts)
     return [projected, DeltaNet("projected", "attended", net.native)]
 
 
@@ -165,7 +177,7 @@ def _block(block: Any, hidden: int) -> list[Operation]:
         return [Experts(HIDDEN, router.native, activation)]
     scaled: list[Operation] = []
     if "shared_expert_gate" in parts:
-        gate = Linear(NORMED, "shared_gate", weights_of(block.shared_expert_gate))
+        gate = Linear(NORMED, "shared_gate", block.shared_expert_gate.parts)
         scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
     return [
         Experts("block", router.native, activation),
@@ -186,9 +198,9 @@ def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeEx
 
 def _gated(module: GatedMLP, output: str) -> list[Operation]:
     return [
-        Linear(NORMED, "gate_up", weights_of(module.gate_up)),
+        Linear(NORMED, "gate_up", module.gate_up.parts),
         Activate("gate_up", "inner", values_of(module.function)),
-        Linear("inner", output, weights_of(module.down)),
+        Linear("inner", output, module.down.parts),
     ]
 
 

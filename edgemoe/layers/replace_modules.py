@@ -44,7 +44,7 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
     rotated = 2 * model.model.rotary_emb.inv_freq.numel()
     for layer in model.get_submodule("model.layers"):
         attention = getattr(layer, "self_attn", None)
-        if attention and (own := GroupedQueryAttention.try_from(attention, rotated)):
+        if hasattr(attention, "k_proj") and (own := GroupedQueryAttention.try_from(attention, rotated)):
             layer.self_attn = own
         _place_router(layer.mlp, traits, model.config)
         for name, module in list(layer.named_modules()):

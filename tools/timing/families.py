@@ -83,6 +83,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"v_head_dim": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "intermediate_size": 10944}
         | {"first_k_dense_replace": 1, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
     ),
+    "glm-4.7-flash": (
+        "glm4_moe_lite",
+        {
+            "hidden_size": 2048,
+            "moe_intermediate_size": 1536,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+        }
+        | {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64}
+        | {"v_head_dim": 256, "n_shared_experts": 1, "num_experts_per_tok": 4, "intermediate_size": 10240}
+        | {"n_group": 1, "topk_group": 1},
+    ),
+    "nemotron-3-nano": (
+        "nemotron_h",
+        {
+            "hidden_size": 2688,
+            "moe_intermediate_size": 1856,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+        }
+        | {"head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8}
+        | {"moe_shared_expert_intermediate_size": 3712, "num_experts_per_tok": 6}
+        | {
+            "layers_block_type": [
+                "linear_attention",
+                "moe",
+                "full_attention",
+                "moe",
+                "linear_attention",
+                "moe",
+            ]
+        },
+    ),
     "lfm2-8b-a1b": (
         "lfm2_moe",
         {

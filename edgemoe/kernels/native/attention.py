@@ -25,8 +25,7 @@ def kernel_fits(heads: int, kv_heads: int, dim: int) -> bool:
     """Whether there is a compiled kernel, and it computes attention of these sizes.
 
     Args:
-        heads, kv_heads: numbers of heads of queries, and of keys and values.
-        dim: size of a head.
+        heads, kv_heads, dim: numbers of heads of queries, and of keys and values, and the size of one.
     """
     return native.available() and dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
 
@@ -129,6 +128,11 @@ class _Attention:
         if result:
             raise native.failure(result, "attention's blocks")
         return out
+
+    @property
+    def reads(self) -> int:
+        """Numbers of a row that it reads: projected queries, keys and values, or finished queries."""
+        return (self.heads + (0 if self._shape.prepared else 2 * self.kv_heads)) * self.dim
 
     def structure(self, kv: LayerKV, first: int = 0) -> AttentionKV:
         """Returns the structure of one layer's KV, which the tensors must outlive.

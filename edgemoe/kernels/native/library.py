@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from edgemoe.kernels.native.structures import check_sizes
+from edgemoe.kernels.native.structures import DenseHeads, check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 34
+INTERFACE = 35
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
     "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 7, *[_N] * 6, _P, _P]),
     "edgemoe_delta_net": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
-    "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _N, _N, _N, _N, _P, _N, _P]),
+    "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_precise_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
@@ -200,12 +200,16 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
     return y
 
 
-def head_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x W^T of each head, with the bits of dense_product.
+def head_products(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None = None, *, by_column: bool = False
+) -> torch.Tensor:
+    """x W^T of each head, with the bits of dense_product by a bf16 weight.
 
     Args:
         x: bf16 [heads, T, K], contiguous.
-        weight: bf16 [heads, N, K]; each head's matrix is contiguous.
+        weight: bf16 or int8 [heads, N, K]; each head's matrix is contiguous.
+        scale: bf16 [heads, N], or [heads, K] of columns: int8 weights times these are rounded to bf16.
+        by_column: whether scales are of columns.
 
     Returns:
         bf16 [heads, T, N].
@@ -216,14 +220,23 @@ def head_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     heads, tokens, cols = x.shape
     stride, *inner = weight.stride()
-    if (weight.shape[0], weight.shape[2]) != (heads, cols) or inner != [cols, 1] or not x.is_contiguous():
+    if weight.shape[::2] != (heads, cols) or inner != [cols, 1] or not x.is_contiguous():
         raise ValueError(f"expected matrices [{heads}, N, {cols}], got {list(weight.shape)}")
     y = x.new_empty(heads, tokens, weight.shape[1])
-    result = library().edgemoe_dense_heads(
-        *(threads(), weight.data_ptr(), heads, stride, weight.shape[1], cols),
-        *(x.data_ptr(), tokens, y.data_ptr()),
+    matrices = DenseHeads(
+        weight=weight.data_ptr(),
+        by_column=by_column,
+        heads=heads,
+        stride=stride,
+        rows=weight.shape[1],
+        cols=cols,
+        x_stride=tokens * cols,
+        y_stride=tokens * weight.shape[1],
     )
-    if result:
+    if scale is not None:
+        matrices.scale, matrices.scale_stride = scale.data_ptr(), scale.stride(0)
+    addresses = ctypes.byref(matrices), x.data_ptr(), tokens, y.data_ptr()
+    if result := library().edgemoe_dense_heads(threads(), *addresses):
         raise failure(result, "activations of heads")
     return y
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention
+from edgemoe.kernels.native.attention import LayerKV, NativeAttention, StoredAttention
 from edgemoe.kernels.native.structures import AttentionKV, DeltaCopies, SequenceKV
 from edgemoe.kernels.program import Attend, LayerProgram
 from edgemoe.kv import sequence as kv_sequence
@@ -45,11 +45,12 @@ class SequenceMemory:
         attention = self._attention[layer]
         if attention is None:
             return AttentionKV()
-        keys, values = sequence.slices[sequence.slots[layer]]
-        return attention.structure(LayerKV(keys, values, sequence.length, sequence.shape.format))
+        (keys, values), shape = sequence.slices[sequence.slots[layer]], sequence.shapes[layer]
+        stored = keys if shape.latent else values
+        return attention.structure(LayerKV(keys, stored, sequence.length, shape.format, shape.latent))
 
 
-def _attention_of(program: LayerProgram) -> NativeAttention | None:
+def _attention_of(program: LayerProgram) -> NativeAttention | StoredAttention | None:
     return next((each.attention for each in program.operations if isinstance(each, Attend)), None)
 
 

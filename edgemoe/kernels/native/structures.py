@@ -166,6 +166,29 @@ class DeltaNet(ctypes.Structure):
     ]
 
 
+class DenseHeads(ctypes.Structure):
+    """`dense_heads` of csrc/dense/dense.h."""
+
+    _fields_ = [
+        *_fields(_POINTER, "weight scale"),
+        *_fields(_INT, "scale_stride by_column heads stride rows cols x_stride y_stride"),
+    ]
+
+
+class LatentAttention(ctypes.Structure):
+    """`latent_attention` of csrc/latents.h."""
+
+    _fields_ = [
+        *_fields(_INT, "heads key value latent rotary"),
+        *_fields(_POINTER, "keys values key_scale value_scale"),
+        *_fields(_INT, "stride scale_stride"),
+        ("norm", _POINTER),
+        ("epsilon", _FLOAT),
+        ("wide_norm", ctypes.c_int32),
+        ("pairing", _INT),
+    ]
+
+
 class DeltaRun(ctypes.Structure):
     """`delta_run` of csrc/delta_net.h: the states before and after a call."""
 
@@ -216,7 +239,7 @@ SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
     *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
     *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
-    *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation),
+    *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation, DenseHeads, LatentAttention),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

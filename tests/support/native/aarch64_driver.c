@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { NUMBER, BUFFER, FLOAT, POOL };
-enum { MOST_BUFFERS = 128, MOST_ARGUMENTS = 14, THREADS = 2 };
+enum { MOST_BUFFERS = 128, MOST_ARGUMENTS = 15, THREADS = 2 };
 
 typedef struct { uint8_t *bytes; int64_t size, pointers, *at; } buffer;
 
@@ -30,7 +30,7 @@ void *edgemoe_open(int threads);
 /* Linux on aarch64 passes the first eight numbers and pointers in registers, others in 8 bytes of stack each, and a float in
  * a register of its own, wherever it stands: one type calls every function. */
 typedef int64_t (*any)(float, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                       int64_t, int64_t, int64_t);
+                       int64_t, int64_t, int64_t, int64_t);
 
 static void expect(int holds, const char *what) {
     if (holds) return;
@@ -71,7 +71,7 @@ static int64_t call(FILE *from, int64_t function, const buffer *buffers, int64_t
         if (kind == FLOAT) memcpy(&x, &bits, sizeof x);
         else a[n++] = kind == BUFFER ? (int64_t)buffers[value].bytes : kind == POOL ? (int64_t)pool : value;
     }
-    return ((any)functions[function].call)(x, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13]);
+    return ((any)functions[function].call)(x, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]);
 }
 
 int main(int argc, char **argv) {

@@ -130,7 +130,9 @@ def expert_calls() -> Iterator[Call]:
                     y, out = (np.zeros((2 * rows, spec.padded_rows), np.uint16) for spec in (up, down))
                     common = experts, 2, x, *x.shape, *of
                     yield Call("expert_product", (POOL, model.matrices[0], 0, *common, y, *y.shape))
-                    yield Call("experts", (POOL, *model.matrices, down.cols, *common, out, *out.shape))
+                    for activation in (None, clamped_gate(down)):
+                        arguments = (POOL, *model.matrices, down.cols, *common, activation)
+                        yield Call("experts", (*arguments, out, *out.shape))
 
 
 def factor_calls() -> Iterator[Call]:
@@ -148,7 +150,14 @@ def factor_calls() -> Iterator[Call]:
         arguments = (POOL, *model.matrices, inner, experts, 2, x, *x.shape)
         for of in (None, integers(0, 2 * rows, 2 * rows, dtype=np.int64)):
             out = np.zeros((2 * rows, down.padded_rows), np.uint16)
-            yield Call("experts", (*arguments, of, None, out, *out.shape))
+            yield Call("experts", (*arguments, of, None, None, out, *out.shape))
+
+
+def clamped_gate(down: MatrixSpec) -> Structures:
+    """An activation of two tables, and biases, of experts whose second matrix is given."""
+    tables = bf16(1 << 16), bf16(1 << 16)
+    biases = {"up_bias": bf16(2, 2 * down.cols), "down_bias": bf16(2, down.padded_rows)}
+    return Structures(c.ExpertActivation, {"gate": tables[0], "up": tables[1], "interleaved": 1} | biases)
 
 
 def dense_calls() -> Iterator[Call]:
@@ -170,8 +179,16 @@ def dense_calls() -> Iterator[Call]:
             out = np.zeros((tokens, rows), np.float32)
             yield Call("wide_product", (POOL, wide[:rows], rows, cols, wide[rows:].copy(), tokens, out))
     for tokens in (1, 70):
-        stride, x, y = 40 * 33, bf16(3, tokens, 33), np.zeros((3, tokens, 20), np.uint16)
-        yield Call("dense_heads", (POOL, bf16(3, stride), 3, stride, 20, 33, x, tokens, y))
+        stride, x = 40 * 33, bf16(3, tokens, 33)
+        sizes = {"heads": 3, "stride": stride, "rows": 20, "cols": 33, "scale_stride": 40}
+        sizes |= {"x_stride": tokens * 33, "y_stride": tokens * 20}
+        codes = integers(-127, 128, 3, stride, dtype=np.int8)
+        for fields in (
+            {"weight": bf16(3, stride)},
+            *({"weight": codes, "scale": scales(3, 40), "by_column": i} for i in (0, 1)),
+        ):
+            y = np.zeros((3, tokens, 20), np.uint16)
+            yield Call("dense_heads", (POOL, Structures(c.DenseHeads, sizes | fields), x, tokens, y))
 
 
 def delta_calls() -> Iterator[Call]:

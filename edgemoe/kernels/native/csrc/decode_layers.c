@@ -9,7 +9,7 @@
 /* A decoder layer, its resident experts, and what tokens leave in it, a row each. k: experts of a token. */
 typedef struct {
     const operation *operations; /* in the order in which they are computed */
-    int64_t count;        /* of them; at most one is EXPERTS, and one ATTEND or DELTA_NET */
+    int64_t count;        /* of them; at most one is EXPERTS, and one ATTEND or DELTA_NET, with the operations of its latents */
     int64_t window;       /* latest tokens that attention sees; 0: all */
     int64_t following;    /* layers to the next one with a router; 0: there is none */
     int64_t experts, slots; /* entries of `resident`, and of a row of each array [rows, k] below */
@@ -311,5 +311,6 @@ const int64_t edgemoe_sizes[] = {
     sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
     sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
     sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies), sizeof(expert_activation),
+    sizeof(dense_heads), sizeof(latent_attention),
 };
 #endif

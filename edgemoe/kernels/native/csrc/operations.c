@@ -39,11 +39,19 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
     }
     if (o->kind == ATTEND) {
         const attention_shape *s = o->parameters;
-        return attention_row_size(s) == from && s->heads * s->dim == to && rotations[o->rotation].cols == s->rotated;
+        return attention_row_size(s) == from && s->heads * s->dim == to && (s->prepared || rotations[o->rotation].cols == s->rotated);
     }
     if (o->kind == DELTA_NET) {
         const delta_net *n = o->parameters;
         return delta_row_size(n) == from && n->heads * n->value_dim == to && o->input != o->output;
+    }
+    if (o->kind >= STORE_LATENTS) {
+        const latent_attention *l = o->parameters;
+        const int64_t key = l->latent + l->rotary, cols = rotations[o->rotation].cols;
+        if (o->kind == LATENT_VALUES) return from == l->heads * key && to == l->heads * l->value && o->input != o->output;
+        if (cols != latents_rotation(l)) return 0;
+        return o->kind == STORE_LATENTS ? from == key && to == key
+                                        : from == l->heads * (l->key + l->rotary) && to == l->heads * key && o->input != o->output;
     }
     if (o->kind == ACTIVATE) return from == 2 * to;
     return from == to || (o->kind == SCALE && from == 1) || o->kind == CALL;
@@ -57,6 +65,9 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case LINEAR: return edgemoe_linear(p, o->parameters, from, rows, to);
     case ATTEND: return edgemoe_attention(p, o->parameters, memory.kv, rows, from, r->cosine, r->sine, to);
     case DELTA_NET: return edgemoe_delta_net(p, o->parameters, from, rows, 1, memory.runs, to);
+    case STORE_LATENTS: return edgemoe_store_latents(o->parameters, memory.kv, rows, from, r->cosine, r->sine);
+    case LATENT_QUERIES: return edgemoe_latent_queries(p, o->parameters, rows, from, r->cosine, r->sine, to);
+    case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, rows, from, to);
     case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
     case ADD: add(from, rows * o->output_cols, to); return 0;

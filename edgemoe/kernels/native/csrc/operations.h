@@ -2,6 +2,7 @@
 #pragma once
 #include "attention/decode.h"
 #include "delta_net.h"
+#include "latents.h"
 
 #if COMPILED
 typedef struct {
@@ -20,21 +21,21 @@ typedef struct {
 enum { HIDDEN, NORMED };
 
 /* Kinds. CALL: the caller computes it, and goes on after it. */
-enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET };
+enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET, STORE_LATENTS, LATENT_QUERIES, LATENT_VALUES };
 
 typedef struct {
     int64_t kind, input, output;     /* indices of buffers */
     int64_t input_cols, output_cols; /* numbers of a row that it reads and writes */
-    const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; DELTA_NET: delta_net; ACTIVATE, SCALE: a table of
+    const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; DELTA_NET: delta_net; STORE_LATENTS, LATENT_*: latent_attention; ACTIVATE, SCALE: a table of
                                  * functions' values */
     float epsilon;              /* of NORM */
     int32_t wide;               /* NORM: the weight is float32 (edgemoe_rms_norm) */
-    int64_t rotation;           /* ATTEND: index of its rotation */
+    int64_t rotation;           /* ATTEND, STORE_LATENTS, LATENT_QUERIES: index of its rotation */
 } operation;
 
-/* Cosines and sines of the rows' positions, [rows, cols] each. */
+/* Cosines and sines of the rows' positions, [rows, cols] each, bf16, or float32 where latents are rotated by those. */
 typedef struct {
-    const uint16_t *cosine, *sine;
+    const void *cosine, *sine;
     int64_t cols;
 } rotation;
 

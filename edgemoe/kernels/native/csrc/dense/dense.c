@@ -103,35 +103,58 @@ AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_
 
 /* Products of several heads; a task is BATCH_TOKENS tokens of one. */
 typedef struct {
-    dense_job each; /* the first head's, with all tokens */
-    int64_t heads, stride, tasks;
+    const dense_heads *heads;
+    dense_job each; /* a head's, with all tokens */
+    uint16_t *converted; /* [threads, rows, cols], of int8 weights */
+    int64_t tasks;
     _Atomic int64_t next;
 } heads_job;
 
-AVX2 static void heads_thread(void *argument, int64_t thread) {
-    heads_job *job = argument;
-    const int64_t cols = job->each.cols, rows = job->each.rows, batches = job->tasks / job->heads;
-    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < job->tasks;) {
-        const int64_t head = task / batches, from = task % batches * BATCH_TOKENS, row = head * job->each.tokens + from;
-        dense_job one = job->each;
-        one.weight += head * job->stride;
-        one.tokens = min_of(BATCH_TOKENS, one.tokens - from);
-        one.x += row * cols;
-        one.y += row * rows;
-        one.wide += use_bf16 ? 0 : thread * BATCH_TOKENS * cols;
-        for (int64_t i = 0; !use_bf16 && i < one.tokens * cols; i++) one.wide[i] = from_bf16(one.x[i]);
-        product_rows(&one, 0, rows);
+/* to = bf16(w * scale) of a head's int8 weight [rows, cols]. */
+AVX2 static void convert(const dense_heads *h, const int8_t *w, const uint16_t *scale, uint16_t *to) {
+    for (int64_t row = 0; row < h->rows; row++, w += h->cols, to += h->cols) {
+        const __m256 of_row = _mm256_set1_ps(h->by_column ? 0 : from_bf16(scale[row]));
+        int64_t k = 0;
+        for (; k + 8 <= h->cols; k += 8) {
+            float wide[8];
+            for (int i = 0; i < 8; i++) wide[i] = (float)w[k + i];
+            const __m256 by = h->by_column ? eight_from_bf16(scale + k) : of_row;
+            _mm_storeu_si128((__m128i *)(to + k), eight_to_bf16(_mm256_mul_ps(_mm256_loadu_ps(wide), by)));
+        }
+        for (; k < h->cols; k++) to[k] = to_bf16((float)w[k] * from_bf16(scale[h->by_column ? k : row]));
     }
 }
 
-AVX2 int edgemoe_dense_heads(pool *p, const uint16_t *weight, int64_t heads, int64_t stride, int64_t rows, int64_t cols,
-                             const uint16_t *x, int64_t tokens, uint16_t *y) {
-    if (heads < 1 || tokens < 1 || stride < rows * cols) return WRONG_SHAPE;
+AVX2 static void heads_thread(void *argument, int64_t thread) {
+    heads_job *job = argument;
+    const dense_heads *h = job->heads;
+    const int64_t batches = job->tasks / h->heads;
+    for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < job->tasks;) {
+        const int64_t head = task / batches, from = task % batches * BATCH_TOKENS;
+        dense_job one = job->each;
+        if (h->scale) {
+            uint16_t *converted = job->converted + thread * h->rows * h->cols;
+            convert(h, (const int8_t *)h->weight + head * h->stride, h->scale + head * h->scale_stride, converted);
+            one.weight = converted;
+        } else one.weight += head * h->stride;
+        one.tokens = min_of(BATCH_TOKENS, one.tokens - from);
+        one.x += head * h->x_stride + from * h->cols;
+        one.y += head * h->y_stride + from * h->rows;
+        one.wide += use_bf16 ? 0 : thread * BATCH_TOKENS * h->cols;
+        for (int64_t i = 0; !use_bf16 && i < one.tokens * h->cols; i++) one.wide[i] = from_bf16(one.x[i]);
+        product_rows(&one, 0, h->rows);
+    }
+}
+
+AVX2 int edgemoe_dense_heads(pool *p, const dense_heads *h, const uint16_t *x, int64_t tokens, uint16_t *y) {
+    if (h->heads < 1 || tokens < 1 || h->stride < h->rows * h->cols) return WRONG_SHAPE;
+    if (h->x_stride < tokens * h->cols || h->y_stride < tokens * h->rows) return WRONG_SHAPE;
     const int threads = pool_threads(p);
-    float *wide = pool_acquire(p, use_bf16 ? 0 : (size_t)(threads * BATCH_TOKENS * cols) * sizeof(float));
-    if (!wide) return OUT_OF_MEMORY;
-    heads_job job = {.each = {weight, rows, cols, tokens, x, wide, y, rows, threads}, .heads = heads, .stride = stride,
-                     .tasks = heads * ceil_div(tokens, BATCH_TOKENS)};
+    const int64_t wide = use_bf16 ? 0 : threads * BATCH_TOKENS * h->cols, converted = h->scale ? threads * h->rows * h->cols : 0;
+    float *scratch = pool_acquire(p, (size_t)wide * sizeof(float) + (size_t)converted * sizeof(uint16_t));
+    if (!scratch) return OUT_OF_MEMORY;
+    heads_job job = {.heads = h, .each = {h->weight, h->rows, h->cols, tokens, x, scratch, y, h->rows, threads},
+                     .converted = (uint16_t *)(scratch + wide), .tasks = h->heads * ceil_div(tokens, BATCH_TOKENS)};
     pool_run(p, heads_thread, &job, threads);
     pool_release(p);
     return 0;

@@ -8,10 +8,20 @@
 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
                           const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols);
 
-/* y [heads, tokens, rows] = x [heads, tokens, cols] W^T for each head, all bf16; a head's W [rows, cols] begins `stride`
- * numbers behind the one before. Bits are those of edgemoe_dense_product. */
-int edgemoe_dense_heads(pool *p, const uint16_t *weight, int64_t heads, int64_t stride, int64_t rows, int64_t cols,
-                        const uint16_t *x, int64_t tokens, uint16_t *y);
+/* A matrix W [rows, cols] for each of some heads: bf16, or int8 with scales, by which it is multiplied and rounded to bf16. */
+typedef struct {
+    const void *weight;
+    const uint16_t *scale; /* bf16: of each head's rows, or columns; NULL: W is bf16 */
+    int64_t scale_stride;  /* numbers from a head's scales to those of the next one */
+    int64_t by_column;     /* scales are of columns */
+    int64_t heads, stride; /* numbers from a head's W to the next one's */
+    int64_t rows, cols;
+    int64_t x_stride, y_stride; /* the same of x and y */
+} dense_heads;
+
+/* y [heads, tokens, rows] = x [heads, tokens, cols] W^T for each head, x and y bf16. Bits are those of edgemoe_dense_product with
+ * a bf16 weight. */
+int edgemoe_dense_heads(pool *p, const dense_heads *h, const uint16_t *x, int64_t tokens, uint16_t *y);
 
 /* y [tokens, rows] = x [tokens, cols] W^T, all float32. A token's bits do not depend on the number of tokens. */
 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens, float *y);
