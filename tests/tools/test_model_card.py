@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ def test_card_contains_the_figures(carded: Path) -> None:
     assert figures["run"]["commands"][0] in text
     assert figures["weight_bytes"] == (carded / "model.safetensors").stat().st_size
     assert set(figures["overlap"]) == {"prose / python", "prose / tasks", "python / tasks"}
+    assert figures["hot_load"].keys() == figures["perplexity"].keys() == {"prose", "python", "tasks"}
+    assert figures["last"]["step"] == 2
 
 
 @pytest.mark.e2e
@@ -156,6 +159,41 @@ def test_pictures_are_drawn(carded: Path) -> None:
     for name in ("loss.png", "routing.png"):
         assert f"]({name})" in text
         assert (carded / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_card_by_hand() -> None:
+    """Sizes in millions, minutes, percentages and the mean of all tasks are those of hand-made figures."""
+    sizes = {"layers": 6, "hidden": 256, "experts": 32, "inner": 64, "top_k": 4, "vocabulary": 4096}
+    files = {"training": 3, "held_out": 1}
+    run = {
+        **{"size": sizes, "files": {"prose": files, "python": files}, "versions": {"python": "3.11"}},
+        **{"commands": ["train"], "threads": 2, "seed": 7, "device": "cpu", "chat_tokens": 256},
+        **{"text_tokens": 512, "recipe": {"rate": 0.001, "balance": 0.01}},
+    }
+    figures = model_card.Figures(
+        run=run,
+        last={"step": 10, "tokens": 1000, "elapsed_s": 300.0},
+        parameters=16_400_000,
+        weight_bytes=32_900_000,
+        repeated={"prose": 0.125},
+        perplexity={"prose": 9.5},
+        trigram={"prose": 20.25},
+        accuracy={"sums": 0.5, "spelling": 1.0},
+        count=4,
+        hot_load={"prose": [0.5, 0.75]},
+        overlap={"prose / tasks": [0.25, 0.0]},
+    )
+    text = model_card.card(figures)
+    words = " ".join(text.split())
+    assert "16.4 M parameters, 32.9 MB in bf16" in words
+    assert "10 steps, 1,000 tokens, 5 minutes of running time on cpu with 2 threads, shared" in words
+    for row in (
+        *("| prose | 9.50 | 20.25 |", "| sums | 50 % |", "| spelling | 100 % |", "| **all** | 75 % |"),
+        *("| prose | 50 % | 75 % |", "| prose / tasks | 25 % | 0 % |", "| domain | layer 0 | layer 1 |"),
+    ):
+        assert row in text
+    alone = model_card.card(replace(figures, run=run | {"threads": 1}))
+    assert "with 1 thread, shared" in " ".join(alone.split())
 
 
 def test_directory_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ class TritonExpertKernel:
         up, down = self._geometry.matrices
         fused = activation.name != CUSTOM
         inner = down.cols if fused else up.rows
-        launches = list(_launches(parts))
+        launches = list(launches_of(parts))
         tables = self._tables(parts, [item for _, items in launches for item in items], x.x.device)
         rows = x.gathered(len(out))
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
@@ -170,8 +170,15 @@ def _starts(part: Part) -> tuple[int, int, int, int, int]:
     return base, base, d4, d8, d8
 
 
-def _launches(parts: Sequence[Part]) -> Iterable[tuple[Tile, list[Item]]]:
-    """Assigns items to tiles, by the number of rows of a part."""
+def launches_of(parts: Sequence[Part]) -> Iterable[tuple[Tile, list[Item]]]:
+    """Assigns the rows of parts to tiles, by the number of rows of a part; each tile takes one launch.
+
+    Args:
+        parts: the rows of experts, one part after another.
+
+    Returns:
+        (tile, its items) for each tile that computes rows.
+    """
     by_tile: dict[Tile, list[Item]] = {}
     first = 0
     for index, part in enumerate(parts):

@@ -10,13 +10,14 @@ import torch
 
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.engine.engine import StoreModel
-from edgemoe.evaluate.arm import TABLE, Arm
-from edgemoe.evaluate.cache_front import BITS, CACHES, DropAbsent, instead_of_absent
+from edgemoe.evaluate.arm import TABLE, Arm, Miss
+from edgemoe.evaluate.cache_front import BITS, CACHES, DropAbsent, instead_of_absent, miss_study
 from edgemoe.evaluate.plot import plot_front
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.run import run_eval
 from edgemoe.evaluate.studies import study_arms
 from edgemoe.evaluate.table import quality_lines
+from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
 
 
@@ -75,6 +76,17 @@ def test_absent_experts_with_little_weight_are_dropped(damageable, open_engine):
     others = [expert for expert in range(engine.shape.experts_per_layer) if expert != first.expert][:2]
     resident = torch.tensor([[*others, first.expert]])
     assert policy.levels(first.layer, resident, gates, None, decode=True).tolist() == [[4, 4, 4]]
+
+
+def test_the_study_of_a_miss_drops_absent_experts(damageable, open_engine):
+    """Where no expert is resident and every weight is below the fraction, each expert has level 0."""
+    engine = open_engine(damageable, levels=(4, 0), exact=True, experts=2)
+    sequence = engine.sequences.new()
+    with engine.studied(miss_study(engine, Miss(drop=1e9))):
+        engine.prefill(sequence, [5, 9, 11])
+        engine.step(Step((Segment(sequence, (4,)),)))
+    use = engine.take_use()
+    assert (use.scheduled, engine.take_counts().requests) == ({0: 4 * engine.shape.top_k * 2}, 0)
 
 
 def test_resident_experts_run_instead_of_absent_ones(damageable, open_engine):

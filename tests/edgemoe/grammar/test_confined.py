@@ -84,22 +84,50 @@ def test_compiling_that_is_cancelled_ends_at_once(words):
     assert Matcher(Grammar(words, text(words, "a"))).allowed().any()
 
 
-@pytest.mark.parametrize("limit", ["COMPILE_SECONDS = 1\n", "GRAMMAR_BYTES = 24 << 20\n"])
-def test_the_system_ends_compiling_at_a_limit(limit, tmp_path, monkeypatch):
+@pytest.fixture
+def limited(tmp_path, monkeypatch):
+    """Makes a vocabulary whose process has another limit, as a line of its script."""
+    script = Path(__file__).parents[3] / "edgemoe/grammar/process.py"
+    made = list[Vocabulary]()
+
+    def make(limit: str) -> Vocabulary:
+        source = script.read_text().replace("Result = TypeVar", f"{limit}\n\nResult = TypeVar")
+        (tmp_path / "process.py").write_text(source)
+        monkeypatch.setattr("edgemoe.grammar.confined.__file__", str(tmp_path / "confined.py"))
+        made.append(Vocabulary(chatml_tokenizer(), 320, frozenset({END})))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.process.close()
+
+
+@pytest.mark.parametrize("limit", ["COMPILE_SECONDS = 1", "GRAMMAR_BYTES = 24 << 20"])
+def test_the_system_ends_compiling_at_a_limit(limit, limited):
     """The error says both limits; a grammar that takes less compiles afterwards in the same way."""
-    script = Path("edgemoe/grammar/process.py")
-    source = (Path(__file__).parents[3] / script).read_text()
-    (tmp_path / "process.py").write_text(source.replace("Result = TypeVar", f"{limit}\nResult = TypeVar"))
-    monkeypatch.setattr("edgemoe.grammar.confined.__file__", str(tmp_path / "confined.py"))
-    words = Vocabulary(chatml_tokenizer(), 320, frozenset({END}))
-    try:
-        own = resident()
-        with pytest.raises(UserError, match="5 s of computing and 256 MiB"):
-            Grammar(words, formed_answer(words, ENDLESS))
-        assert resident() - own < 8 << 20
-        Grammar(words, text(words, "a"))
-    finally:
-        words.process.close()
+    words, own = limited(limit), resident()
+    with pytest.raises(UserError, match="5 s of computing and 256 MiB"):
+        Grammar(words, formed_answer(words, ENDLESS))
+    assert resident() - own < 8 << 20
+    Grammar(words, text(words, "a"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "fault"),
+    [
+        ("MOST_ITEMS = 20", "row has .* items; max is 20"),
+        ("MOST_LEXER_STATES = 30", "too many states"),
+        ("MOST_LEXER_FUEL = 50", "too many expressions"),
+        ("MOST_STEP_ITEMS = 20", "Too many items .limit 20"),
+    ],
+)
+def test_a_grammar_beyond_a_limit_of_the_parser_is_refused(limit, fault, limited):
+    """An object of 60 optional properties exceeds each of four small limits, with a message that names it."""
+    properties = {f"p{i}": {"type": "integer"} for i in range(60)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    words = limited(limit)
+    with pytest.raises(UserError, match=fault):
+        Grammar(words, formed_answer(words, schema))
 
 
 def resident() -> int:

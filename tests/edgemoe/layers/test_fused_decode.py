@@ -178,6 +178,8 @@ def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule, 
     logits, found = decoded(engine)
     assert torch.equal(logits, want)
     assert (found.experts, found.scheduled) == (use.experts, use.scheduled)
+    assert found.damage == pytest.approx(use.damage, rel=1e-5)
+    assert (use.damage > 0) == bool(RULES[rule].get("bits"))
     assert len(fused_calls) >= len(DECODED)
     for tier in (engine.vram, engine.dram):
         if tier is not None:

@@ -19,7 +19,7 @@ from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.kernels.base import Part
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
-from edgemoe.kernels.triton.experts import FEW, MATVEC_UP_TO, TritonExpertKernel
+from edgemoe.kernels.triton.experts import FEW, MANY, MATVEC_UP_TO, VECTOR, TritonExpertKernel, launches_of
 from edgemoe.storage.record.forms import PlaneForm
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
@@ -107,6 +107,15 @@ def test_every_count_of_tokens_matches_the_reference(tokens):
     """Full and partial tiles of matvec and of both matmul tiles give the reference product."""
     expert = Expert(SMALL["even"])
     expert.compare([expert.part(4, tokens)])
+
+
+def test_the_rows_of_a_part_choose_its_tile():
+    """1 to 4 rows one by one, up to 16 in a small tile, more in tiles of 64; each row once, in the order of parts."""
+    sizes = [1, 4, 5, 16, 17, 130]
+    launches = dict(launches_of([Part({}, 8, 8, rows) for rows in sizes]))
+    assert launches[VECTOR] == [(0, 0, 1), *((1, 1 + row, 1) for row in range(4))]
+    assert launches[FEW] == [(2, 5, 5), (3, 10, 16)]
+    assert launches[MANY] == [(4, 26, 17), (5, 43, 64), (5, 107, 64), (5, 171, 2)]
 
 
 def test_a_call_mixes_levels_and_token_counts():
