@@ -19,7 +19,7 @@ class Fitted(Protocol):
 
     @property
     def form(self) -> tuple[int, ...]:
-        """What the packing makes of the parts: equal for packings that read the same numbers."""
+        """Describes how the packing reads the parts; two packings that read the same numbers have equal forms."""
 
 
 _P = TypeVar("_P")
@@ -30,7 +30,8 @@ def fitting(packings: Iterable[_P], make: Callable[[_P], _W], name: str) -> _W:
     """Opens a matrix with the packing that its parts fit.
 
     Args:
-        packings: of the config, at least one; of those that read the same numbers the first one counts.
+        packings: the packings that quantization_config names, at least one. Where several fit and read the same
+            numbers, the first of them is used.
         make: opens the matrix; raises MissingTensor where a part contradicts the packing.
         name: the matrix, for messages.
 

@@ -22,7 +22,8 @@ class Architecture:
         keys: config key -> field, without the architecture's name in front.
         optional: config key -> field that a file may lack; transformers' default counts then.
         expected: field -> the only value that a file may give it.
-        beginnings: of transformers' names below a layer, where the package knows several (gguf_names).
+        beginnings: how the names of tensors within a layer begin in transformers, where the gguf package has several
+            such names for one tensor (gguf_names).
         experts: beginning and ends of the names of an expert's gate, up and down below a layer; an empty end: experts
             have no such matrix.
         layers: beginning of the names of layers in transformers.

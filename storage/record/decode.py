@@ -30,13 +30,16 @@ class RecordCodes:
     def unpack(self, record: Bytes, level: int, layer: int | None = None) -> list[Quantized]:
         """Extracts every matrix's codes, 0..255 at level 8 and 0..15 below, and its parameters.
 
-        A code of level 2 is the middle of level 4's, 4 * (code >> 6) + 1. A matrix whose limit is lower has the codes
-        of its limit.
+        A code at level 2 is the middle of the codes at level 4 that it stands for, 4 * (code >> 6) + 1. A matrix whose
+        limit is below `level` has the codes of its limit.
 
         Args:
-            record: at least prefix_bytes(level) bytes of a record.
+            record: uint8, at least the prefix_bytes(level) bytes of a record.
             level: 8, 4 or 2, at most the highest level of the layer.
-            layer: the layer of the record; None: its bits are not limited.
+            layer: the number of the record's layer; None: its matrices have as many bits as the store's limits allow.
+
+        Returns:
+            Codes and parameters of gate_up and down. The next call overwrites the codes.
         """
         geometry = self._geometry if layer is None else self._geometry.of_layer(layer)
         at, half = geometry.parameter_bytes, geometry.codes_bytes // 2
@@ -75,9 +78,14 @@ def decode(
     """Computes the float32 [rows, cols] matrices of a record at `level`, or at their limits.
 
     Args:
-        record, level, layer: see RecordCodes.unpack.
+        record: uint8, at least the prefix_bytes(level) bytes of a record.
         geometry: the geometry of the store.
-        layout: the layout of the record.
+        layout: the order of the record's codes.
+        level: 8, 4 or 2, at most the highest level of the layer.
+        layer: the number of the record's layer; None: its matrices have as many bits as the store's limits allow.
+
+    Returns:
+        gate_up and down, each float32 [rows, cols].
     """
     out = []
     matrices = RecordCodes(geometry, layout).unpack(record, level, layer)

@@ -28,8 +28,8 @@ def quantize_matrix(weight: Matrix, spec: MatrixSpec, bits: int | None = None, l
     Args:
         weight: floats, or codes, which count as floats if they have more than `bits` bits.
         spec: the sizes of the matrix.
-        bits: of the codes, one of offsets.BITS; the others of the result's 8 bits are constant (planes.REST). None: 8
-            for floats, and 4 for codes, which level 4 computes.
+        bits: how many bits a code has, one of offsets.BITS; the lower bits of the result's 8 are constant
+            (planes.REST). None: 8 for floats; 4 for a source with codes, and `level` is 4 then.
         level: the highest level that computes the matrix, 8 or 4.
     """
     if bits is None:
@@ -103,7 +103,7 @@ def assemble(geometry: RecordGeometry, layout: Layout, matrices: Sequence[Quanti
     Args:
         geometry: the geometry of the record's layer.
         layout: the order of codes.
-        matrices: codes of the geometry's `matrix_bits`.
+        matrices: codes and parameters of each matrix; the codes have as many bits as the geometry's `matrix_bits` say.
     """
     record = aligned(geometry.record_bytes)
     record.fill(0)

@@ -89,8 +89,9 @@ class RecordGeometry:
     Args:
         matrices: gate_up and down.
         max_level: the highest level of the store, or of a layer.
-        layers: (layer, bits of each matrix's codes) of every layer with fewer bits than the limits, ascending.
-        bits: of each matrix's codes, one of BITS, in a layer that `layers` names; empty: as many as the limits allow.
+        layers: (layer number, bits of each matrix's codes) for every layer with fewer bits than the limits, ascending.
+        bits: how many bits the codes of each matrix have, numbers of BITS, where this is the geometry of a layer that
+            `layers` names; empty: each matrix has as many as its limit allows.
     """
 
     matrices: tuple[MatrixSpec, ...]
