@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
@@ -51,8 +50,8 @@ class LookaheadCounts:
 class TransferCounts:
     """What a step has moved between tiers. Bytes and experts.
 
-    >>> (TransferCounts(levels=Counter({4: 1})) + TransferCounts(levels=Counter({4: 2}))).requests
-    3
+    >>> (TransferCounts(levels={4: 1}) + TransferCounts(levels={4: 2, 2: 1})).levels
+    {4: 3, 2: 1}
 
     Every expert read ahead ends as used, cancelled, wasted or failed; until then it counts in `speculated` only.
     """
@@ -71,8 +70,10 @@ class TransferCounts:
     """Experts found in the VRAM tier at the requested level or above, experts read ahead in time included."""
     dram_hits: int = 0
     """Experts that needed no disk read, but came from the DRAM tier, or were read there."""
-    levels: Counter[int] = field(default_factory=Counter)
-    """Requested level -> experts; level 0 is never requested."""
+    requests: int = 0
+    """Experts requested; level 0 is never requested."""
+    levels: dict[int, int] = field(default_factory=dict)
+    """Requested level -> experts."""
     speculated: int = 0
     """Experts for which a transfer was queued ahead."""
     speculated_used: int = 0
@@ -93,11 +94,6 @@ class TransferCounts:
     """Read from disk, or copied between tiers, for its promotions; part of ssd_bytes and dram_bytes."""
     lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
     """Layer -> counts of its predictions."""
-
-    @property
-    def requests(self) -> int:
-        """Experts requested."""
-        return self.levels.total()
 
     @property
     def transitions(self) -> dict[str, int]:
@@ -131,10 +127,10 @@ class TransferCounts:
             for f in fields(self)
             if f.name not in ("levels", "lookahead")
         }
-        layers = self.lookahead | other.lookahead
+        levels, layers = self.levels | other.levels, self.lookahead | other.lookahead
         return TransferCounts(
             **numbers,
-            levels=self.levels + other.levels,
+            levels={level: self.levels.get(level, 0) + other.levels.get(level, 0) for level in levels},
             lookahead={layer: self._predictions(layer) + other._predictions(layer) for layer in layers},
         )
 

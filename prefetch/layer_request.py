@@ -91,7 +91,9 @@ class LayerRequest(Request):
         if self._compensators:
             self._compensators.begin()
         counts = self._counts
-        counts.levels.update(self._wanted.values())
+        counts.requests += len(self._wanted)
+        for level in self._wanted.values():
+            counts.levels[level] = counts.levels.get(level, 0) + 1
         hits, partial, missing = self._vram.acquire_all(self._wanted)
         for lease in hits:
             (self._arrived if lease.arriving else self._hits).append(lease)

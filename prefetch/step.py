@@ -105,7 +105,9 @@ class FetcherStep(StepExperts):
             passed -= 1
         self._speculation.pass_layers(passed)
         experts = [expert for layer in layers for expert in layer]
-        self.counts.levels.update(level for _, level in experts)
+        self.counts.requests += len(experts)
+        for _, level in experts:
+            self.counts.levels[level] = self.counts.levels.get(level, 0) + 1
         self.counts.vram_hits += len(experts)
         tier = self._transfers.vram
         if not scan:
@@ -121,7 +123,8 @@ class FetcherStep(StepExperts):
         """Counts experts that were computed without a request, in the fastest tier or read in the slower one."""
         counts, bytes_at = self.counts, self._transfers.form.bytes_at
         for (own, wanted), experts in levels.items():
-            counts.levels[wanted] += experts
+            counts.requests += experts
+            counts.levels[wanted] = counts.levels.get(wanted, 0) + experts
             if own >= wanted:
                 counts.vram_hits += experts
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import Counter
 
 import pytest
 from fetch_rig import WAIT, Rig, after, broken, rigs
@@ -170,20 +169,20 @@ def test_counts_add_up() -> None:
     """The sum of two counts adds every number, by layer and by level."""
     one = TransferCounts(
         ssd_bytes=5,
-        levels=Counter({4: 1}),
+        levels={4: 1},
         speculated=2,
         lookahead={1: LookaheadCounts(4, 3, 2, 10, 20, 0.5)},
     )
     two = TransferCounts(
         ssd_bytes=6,
-        levels=Counter({4: 2, 2: 1}),
+        levels={4: 2, 2: 1},
         auto_off=1,
         lookahead={1: LookaheadCounts(1, 1, 1, 1, 1, 0.25), 3: LookaheadCounts(wasted_bytes=7)},
     )
     both = one + two
     assert both == TransferCounts(
         ssd_bytes=11,
-        levels=Counter({4: 3, 2: 1}),
+        levels={4: 3, 2: 1},
         speculated=2,
         auto_off=1,
         lookahead={1: LookaheadCounts(5, 4, 3, 11, 21, 0.75), 3: LookaheadCounts(wasted_bytes=7)},
