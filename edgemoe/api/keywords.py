@@ -90,7 +90,9 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(
                 f"{_kind(hints[name])} for {name}", _shown(value), f"write {_example(name, value)}"
             )
-        options[name] = str(value) if hints[name] == Size else value
+        if hints[name] == Size:
+            value = f"{value}B" if isinstance(value, int) else str(value)
+        options[name] = value
     return options
 
 
