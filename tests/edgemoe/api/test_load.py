@@ -52,7 +52,7 @@ def test_a_value_of_another_type_is_refused(given, message):
 def test_numbers_and_sizes_are_taken():
     """A whole number for a number, bytes for a size; None is an option that is not given."""
     given = {"retention": 1, "vram_limit": 3_000_000, "compensators_limit": "20MB", "context": None}
-    assert checked(given) == {"retention": 1, "vram_limit": "3000000", "compensators_limit": "20MB"}
+    assert checked(given) == {"retention": 1, "vram_limit": "3000000B", "compensators_limit": "20MB"}
 
 
 @pytest.mark.parametrize(
