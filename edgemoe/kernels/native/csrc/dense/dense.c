@@ -116,10 +116,9 @@ AVX2 static void convert(const dense_heads *h, const int8_t *w, const uint16_t *
         const __m256 of_row = _mm256_set1_ps(h->by_column ? 0 : from_bf16(scale[row]));
         int64_t k = 0;
         for (; k + 8 <= h->cols; k += 8) {
-            float wide[8];
-            for (int i = 0; i < 8; i++) wide[i] = (float)w[k + i];
+            const __m256 wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(w + k))));
             const __m256 by = h->by_column ? eight_from_bf16(scale + k) : of_row;
-            _mm_storeu_si128((__m128i *)(to + k), eight_to_bf16(_mm256_mul_ps(_mm256_loadu_ps(wide), by)));
+            _mm_storeu_si128((__m128i *)(to + k), eight_to_bf16(_mm256_mul_ps(wide, by)));
         }
         for (; k < h->cols; k++) to[k] = to_bf16((float)w[k] * from_bf16(scale[h->by_column ? k : row]));
     }
