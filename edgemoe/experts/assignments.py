@@ -13,6 +13,7 @@ from edgemoe.kernels.base import MOST_ROWS
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.experts import weighted_sum
 from edgemoe.kernels.native.rows import add_weighted_rows
+from edgemoe.policy.schedule import row_sums
 from edgemoe.storage.base import ExpertKey
 
 _LEVEL_RANGE = 16
@@ -254,6 +255,20 @@ def _each_slot(slots: int) -> tuple[torch.Tensor, ...]:
 def _no_slot(slots: int) -> tuple[bool, ...]:
     """No slot of a token is compensated."""
     return (False,) * slots
+
+
+def without_skipped(gates: torch.Tensor, levels: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
+    """Gate weights [T, k] with 0 where levels [T, k] are 0, in float32.
+
+    Args:
+        gates: [T, k].
+        levels: int64 [T, k].
+        renormalise: scale the rest of each row to the row's sum before; a row of which nothing is left stays 0.
+    """
+    left = gates.float().masked_fill(levels == 0, 0)
+    if renormalise:
+        left = left * (row_sums(gates.float()) / row_sums(left).clamp_min(1e-20))
+    return left
 
 
 def joined(parts: Iterable[torch.Tensor | None]) -> torch.Tensor:

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from edgemoe.cache.base import Lease
-from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum, joined
+from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum, joined, without_skipped
 from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
 from edgemoe.kernels.activation import CUSTOM, Activation, between
 from edgemoe.kernels.base import BATCH_ROWS, DEVICE_BATCH_ROWS, Part, Rows
 from edgemoe.kernels.compensators import ExpertCompensator
 from edgemoe.machine.triton import without_triton
-from edgemoe.policy.levels import without_skipped
 from edgemoe.policy.lookahead import predict
 from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
@@ -96,7 +95,7 @@ class ExpertLayer:
                 for each in _of_parts(step, chosen, gates, ranks)
             )
         if step.decode and policy.settings.priced:
-            step.use.damage += policy.damage_of([self.layer] * len(chosen), chosen, gates, levels)
+            step.use.add_damage(policy.damage, [self.layer] * len(chosen), chosen, gates, levels)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
         assignments = Assignments.of(chosen, levels, gates, compensated)

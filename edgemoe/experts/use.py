@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from edgemoe.policy.bits import BITS_PER_WEIGHT
+from edgemoe.policy.damage import Damage
 
 
 class ChoiceCounts:
@@ -90,6 +91,27 @@ class ExpertUse:
             by_level[computed] = by_level.get(computed, 0) + 1
             scheduled[wanted] = scheduled.get(wanted, 0) + rows
             self.reused += computed > wanted
+
+    def add_damage(
+        self,
+        damage: Damage | None,
+        layers: Sequence[int],
+        chosen: torch.Tensor,
+        gates: torch.Tensor,
+        levels: torch.Tensor,
+    ) -> None:
+        """Counts the estimated KL of new tokens whose experts are computed at some levels.
+
+        Args:
+            damage: the damage of the model's experts; levels go by it, so there is one.
+            layers: the number of each row's layer, which has experts.
+            chosen: int64 [rows, k], experts.
+            gates: [rows, k], their gate weights.
+            levels: int64 [rows, k].
+        """
+        assert damage
+        each = damage.by_level[torch.tensor(layers)[:, None], chosen, levels]
+        self.damage += float((gates.float().square() * each).sum())
 
     def add_compensated(self, bits: float, pairs: int) -> None:
         """Counts an expert whose compensator adds so many bits a weight, and the pairs that were computed with it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edgemoe.experts.assignments import Assignments
+from edgemoe.experts.assignments import Assignments, without_skipped
 from edgemoe.experts.runtime import ExpertRuntime, Predicted
 from edgemoe.experts.step import StepContext
 from edgemoe.experts.use import ChoiceCounts
@@ -26,7 +26,7 @@ from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
 from edgemoe.layers.gqa import of_both_halves
 from edgemoe.layers.program import experts_of, has_program, layer_program, outer_layers
-from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.levels import LevelPolicy
 from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
 
@@ -50,7 +50,7 @@ class FusedDecode:
         self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel, rows: int
     ) -> None:
         self._runtime = runtime
-        self._rotary = model.model.rotary_emb
+        self._rotary, self._cols = model.model.rotary_emb, 2 * model.model.rotary_emb.inv_freq.numel()
         layers = list(model.model.layers)
         self._experts = [experts_of(layer.mlp) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)
@@ -121,7 +121,7 @@ class FusedDecode:
         sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
         rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
-        rotation = of_both_halves(rotation, 2 * self._rotary.inv_freq.numel())
+        rotation = rotation if rotation[0].shape[-1] == self._cols else of_both_halves(rotation, self._cols)
         of_step = self._native.begin(hidden, [rotation], sequences)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)
@@ -226,7 +226,7 @@ class FusedDecode:
             trace, gates = self._native.trace[routed][:, :, :rows], self._native.gates[routed][:, :rows]
             layers = [layer for layer in routed for _ in range(rows)]
             chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
-            step.use.damage += policy.damage_of(layers, chosen, gates.flatten(0, 1), wanted)
+            step.use.add_damage(policy.damage, layers, chosen, gates.flatten(0, 1), wanted)
 
     def _count_remapped(self, step: StepContext) -> None:
         """Counts the experts that tokens chose by themselves and those that they agreed on."""

@@ -11,7 +11,7 @@ import torch
 
 from edgemoe.policy.damage import Damage, cheapest, prices
 from edgemoe.policy.importance import expert_importance
-from edgemoe.policy.schedule import critical_counts, retention, row_sums, two_levels
+from edgemoe.policy.schedule import critical_counts, retention, two_levels
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.tier_prices import TierPrices
 from edgemoe.storage.base import LEVELS
@@ -185,14 +185,6 @@ class LevelPolicy:
         summed = torch.zeros(self.experts).index_add_(0, chosen.reshape(-1), weights.reshape(-1))
         return cheapest(summed.unsqueeze(-1) * damage, levels, self._price(len(chosen)))[chosen]
 
-    def damage_of(
-        self, layers: Sequence[int], chosen: torch.Tensor, gates: torch.Tensor, levels: torch.Tensor
-    ) -> float:
-        """Estimated KL, in nats, of rows [rows, k] of experts at these levels, summed; `layers`: the layer of each."""
-        assert self.damage
-        each = self.damage.by_level[torch.tensor(layers)[:, None], chosen, levels]
-        return float((gates.float().square() * each).sum())
-
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
         limit = self.limits.get(layer, LEVELS[0])
@@ -283,17 +275,3 @@ class SkipEveryExpert(LevelPolicy):
     ) -> dict[int, int]:
         """Nothing."""
         return {}
-
-
-def without_skipped(gates: torch.Tensor, levels: torch.Tensor, *, renormalise: bool) -> torch.Tensor:
-    """Gate weights [T, k] with 0 where levels [T, k] are 0, in float32.
-
-    Args:
-        gates: [T, k].
-        levels: int64 [T, k].
-        renormalise: scale the rest of each row to the row's sum before; a row of which nothing is left stays 0.
-    """
-    left = gates.float().masked_fill(levels == 0, 0)
-    if renormalise:
-        left = left * (row_sums(gates.float()) / row_sums(left).clamp_min(1e-20))
-    return left

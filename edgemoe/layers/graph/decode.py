@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgemoe.cache.base import Lease
+from edgemoe.experts.assignments import without_skipped
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
@@ -31,7 +32,7 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.launches import GraphLaunches, fits
 from edgemoe.layers.graph.memory import GraphMemory
-from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy, without_skipped
+from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy
 from edgemoe.storage.base import ExpertKey
 
 Items = tuple[int, NDArray[np.int64]]
@@ -228,8 +229,8 @@ class GraphDecode:
         """Counts what the levels of the token cost, where levels go by damage."""
         if self._priced:
             layers, chosen, gates, levels = zip(*self._priced, strict=True)
-            step.use.damage += step.policy.damage_of(
-                layers, torch.tensor(chosen), torch.stack(gates), torch.tensor(levels)
+            step.use.add_damage(
+                step.policy.damage, layers, torch.tensor(chosen), torch.stack(gates), torch.tensor(levels)
             )
             self._priced.clear()
 

@@ -241,8 +241,8 @@ class GraphGroups:
             step.use.add([(level, computed, 1)] * count)
         gates = torch.tensor(trace[:, k : 2 * k].astype(np.int32).view(np.float32))
         if settings.priced:
-            step.use.damage += step.policy.damage_of(
-                list(layers), torch.tensor(chosen), gates, torch.tensor(wanted)
+            step.use.add_damage(
+                step.policy.damage, list(layers), torch.tensor(chosen), gates, torch.tensor(wanted)
             )
         for layer, row, of_row in zip(layers, chosen.tolist(), gates, strict=True):
             self.note_choice(step, layer, row, of_row[None])

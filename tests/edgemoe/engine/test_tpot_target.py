@@ -11,10 +11,10 @@ import torch
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
+from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.plans.division import Division, plan_levels
-from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
@@ -155,5 +155,6 @@ def test_damage_by_hand():
     chosen, levels = torch.tensor([[2, 0], [1, 2]]), torch.tensor([[4, 0], [8, 2]])
     gates = torch.tensor([[0.5, 0.25], [1.0, 0.5]])
     want = 0.25 * 9 + 0.0625 * 3 + 1.0 * 16 + 0.25 * 22
-    policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.0), damage.layers, 3, damage)
-    assert policy.damage_of([2, 5], chosen, gates, levels) == pytest.approx(want)
+    use = ExpertUse()
+    use.add_damage(damage, [2, 5], chosen, gates, levels)
+    assert use.damage == pytest.approx(want)

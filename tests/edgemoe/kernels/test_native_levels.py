@@ -10,11 +10,12 @@ from availability import needs_native
 from damages import a_damage, random_gates
 from pairwise import pairwise
 
+from edgemoe.experts.assignments import without_skipped
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import structures
 from edgemoe.kernels.native.decoder_parts import level_rule
 from edgemoe.kernels.native.structures import check_sizes
-from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import CRITICAL, RunSettings
 from edgemoe.policy.tier_prices import PLACES, TierPrices
 

@@ -9,10 +9,11 @@ from integrity import check_integrity
 from pairwise import pairwise
 
 from edgemoe.errors import UserError
+from edgemoe.experts.assignments import without_skipped
 from edgemoe.experts.use import ExpertUse, fraction_at, mean_bits
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import expert_importance
-from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 
 INDEX = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]])

@@ -10,9 +10,10 @@ pytest.importorskip("triton")
 from damages import a_damage, random_gates
 from interpreter import DEVICE, NEEDS_TRITON
 
+from edgemoe.experts.assignments import without_skipped
 from edgemoe.kernels.triton.place import PLACE, damage_of, place_experts, rules_of
 from edgemoe.kernels.triton.products import ITEM
-from edgemoe.policy.levels import LevelPolicy, without_skipped
+from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.tier_prices import TierPrices, place_of
 
