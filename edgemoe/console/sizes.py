@@ -16,7 +16,7 @@ for _power, _prefix in enumerate("KMGT", 1):
     _UNITS |= dict.fromkeys((f"{_prefix}I", f"{_prefix}IB"), 1024**_power)
 
 
-LEAST_PLAIN = 10**6
+LEAST_PLAIN = 10**5
 """Fewest bytes that may be written without a unit: a smaller number is one whose unit was forgotten."""
 
 
