@@ -53,7 +53,7 @@ class MeasuredStep:
     """A process that measures something.
 
     Args:
-        name: of its files.
+        name: the beginning of its files' names.
         command: its command line.
         needs_store: it begins after the store is written.
     """

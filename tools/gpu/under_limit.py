@@ -79,7 +79,7 @@ class Timings:
 
     Args:
         engine: the engine.
-        seed: of the random tokens.
+        seed: the seed of the random tokens.
     """
 
     def __init__(self, engine: Engine, seed: int) -> None:

@@ -41,7 +41,7 @@ class DeltaWeights(NamedTuple):
         added: [heads], added to `a` of a decay.
         factor: [heads], a head's state keeps e^(factor softplus(a + added)) of itself.
         norm: [value_dim], of the norm of results; where it is bf16 its product is rounded before the gate.
-        epsilon: of this norm.
+        epsilon: what the norm adds to the mean of squares.
     """
 
     conv: torch.Tensor
@@ -112,7 +112,7 @@ class NativeDeltaNet:
 
         Args:
             projected: bf16 [T, reads], contiguous.
-            state: of the sequence; what comes after the tokens is written.
+            state: the sequence's states before the tokens, and the memory that its states after them are written to.
 
         Returns:
             bf16 [T, writes].

@@ -31,7 +31,7 @@ class NativeLatents:
     """Turns queries into the form of stored keys, stores keys, and makes values of sums.
 
     Args:
-        matrices: of all heads.
+        matrices: the matrices of every head.
         rotary: numbers of a query and of a key that are rotated.
         norm: weight [latent], as kernels.program.Norm has it, and epsilon of the latents' norm.
         pairing: HALVES, PAIRS or WIDE_PAIRS.

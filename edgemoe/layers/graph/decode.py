@@ -96,8 +96,8 @@ class GraphDecode:
         self._highest_ahead = policy.ahead[0]
 
     most_rows = 32
-    """Most sequences of a step: so many took a third of the time of transformers' modules, which compute them together
-    (docs/benchmarks/2026-11-27-gpu.md)."""
+    """Most sequences of a step. So many took a third of the time of transformers' modules, which compute them together,
+    while tests ran on the same machine (docs/benchmarks/2026-11-27-gpu.md)."""
 
     remaps = False
     """Tokens that are computed one after another cannot agree on experts."""

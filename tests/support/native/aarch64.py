@@ -31,8 +31,8 @@ class Structures:
     """An array of one of native.structures' structures, whose pointers are arrays or other Structures.
 
     Args:
-        kind: of the structures.
-        fields: of each, by name; names of fields inside others as in "qkv.weight", those of an array as in "conv#0".
+        kind: the type of every structure.
+        fields: each structure's values by field. "qkv.weight" names a field inside another, "conv#0" one of an array.
     """
 
     def __init__(self, kind: type[ctypes.Structure], *fields: dict[str, Any]) -> None:
