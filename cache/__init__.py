@@ -1,1 +1,1 @@
-"""Which experts stay in memory: tiers of fixed-size blocks, their eviction, and the budget they live on."""
+"""Tiers of fixed-size blocks that keep experts in memory, their eviction, and the budget that limits them."""

@@ -41,10 +41,10 @@ class Arena(FreeList):
         whole.release()
 
     def back(self, nbytes: int) -> None:
-        """Faults in the first `nbytes` bytes, and returns the memory of all behind them to the system.
+        """Faults in the first `nbytes` bytes, and returns the memory of all later bytes to the system.
 
         Args:
-            nbytes: at most the mapping; no block that is taken lies behind them.
+            nbytes: bytes from the start, at most the size of the mapping; no taken block lies after them.
         """
         before, self._backed = self._backed, nbytes
         if nbytes > before:

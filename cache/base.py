@@ -39,7 +39,7 @@ class Lease:
         level: the resident level, at least the requested one.
         blocks: its resident blocks. The tier owns them; the lease keeps them from being written or reused.
         device: the memory that blocks lie in.
-        arriving: events behind the copies that still fill the blocks; in RAM there are none.
+        arriving: events that are recorded after the copies that still fill the blocks; empty in RAM.
     """
 
     key: ExpertKey
@@ -71,7 +71,7 @@ class Reservation:
         into: the new blocks, written by the reservation's owner alone.
         held: a lease on the planes of the expert that this tier already has (a promotion); None: it has none. The tier
             releases it with the reservation.
-        victims: what was evicted for it, for a slower tier to keep. Valid until `into` is written.
+        victims: experts evicted to make room, for a slower tier to keep. Valid until `into` is written.
     """
 
     key: ExpertKey
@@ -133,7 +133,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def arrived(self, key: ExpertKey) -> None:
-        """Blocks of `key` were published: all of its blocks, or a promotion's beside resident ones."""
+        """Blocks of `key` were published: all of its blocks, or a promotion's in addition to resident ones."""
 
     @abstractmethod
     def forgotten(self, key: ExpertKey) -> None:

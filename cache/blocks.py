@@ -35,12 +35,12 @@ class FreeList:
         return len(self.unused)
 
     def free(self, index: int) -> None:
-        """Frees a taken block. One behind the capacity is not to be had again."""
+        """Frees a taken block. A block beyond the capacity cannot be taken again."""
         if index < self.capacity:
             self.unused.append(index)
 
     def set_capacity(self, blocks: int) -> None:
-        """Leaves the first `blocks` blocks in use, at most all; taken ones behind them stay taken until they are freed.
+        """Leaves the first `blocks` blocks in use, at most all; taken ones after them stay taken until they are freed.
 
         A block that is in use again must not be taken. Its memory is another matter (`back`).
         """
@@ -133,10 +133,10 @@ class SharedBlocks:
         return arena.capacity - arena.available > capacity.get(kind, 0)
 
     def set_capacity(self, capacity: Mapping[str, int]) -> None:
-        """Leaves so many blocks of each kind in use; those with references behind them are to be `relocate`d.
+        """Leaves the first blocks of each kind in use; later ones that have references must be `relocate`d.
 
         Args:
-            capacity: kind's name -> blocks, at most as many as were allocated; no kind `exceeds` it.
+            capacity: kind's name -> number of blocks, at most as many as were allocated; no kind `exceeds` it.
         """
         for kind, arena in self.arenas.items():
             arena.set_capacity(capacity.get(kind, 0))
@@ -146,7 +146,7 @@ class SharedBlocks:
         return [kind for kind, index in indices.items() if index >= self.arenas[kind].capacity]
 
     def relocate(self, indices: Indices, leaving: Sequence[str]) -> Indices | None:
-        """Takes other blocks in place of those that leave, and adds a reference to each of the others.
+        """Takes other blocks in place of the blocks of `leaving` kinds, and adds a reference to each of the others.
 
         Returns:
             kind's name -> index; None: there is no place.

@@ -42,7 +42,7 @@ class PinnedArena(Arena):
     Args:
         capacity: blocks, 1 or more.
         block_size: bytes, a positive multiple of 4096.
-        device: that copies from the blocks.
+        device: the device that copies from the blocks.
     """
 
     def __init__(self, capacity: int, block_size: int, device: Device) -> None:
@@ -88,7 +88,7 @@ def pinned(device: Device, name: str, counts: Mapping[BlockKind, int]) -> dict[s
     first two arguments bound, an implementation of Arenas.
 
     Args:
-        device: that copies from the blocks.
+        device: the device that copies from the blocks.
         name: the name of the tier, for the warning.
         counts: blocks wanted of each kind.
 

@@ -11,7 +11,7 @@ from edgemoe.cache.blocks import Indices
 from edgemoe.storage.base import Blocks, ExpertKey
 
 _MAP_NORESERVE = 0x4000
-"""Linux's flag for address space without swap behind it; Python's mmap module does not define it."""
+"""Linux's flag for address space that reserves no swap; Python's mmap module does not define it."""
 
 
 class FixedPlaces:

@@ -1,4 +1,4 @@
-"""Which kinds of blocks each level of a form consists of, in tables: a tier looks them up for every expert."""
+"""Tables of the kinds of blocks that each level of a form consists of: a tier looks them up for every expert."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class LFRU(EvictionPolicy):
     is not taken for a new one: a model has thousands of experts, not millions.
 
     All scores decay alike, so only uses change their order. Kept is the logarithm of a score carried back
-    to time 0, which never falls. So a heap's entries may lag behind the scores and still bound them from
-    below: a use takes constant time, and the search for a victim brings up to date what it meets, in
+    to time 0, which never falls. So an entry of a heap may be older than its score and still bound it from
+    below: a use takes constant time, and the search for a victim brings up to date the entries it meets, in
     logarithmic time each.
 
     Args:

@@ -94,7 +94,7 @@ class PlaneTier:
             self.eviction.first.clear()
 
     def set_evict_last(self, keys: Iterable[ExpertKey]) -> None:
-        """Makes these the last eviction candidates, in the policy's order, in place of those set before."""
+        """Makes these experts the last eviction candidates, in the policy's order; replaces an earlier set."""
         with self._lock:
             self.eviction.last = frozenset(keys)
 
@@ -118,7 +118,7 @@ class PlaneTier:
             self.residents.observe(observer)
 
     def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
-        """Returns the events behind copies that still fill blocks of resident `keys`."""
+        """Returns the events that are recorded after copies that still fill blocks of resident `keys`."""
         with self._lock:
             return [event for key in keys for event in self.residents.arriving(self._versions[key])]
 
@@ -155,7 +155,7 @@ class PlaneTier:
         return acquired
 
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
-        """Counts experts as used, in this order, as leasing them would; those that are not resident are passed over."""
+        """Counts experts as used, in this order, as leasing them would; keys that are not resident are ignored."""
         with self._lock:
             self.eviction.used([key for key in keys if key in self._versions])
 
@@ -177,7 +177,7 @@ class PlaneTier:
 
         Args:
             key: the expert.
-            level: that it is to reach.
+            level: the level that the expert reaches, above its present one.
             keep_victims: lists the evicted, whose other blocks stay as they are until the reservation ends; False:
                 those are free at once, and none is listed.
             evict: False takes free blocks only.
@@ -204,7 +204,7 @@ class PlaneTier:
 
         Args:
             reservation: a reservation of this tier that has not ended.
-            arriving: behind the device's copies that fill the blocks; leases carry it until it is done.
+            arriving: recorded after the device's copies that fill the blocks; leases carry it until it is done.
 
         Raises:
             ValueError: the reservation has ended.

@@ -67,7 +67,7 @@ class Pool:
 
         Args:
             key: the expert; a pool's places are for any.
-            kinds: in the form's order.
+            kinds: names of the kinds, in the form's order.
             without: blocks whose units count as free where they have no other reference.
 
         Returns:
@@ -95,7 +95,7 @@ class Pool:
         return int(np.count_nonzero(self._counts)) > self._units_of(capacity)
 
     def set_capacity(self, capacity: Mapping[str, int]) -> None:
-        """Leaves the units of so many blocks in use; blocks behind them are to be `relocate`d.
+        """Leaves the units of so many blocks in use; blocks after them must be `relocate`d.
 
         Args:
             capacity: kind's name -> blocks, at most as many as were allocated.

@@ -1,4 +1,4 @@
-"""The experts in a tier, and those on their way into it: versions, and the leases and reservations that pin them."""
+"""The resident and arriving experts of a tier: versions, and the leases and reservations that pin them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version of an expert: what a lease, a reservation's victim and the table of residents refer to.
+"""A version of an expert: the state to which a lease, a reservation's victim and the table of residents refer.
 
 A version is one complete state of an expert: a level and a block of each kind that the level needs. It never changes.
 Promotion and demotion put another version in its place, which shares the common blocks. A block returns to its arena

@@ -1,4 +1,4 @@
-"""Contracts of prefetch: which experts a layer needs, and in what order they come.
+"""Contracts of prefetch: a request for a layer's experts, and the order in which the experts come.
 
 The engine requests a layer's experts and gets leases as they become ready: hits at once, misses as their planes arrive
 from a slower tier. Meanwhile it may pass on which experts the next layer will probably request. Between two requests
@@ -20,7 +20,7 @@ from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.storage.base import ExpertKey
 
 MODES = ("off", "base", "full", "auto", "critical")
-"""What is read ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead); the
+"""Modes of look-ahead: nothing; the base plane; the predicted level; that level while it pays (lookahead); the
 predicted level of the critical experts alone, which the caller chooses."""
 
 SCAN_FRACTION = 0.5
@@ -61,11 +61,11 @@ class PinnedExperts(ABC):
 
     @abstractmethod
     def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
-        """Events behind a device's copies that still fill the blocks of resident experts."""
+        """Events that are recorded after a device's copies that still fill the blocks of resident experts."""
 
     @abstractmethod
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:
-        """Marks experts of the fastest tier as used, for its eviction; those that have left it are passed over."""
+        """Marks experts of the fastest tier as used, for its eviction; keys that have left it are ignored."""
 
 
 class StepExperts(ABC):
@@ -79,7 +79,7 @@ class StepExperts(ABC):
         step.end()
 
     Attributes:
-        counts: what has moved for this step so far, and what moved between the step before and this one.
+        counts: bytes and experts moved for this step so far, and between the previous step and this one.
     """
 
     counts: TransferCounts
@@ -108,11 +108,11 @@ class StepExperts(ABC):
             ordered: experts come in the order of their keys, whatever is resident. Where blocks are few, an expert that
                 waits for its turn may leave them to one whose turn it is, and come again.
             compensated: expert -> level at which its lease comes with its compensator, read where it is not in memory;
-                0: at any. A lease at another level comes without.
+                0: at any level. A lease at another level comes without its compensator.
 
         Raises:
             DamagedData: a read failed; every other transfer of the request has ended then.
-            DoesNotFit: the tier cannot hold one expert at its level, or that of compensators one of these.
+            DoesNotFit: the tier cannot hold one expert at its level, or the compensators' tier one compensator.
         """
 
     @property
@@ -122,7 +122,7 @@ class StepExperts(ABC):
 
     @abstractmethod
     def read_ahead(self, predicted: Mapping[ExpertKey, int], *, scan: bool = False) -> None:
-        """Starts reading what the next layer will probably request, behind every demanded read.
+        """Starts reading experts that the next layer will probably request, after every demanded read.
 
         Called within a request, at most once for a layer; calls add up. A read that fails is no error, unless its
         expert is requested and fails again.
@@ -146,11 +146,11 @@ class StepExperts(ABC):
     ) -> None:
         """Counts experts that were computed without a request, as a request of each layer would have.
 
-        Called behind the launch of a device's kernels, and before the next call of the source.
+        Called after a device's kernels were launched, and before the next call of the source.
 
         Args:
             layers: (key, level) pairs of each layer, in the order in which they ran; every key is resident.
-            scan: as in `request`.
+            scan: see `request`.
             compensated: experts whose compensators were used, in this order.
         """
 
@@ -224,7 +224,7 @@ class ExpertSource(ABC):
         thread while no caller uses the source.
 
         Args:
-            keys: in the order in which they are wanted.
+            keys: the experts, the most urgent first.
             levels: high to low; each is used while blocks for it are free.
             go_on: called before every batch and after every expert; False ends it with the reads under way.
 
@@ -251,12 +251,12 @@ class ExpertSource(ABC):
     def change_levels(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
     ) -> None:
-        """Sets which experts of the fastest tier change their level in the background, in place of those that wait.
+        """Sets which experts of the fastest tier change their level in the background; replaces changes that wait.
 
         Args:
             demote: key -> the level that stays of it, above 0.
             promote: key -> its level, the most urgent first. Free blocks alone are used; nothing is evicted.
-            rate: bytes a second that promotions may take on average; None: any.
+            rate: bytes per second that promotions may take on average; None: no limit.
         """
 
     @abstractmethod

@@ -48,7 +48,7 @@ class LookaheadCounts:
 
 @dataclass
 class TransferCounts:
-    """What a step has moved between tiers. Bytes and experts.
+    """Bytes and experts that a step has moved between tiers.
 
     >>> (TransferCounts(levels={4: 1}) + TransferCounts(levels={4: 2, 2: 1})).levels
     {4: 3, 2: 1}
@@ -77,9 +77,9 @@ class TransferCounts:
     speculated: int = 0
     """Experts for which a transfer was queued ahead."""
     speculated_used: int = 0
-    """Of these, experts that the next request wanted, in time or still on their way."""
+    """Experts that were read ahead and requested next, in time or still on their way; part of `speculated`."""
     speculated_cancelled: int = 0
-    """Of these, transfers cancelled before they began."""
+    """Transfers that were queued ahead and cancelled before they began; part of `speculated`."""
     auto_off: int = 0
     """Times that mode `auto` turned the look-ahead off."""
     auto_resting: int = 0
@@ -97,7 +97,7 @@ class TransferCounts:
 
     @property
     def transitions(self) -> dict[str, int]:
-        """What transitions.Transitions has done, by name."""
+        """The counts of transitions.Transitions, by name."""
         names = ("promoted", "demoted", "deferred", "moved_bytes")
         return {name: getattr(self, name) for name in names}
 

@@ -2,7 +2,7 @@
 
     SSD ── read ──► DRAM tier's block, or a staging buffer ── copy, event ──► VRAM tier's block ── publish
 
-An expert is published as soon as the event behind its copies is recorded; its leases carry the event, and kernels wait
+An expert is published as soon as the event after its copies is recorded; its leases carry the event, and kernels wait
 for it. The source of a copy (a block of the DRAM tier, a staging buffer) is not used again before that event, and its
 target is written only after the kernels launched before it, which may still read the block's last content.
 
@@ -31,7 +31,7 @@ from edgemoe.storage.sizes import format_size
 
 @dataclass(eq=False)
 class _Buffer:
-    """Pinned memory for one expert; `copied` is behind the last copy from it."""
+    """Pinned memory for one expert; `copied` is recorded after the last copy from it."""
 
     blocks: Blocks
     copied: Event | None = None

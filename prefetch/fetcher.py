@@ -6,7 +6,7 @@
                     │                                                              ▼
                path.load: reserve, lease ── worker: Load.run ── Load.end: vram.publish ───────► lease
                     ▲                                                              │
-    read_ahead  blocks that no demand needs ── the same, behind every demand ──────┴─► resident
+    read_ahead  blocks that no demand needs ── the same, after every demand ──────┴─► resident
 
 `step` has the requests of one step and its counters, `layer_request` one layer's demands, `speculation` a step's
 prediction of its next layer, and `lookahead` what the predictions of all steps share and whether they pay. `transfers`
@@ -52,7 +52,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         dram: a slower tier in the same form, or None.
         form: the form of experts in both tiers.
         reader: reads the store; it is not closed here.
-        path: between the tiers; None: both are in RAM (ram_path.RamPath).
+        path: moves experts between the tiers; None: both tiers are in RAM (ram_path.RamPath).
         workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
         gate: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
@@ -83,7 +83,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         self._lookahead = Lookahead(gate or LookaheadGate())
         self._transitions = Transitions(self._transfers)
         self._between = TransferCounts()
-        """What has moved since the last step began, outside of all steps."""
+        """Counts of moves outside of all steps, since the last step began."""
         self._left: list[Transfer] = []
         """Reads under way that the step which started them did not want in the end."""
 
@@ -130,7 +130,7 @@ class Fetcher(ExpertSource, PinnedExperts):
             self._transfers.dram.observe(observer)
 
     def arriving(self, keys: Iterable[ExpertKey]) -> list[Event]:
-        """Events behind the copies of resident experts."""
+        """Events that are recorded after the copies that fill resident experts' blocks."""
         return self._vram.arriving(keys)
 
     def mark_used(self, keys: Sequence[ExpertKey]) -> None:

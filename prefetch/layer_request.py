@@ -54,7 +54,7 @@ class LayerRequest(Request):
         self._current: list[Lease] = []
         self._stopped = False
         self._brought: list[ExpertKey] = []
-        """Of a scan, the experts that were not resident before they were predicted or requested."""
+        """Experts of a scan that were not resident before they were predicted or requested."""
         self.open = False
 
     def __enter__(self) -> LayerRequest:
@@ -205,8 +205,8 @@ class LayerRequest(Request):
     def _ready(self) -> list[Lease]:
         """Takes the leases that are ready now, with their compensators.
 
-        An expert whose device copy is under way is ready only beside one that waits for its copy as well: its kernel
-        would keep the other experts' kernels from starting.
+        An expert whose device copy is under way is ready only together with one that waits for its copy as well:
+        its kernel would keep the other experts' kernels from starting.
         """
         leases, hits, still = self._hits, list[Lease](), list[Lease]()
         has = self._compensators.has if self._compensators else None
@@ -221,7 +221,7 @@ class LayerRequest(Request):
         return leases
 
     def _collect(self) -> None:
-        """Ends every transfer that is done, and starts those whose experts came below their level."""
+        """Ends every transfer that is done, and starts missing experts that ended below their level."""
         missing = len(self._missing)
         if self._compensators and (error := self._compensators.collect()):
             self.finish()
@@ -273,8 +273,8 @@ class LayerRequest(Request):
     def _start_alone(self) -> None:
         """Starts the first transfer where nothing is under way or can be computed, and still no block was free.
 
-        Experts that wait for their compensators come first. In a tier of one expert that is a promotion, whose new
-        block cannot stand beside its old one.
+        Experts that wait for their compensators come first. In a tier of one expert the transfer is a promotion, and
+        its old block must go before its new one fits.
         """
         if self._compensators and (self._hits or self._arrived):
             self._compensators.start_alone()

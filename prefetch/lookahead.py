@@ -1,4 +1,4 @@
-"""What the predictions of all steps share: the mode of look-ahead, its gate, and the list of all predictions."""
+"""State that the predictions of all steps share: the mode of look-ahead, its gate, and the list of predictions."""
 
 from __future__ import annotations
 

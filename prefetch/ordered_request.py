@@ -26,7 +26,7 @@ class Turns:
         self.waiting: dict[ExpertKey, Lease] = {}
 
     def take(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Takes leases, and returns those whose turn it is now."""
+        """Takes leases, and returns the leases whose turn it is now."""
         self.waiting |= {lease.key: lease for lease in leases}
         now = []
         while self._keys and self._keys[0] in self.waiting:

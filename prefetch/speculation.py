@@ -37,7 +37,7 @@ class Speculation:
 
     Args:
         transfers: runs them.
-        lookahead: what the predictions of all steps share.
+        lookahead: the mode, gate and list that all steps' predictions share.
         counts: the counters of the step.
 
     Attributes:
@@ -111,7 +111,7 @@ class Speculation:
         return False
 
     def resolve(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
-        """Ends the prediction with the layer's choice: what is left of it is under way and wanted, or begun.
+        """Ends the prediction with the layer's choice. A read goes on if its expert is wanted, or if it has begun.
 
         Returns:
             the wanted experts that came whole on the prediction.
@@ -181,7 +181,7 @@ class Speculation:
         return cancelled
 
     def take_over(self, transfers: Iterable[Transfer]) -> None:
-        """Makes unwanted reads, which a step before has left under way, those of this step: their bytes count here."""
+        """Takes over unwanted reads that an earlier step has left under way: their bytes count in this step."""
         for transfer in transfers:
             transfer.counts, transfer.owner = self._counts, self
             self.flying[transfer.key] = transfer
@@ -196,7 +196,7 @@ class Speculation:
         return left
 
     def end(self) -> None:
-        """Cancels transfers, waits for those that have begun, and counts all as wasted that was not requested."""
+        """Cancels transfers, waits for begun ones, and counts every transfer as wasted that no layer requested."""
         for transfer in self._landed.values():
             self._count_wasted(transfer)
         self._forget()

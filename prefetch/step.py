@@ -21,10 +21,10 @@ class FetcherStep(StepExperts):
     Args:
         transfers: transfers of experts.
         compensators: transfers of compensators; None: requests want none.
-        lookahead: what the predictions of all steps share.
-        counts: what has moved since the last step, to which this step adds.
+        lookahead: the mode, gate and list that all steps' predictions share.
+        counts: moves since the last step ended; this step adds its own to them.
         left: unwanted reads that an earlier step left under way.
-        ended: called at the end with what `left` is for the next step.
+        ended: called at the end with the unwanted reads still under way, which are `left` of the next step.
     """
 
     def __init__(

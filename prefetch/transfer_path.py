@@ -75,7 +75,7 @@ class TransferPath(ABC):
             the load; None, with nothing changed, where the fastest tier has no blocks for it.
         """
 
-    def spill(self, victim: Victim) -> None:  # noqa: B027 - beside a device DRAM has its own copy
+    def spill(self, victim: Victim) -> None:  # noqa: B027 - with a device, DRAM has its own copy
         """Keeps an expert that leaves the fastest tier as that has fewer blocks, where DRAM has blocks for it."""
 
     def hand_out(self, leases: Iterable[Lease]) -> None:  # noqa: B027 - in RAM there is nothing to wait for

@@ -49,7 +49,7 @@ class Transfer:
         owner: the prediction that it was started on; None: a demand, or a move.
         requested: seconds on the clock at which its expert was requested; None: it has not been.
         read: bytes read from disk, once complete; None before, and where it failed or was never started.
-        error: what it failed with.
+        error: the error that ended it; None while there is none.
         began, ended: seconds on the clock when the worker took it and was done with it.
         done: the worker does not use it any more.
     """
@@ -98,7 +98,7 @@ class Transfers:
     Args:
         vram: the tier that experts come into.
         dram: a slower tier in the same form, or None.
-        path: between the two.
+        path: moves experts between the two tiers.
         form: the form of experts in both tiers.
         reader: reads the store; it is not closed here.
         workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
@@ -122,7 +122,7 @@ class Transfers:
     ) -> None:
         self.vram, self.dram, self.path, self.form, self.clock = vram, dram, path, form, clock
         self.under_way: dict[ExpertKey, Transfer] = {}
-        """Demanded transfers, and those ahead of the next demand."""
+        """Transfers of demanded experts, and of experts read ahead of the next demand."""
         self.moving: dict[ExpertKey, Transfer] = {}
         """Transfers of transitions.Transitions, which end between two steps."""
         self._reader, self._retries, self._compensators = reader, 0, False
@@ -179,7 +179,7 @@ class Transfers:
 
         Args:
             key: an expert that has no transfer.
-            level, counts: as in `start`.
+            level, counts: see `start`.
             threads: number of threads of all moves; the first call starts them.
 
         Returns:

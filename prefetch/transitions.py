@@ -26,7 +26,7 @@ IN_FLIGHT = 2
 
 
 class Transitions:
-    """The promotions that wait and those under way. Used by the engine's thread, between two requests.
+    """Promotions that wait or are under way. Used by the engine's thread, between two requests.
 
     Args:
         transfers: runs them.
@@ -49,13 +49,13 @@ class Transitions:
     def change(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], rate: float | None
     ) -> None:
-        """Replaces what waits. Promotions that have not begun are cancelled; those that have go on, and are taken back
-        once they are complete unless they are among the new ones.
+        """Replaces the changes that wait. Promotions that have not begun are cancelled. A begun one goes on; once it is
+        complete it is taken back, unless it is among the new ones.
 
         Args:
             demote: expert -> the level that stays of it, above 0.
             promote: expert -> its level, the most urgent first.
-            rate: bytes a second that promotions may take on average; None: any.
+            rate: bytes per second that promotions may take on average; None: no limit.
         """
         self._drop_waiting()
         self._demote, self._promote = dict(demote), deque(promote.items())
@@ -89,7 +89,7 @@ class Transitions:
             self._promote.popleft()
 
     def settle(self, counts: TransferCounts) -> None:
-        """Goes through everything that waits, at any rate, and waits for it; what finds no block is dropped."""
+        """Makes all changes that wait, at any rate, and waits for them; a change that finds no block is dropped."""
         self._rate = None
         with DeferredInterrupt() as interrupt:
             while not self.idle:

@@ -1,4 +1,4 @@
-"""Threads that run transfers: demanded ones first, those read ahead behind them."""
+"""Threads that run transfers: demanded ones first, then the ones read ahead."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Workers(Generic[Item]):
             thread.start()
 
     def submit(self, item: Item, *, ahead: bool = False) -> None:
-        """Queues an item; `ahead`: behind every item submitted without it, now or later.
+        """Queues an item; `ahead`: after every item submitted without it, now or later.
 
         Raises:
             ValueError: closed.

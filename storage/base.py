@@ -227,7 +227,7 @@ class Source:
 
     Args:
         level: the level that the blocks make.
-        blocks: by kind.
+        blocks: kind's name -> block.
     """
 
     level: int

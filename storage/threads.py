@@ -40,7 +40,7 @@ def in_order(
     """Yields the results of tasks in their order, while the pool works on later ones.
 
     Args:
-        pool: that runs them.
+        pool: the pool that runs them.
         tasks: (bytes that the task and its result take, call that returns the result).
         limit: bytes of all tasks that are begun and whose results are not used up; one task is always allowed.
 

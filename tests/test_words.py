@@ -1,12 +1,14 @@
-"""The repository's words: field English in every text."""
+"""The repository's words: field English in every text, and texts and names that need no decoding."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import wording
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,6 +20,15 @@ FORBIDDEN = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(WORDS)})(?![A-Za-z])", re.IG
 
 REPORT_NAMES = re.compile(rf"[vd]ram_limit_{WORDS[5]}_bytes")
 """Fields of `bench --json`, whose names never change."""
+
+
+PACKAGES = ("edgemoe", "storage", "prefetch", "cache", "tools", "tests")
+
+EXEMPT = ("tests/support/wording.py", "tests/test_words.py")
+"""Files that contain the patterns as patterns."""
+
+MOST_PLACES = 1770
+"""Most places of patterns in all packages together: what is left are ordinary uses of these words."""
 
 
 def tracked() -> list[str]:
@@ -70,3 +81,47 @@ def test_each_word_is_found(word: str) -> None:
 def test_other_words_are_allowed(text: str) -> None:
     """A forbidden word inside a longer word does not count."""
     assert forbidden_in(text) == []
+
+
+def package_of(path: str) -> str:
+    """The folder under which a file is counted, such as storage or edgemoe/kv."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] in ("edgemoe", "tests") and len(parts) > 2 else parts[0]
+
+
+@pytest.mark.e2e
+def test_texts_and_names_need_no_decoding() -> None:
+    """The patterns of tests/support/wording.py are rare in comments, docstrings, messages and names."""
+    counts, listed = Counter[str](), []
+    for path in tracked():
+        if path.startswith(PACKAGES) and path.endswith((".py", ".c", ".h")) and path not in EXEMPT:
+            for place in wording.places(path, (ROOT / path).read_text(encoding="utf-8")):
+                counts[package_of(path)] += 1
+                listed.append(f"{path}:{place.line}: {place.kind}")
+    assert counts.total() <= MOST_PLACES, "\n".join([f"{dict(counts)}", *listed])
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ('    """Loads.\n\n    Args:\n        engine: of the conversation.\n    """\n', ["argument"]),
+        ('    """Loads.\n\n    Args:\n        engine: the engine.\n    """\n', []),
+        ('"""What a file has."""\n', ["first line"]),
+        ('"""Reads the blocks, and those of others."""\n', ["first line"]),
+        ('"""A store whose layers have experts."""\n', []),
+        ("# 5 bits a weight, one file a layer\n", ["per", "per"]),
+        ("# reads a layer, and counts a token\n", []),
+        ("# bytes behind the last token\n", ["aside"]),
+        ("def read(path: str, wanted: int) -> None:\n", ["name"]),
+        (
+            "def read(\n    chosen: int,\n    *,\n    of: str = format(1),\n    kept: int = 0,\n) -> None:\n",
+            ["name"] * 2,
+        ),
+        ("        self.size, self.found = 1, 2\n", ["name"]),
+        ("    used: int\n", ["name"]),
+        ("        wanted = read(kept)\n", []),
+    ],
+)
+def test_each_pattern_is_found(text: str, kinds: list[str]) -> None:
+    """A pattern is found where a reader meets it, and nowhere else."""
+    assert [place.kind for place in wording.places("file.py", text)] == kinds

@@ -18,7 +18,7 @@ class AnswerFuture(Future[Answer]):
     """An answer that comes in the background.
 
     Args:
-        generation: on its way.
+        generation: the answer under way.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -32,12 +32,12 @@ class AnswerFuture(Future[Answer]):
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs]:
-        """Of the tokens so far, with `logprobs` among the choices; grows while the answer comes."""
+        """Log probabilities of the tokens so far, with `logprobs` among the choices; grows while the answer comes."""
         return self._generation.logprobs
 
     @property
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        """Of the prompt's tokens but the first, as far as it has run, with `prompt_logprobs` among the choices."""
+        """Log probabilities of the prompt's tokens run so far, except the first, with `prompt_logprobs` chosen."""
         return self._generation.prompt_logprobs
 
 

@@ -66,7 +66,7 @@ class ChatPrompts:
             return None
 
     def capabilities(self) -> list[str]:
-        """What chats of this model have: `tools` and `thinking`, where the form of its answers shows them."""
+        """The capabilities of this model's chats: `tools` and `thinking`, where the form of its answers shows them."""
         form = self._form
         if form is None:
             return []

@@ -13,7 +13,7 @@ from edgemoe.grammar.matcher import Grammar, Matcher
 
 
 class Choices(TypedDict, total=False):
-    """How an answer's tokens are chosen and when it ends. What is left out is the model's own setting.
+    """How an answer's tokens are chosen and when it ends. A missing key stands for the model's own setting.
 
     `stop_token_ids` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
     """

@@ -72,7 +72,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that are given, sizes as text as on a command line, without those that are None.
+    """The given keywords, with sizes as text as on a command line, without values that are None.
 
     Raises:
         UserError: an unknown keyword, or a value of another type.
@@ -131,7 +131,7 @@ _OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)\b(?: ([\w./-]*[\w]))?")
 
 
 def reworded(text: str) -> str:
-    """A text with keywords in the place of options; those that `edgemoe.load` does not have stay.
+    """A text with keywords in the place of options; options that `edgemoe.load` does not have stay.
 
     >>> reworded("use --vram-limit 3GB or a smaller --context, with --exact 4 or --max-level 8")
     'use vram_limit="3GB" or a smaller context=, with exact=4 or --max-level 8'

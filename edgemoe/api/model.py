@@ -167,9 +167,9 @@ class Model:
 
         Args:
             texts: each of two tokens or more, within the context.
-            top: likeliest tokens of each place to return beside.
-            first: of each text, the token whose score is the first that is wanted, 1 or more; the KV of tokens before
-                it may come from an earlier request. None: 1 for all.
+            top: number of the likeliest tokens that are returned for each place as well.
+            first: index of the first scored token of each text, 1 or more; the KV of earlier tokens may come from an
+                earlier request. None: 1 for all.
 
         Raises:
             as generate.
@@ -222,7 +222,7 @@ class Model:
             return self._grammars
 
     def keep_warm(self) -> None:
-        """From now on reads experts into free blocks while no request is under way, on the thread of futures."""
+        """Starts reading experts into free blocks while no request is under way, on the thread of futures."""
         self._scheduler.start(fill=True)
 
     def save(self, tokens: Sequence[int]) -> None:
@@ -230,7 +230,7 @@ class Model:
         self._scheduler.save(tokens)
 
     def saved_kv(self, tokens: Sequence[int] = ()) -> tuple[str, int] | None:
-        """Returns a hash of all that KV depends on beside tokens, and how many of the tokens have theirs on disk.
+        """Returns a hash of all that KV depends on except tokens, and how many of the tokens have KV on disk.
 
         None: no KV is kept on disk.
         """

@@ -1,4 +1,4 @@
-"""What an answer follows: text, messages or tokens."""
+"""The start that an answer continues: text, messages or tokens."""
 
 from __future__ import annotations
 

@@ -56,15 +56,15 @@ class Status:
     """The state of a model, and its counts since it was loaded.
 
     Args:
-        waiting, running: requests.
+        waiting, running: number of requests.
         memory: purpose -> bytes of the limit that are reserved: driver, dense, workspace, compensators, experts, kv,
             and kept, the KV of ended requests.
-        limit_bytes, kv_limit_bytes: the limit of what `peak_bytes` counts, of both tiers without a device; what is
-            planned for KV.
-        peak_bytes: the most that was taken (Engine.peak_bytes).
+        limit_bytes, kv_limit_bytes: the limit of the memory that `peak_bytes` counts, of both tiers without a device;
+            the bytes planned for KV.
+        peak_bytes: the most memory that was taken (Engine.peak_bytes).
         resident: tier (vram, dram) -> level -> experts.
         experts: number of experts of the whole model.
-        disk: what the prefix cache has and has done; None: there is none.
+        disk: the contents and counts of the prefix cache; None: there is none.
         moved, use: transfers, and experts by level, of all steps.
     """
 

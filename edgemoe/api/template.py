@@ -150,7 +150,7 @@ def _end(process: Popen[bytes]) -> None:
 
 
 def _printable(text: str) -> str:
-    """The first 300 characters, with spaces for those that a terminal would interpret."""
+    """The first 300 characters, with spaces in place of characters that a terminal would interpret."""
     return "".join(c if c.isprintable() else " " for c in text[:300]).rstrip(".")
 
 

@@ -1,6 +1,6 @@
 """The process that renders chat templates: a script that imports neither edgemoe nor torch.
 
-Reads requests on stdin and writes answers on stdout, one JSON object a line. The operating system kills a template
+Reads requests on stdin and writes answers on stdout, one JSON object per line. The operating system kills a template
 that computes too long; a template that takes too much memory gets a MemoryError. The parent reports both.
 
 The environment is that of transformers' `apply_chat_template`: the same sandbox, filters and functions.

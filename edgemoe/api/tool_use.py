@@ -1,4 +1,4 @@
-"""Tools of a chat: what the model may call, and how its chat template writes calls."""
+"""Tools of a chat: the functions that the model may call, and how its chat template writes calls."""
 
 from __future__ import annotations
 

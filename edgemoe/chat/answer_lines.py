@@ -1,4 +1,4 @@
-"""The line after an answer: what it has cost, in short for people or in full."""
+"""The line after an answer: its time and resources, in short for people or in full."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callabl
 
 
 def _levels(now: Tuning, value: str) -> Tuning:
-    """Several levels keep bits a weight where they can have them."""
+    """Several levels keep a mean number of bits per weight where they can have it."""
     levels = parse_levels(value)
     kept = {} if len(levels) > 1 else {"bits": None, "tpot_target": None}
     return _run(now, levels=levels, exact=False, **kept)

@@ -31,7 +31,7 @@ class Command:
     """One command.
 
     Args:
-        arguments: what /help prints for them; "" for a command without arguments.
+        arguments: the arguments as /help prints them; "" for a command without arguments.
         help: one line.
         run: called with the text after the command's name.
     """

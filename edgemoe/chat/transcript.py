@@ -45,7 +45,7 @@ def continued(
     Args:
         model: computes the answers.
         system: a system message; None: the earlier one's.
-        messages, saved: what load_last returns; no messages: a new conversation.
+        messages, saved: the result of load_last; no messages: a new conversation.
 
     Returns:
         the conversation, and a line about what it continues; "" for a new one.
@@ -81,8 +81,8 @@ def save(path: Path, messages: Sequence[Message], kv: SavedKV | None = None) -> 
 
     Args:
         path: the file.
-        messages: the conversation's.
-        kv: what its KV on disk is of; None: it has none there.
+        messages: the messages of the conversation.
+        kv: identifies its KV on disk; None: it has none there.
 
     Raises:
         UserError: no messages, another file at `path`, or a failed write. A full disk is a UserError too, so that the

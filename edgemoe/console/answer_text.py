@@ -56,7 +56,7 @@ def open_text(look: Look, *, reasons: bool) -> AnswerText:
     """Opens the text of an answer on stdout.
 
     Args:
-        look: at a terminal.
+        look: the look of text at a terminal.
         reasons: the answer begins within reasoning, which its prompt has opened.
     """
     if not sys.stdout.isatty():
@@ -102,7 +102,7 @@ class Wrapped:
     """Lines that break between words: a word that reaches the edge moves to the next line.
 
     Args:
-        columns: number of the terminal's columns; the last one stays free, since a cursor behind it is in no column.
+        columns: number of the terminal's columns. The last one stays free: a cursor after it would be in no column.
     """
 
     def __init__(self, columns: int) -> None:
@@ -136,7 +136,7 @@ class Wrapped:
                 moved = f"\x1b[{back}D\x1b[K\n{self._word}" if back else "\n"
             self._column = back if moved else 0  # a word longer than a line is broken by the terminal
         self._column += cells
-        self._word = "" if cells > 1 else self._word + character  # a line may break beside a wide character
+        self._word = "" if cells > 1 else self._word + character  # a line may break next to a wide character
         return moved + character
 
 
@@ -237,7 +237,7 @@ class Reasoned:
                 return
             self._inside, self._blank = False, True
             self._end()
-        if self._blank:  # the lines behind reasoning
+        if self._blank:  # the lines after reasoning
             self._held = self._held.lstrip()
             self._blank = not self._held
         self._body.write(self._held)

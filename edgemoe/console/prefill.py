@@ -17,7 +17,7 @@ _EVERY = 0.2
 """Seconds between two lines."""
 
 Read = Callable[[], tuple[int, int]]
-"""Returns (tokens read, tokens of the prompt), without those that were cached."""
+"""Returns (tokens read, tokens of the prompt); cached tokens count in neither."""
 
 
 @contextmanager

@@ -21,8 +21,8 @@ Request = TypeVar("Request", bound=OfClient)
 class Arrivals(Generic[Request]):
     """A queue for each client that has requests waiting. Thread-safe.
 
-    A client whose first request leaves comes behind all others, and so does a new one: between two requests of a client
-    comes at most one of each other client.
+    A client whose first request leaves goes to the end of the line, and so does a new one: between two requests of a
+    client comes at most one of each other client.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Arrivals(Generic[Request]):
         """Client -> its requests, at least one; the client whose turn it is first."""
 
     def add(self, request: Request) -> None:
-        """Adds a request behind its client's others."""
+        """Adds a request after its client's others."""
         with self._lock:
             self._of_client.setdefault(request.client, deque()).append(request)
 

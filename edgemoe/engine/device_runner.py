@@ -19,7 +19,7 @@ class DeviceModelRunner(ModelRunner):
 
     Args:
         model: the model, from layers.build.
-        runtime: what its MoE layers share.
+        runtime: the state that its MoE layers share.
         plan: its limits stand in error messages.
     """
 

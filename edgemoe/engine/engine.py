@@ -44,7 +44,7 @@ class Engine(Stepping):
         store: an opened store.
         plan: made from it and `settings`; every byte of it is reserved here before anything is loaded.
         settings: how to run it; `configure` changes them later.
-        wraps: what measures the kernel and the expert source; None: nothing does.
+        wraps: wrappers that measure the kernel and the expert source; None: nothing is measured.
 
     Attributes:
         memory, sequences: the limit's bytes, and the keys and values among them.
@@ -125,7 +125,7 @@ class Engine(Stepping):
         """Measures or changes the steps that begin inside the block.
 
         Args:
-            study: what is added to the study of now. With compensators, configure the engine inside the block.
+            study: is added to the present study. With compensators, configure the engine inside the block.
 
         Raises:
             UserError: experts are rerouted, and the family's routers do not choose by one score for each expert.

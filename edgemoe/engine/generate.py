@@ -39,12 +39,12 @@ class Answer:
     levels: dict[str, int]
     """Experts computed at each level; at 0 the skipped ones."""
     reused: int
-    """Of these, experts computed at more bits than scheduled, because their planes were resident."""
+    """Experts computed at more bits than scheduled, because their planes were resident; part of `experts`."""
     hot: dict[str, int] | None
     """With --policy hotness: experts that are hot at its end, and what has moved while it ran, by its name
     (TransferCounts.transitions); None without."""
     lynx: dict[str, int] | None
-    """Of decode steps whose sequences agreed on experts: distinct experts of a layer before and after, summed over
+    """Steps of decode whose sequences agreed on experts: distinct experts of a layer before and after, summed over
     layers and steps, as active_before and active; and (token, expert) pairs that changed, as remapped. None without."""
     compensated: dict[str, int] | None
     """With --compensate: (token, expert) pairs that were computed with their low-rank compensator, as pairs; experts,
@@ -55,7 +55,7 @@ class Answer:
     Each token's number of such experts is rounded up, so the fraction can exceed the configured retention ratio.
     """
     bits: float | None
-    """Mean bits a weight that decode scheduled, compensators included; None without decode."""
+    """Mean bits per weight that decode scheduled, compensators included; None without decode."""
     predicted_kl: float | None
     """Estimated KL of a new token to the highest level, in nats, by calibrated damage; None where levels go by none."""
     bytes_read: dict[str, int]
@@ -68,7 +68,7 @@ class Answer:
     """Peak resident memory of the whole process, by the operating system's count."""
     vram_limit_bytes: int
     limit_bytes: int
-    """Of the same memory as peak_vram_bytes: --vram-limit, and without a device --dram-limit too."""
+    """Limit of the memory that peak_vram_bytes counts: --vram-limit, and without a device --dram-limit too."""
     finish_reason: str
     """One of stop, length and context."""
     stop_string: str | None
@@ -79,11 +79,11 @@ class Answer:
     tokens: list[int]
     """Ids, without the one that ended the answer."""
     logprobs: list[TokenLogprobs] | None
-    """Of each of `tokens`, and of the one that ended the answer; None unless they were requested."""
+    """Log probabilities of `tokens`, and of the token that ended the answer; None unless they were requested."""
     prompt_logprobs: list[TokenLogprobs] | None
-    """Of each of the prompt's tokens but the first; None unless they were requested."""
+    """Log probabilities of the prompt's tokens but the first; None unless they were requested."""
     queue_s: float
-    """Of ttft_s, the time until the request got its KV."""
+    """Part of ttft_s: the time until the request got its KV."""
     total_s: float
     """Time to the last token."""
 
@@ -102,11 +102,11 @@ class Generation:
         sampler: chooses tokens; its settings end the answer.
         start: time.perf_counter() before templating and tokenizing, in seconds.
         on_text: called with each piece of text as soon as it is complete; True ends the answer.
-        client: as in Request.
+        client: see Request.
 
     Attributes:
         request: the request that a scheduler gets.
-        logprobs: log probabilities of each token so far, where they are wanted.
+        logprobs: log probabilities of each token so far, where they were requested.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Generation:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs]:
-        """Of each of the prompt's tokens but the first, as far as it has run, where they are wanted."""
+        """Log probabilities of the prompt's tokens run so far, except the first, where they were requested."""
         return self._scores.logprobs if self._scores else []
 
     def _token(self, token: int, logits: torch.Tensor) -> bool:

@@ -107,9 +107,9 @@ class HotExperts:
         """Makes the hot sets that a tier's blocks have room for.
 
         Args:
-            settings: with hotness, and two levels.
+            settings: settings with hotness, and two levels.
             blocks: block kind's name -> blocks of the tier.
-            store: what runs.
+            store: the opened store.
             source: brings experts.
             tier: the tier that they are resident in.
         """

@@ -1,4 +1,4 @@
-"""What keys and values depend on besides tokens: the root of the hashes by which they are found again."""
+"""The root of the hashes by which keys and values are found again: it covers all that they depend on but tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KeptRoots:
 
 
 def _identity(engine: Engine) -> tuple[object, ...]:
-    """What KV depends on beside tokens and settings: store, form of the KV, program, kernels, vectors of the processor.
+    """Everything but tokens and settings that KV depends on: store, KV format, program, kernels, processor's vectors.
 
     Equal in a later process where all of them are.
     """

@@ -39,7 +39,7 @@ class Reading:
 
 
 class KeptSequences:
-    """Sequences of the requests that run, and of those that have ended, within the budget's KV.
+    """Sequences of running and of ended requests, within the budget's KV.
 
     A request is promised the plan's context, and takes bytes by blocks of tokens as it comes to them. Ended sequences
     have the rest; the least recently used leave as soon as a request needs their bytes. A kept sequence moves to the
@@ -65,7 +65,7 @@ class KeptSequences:
         self._running = dict[SequenceKV, bytes]()
         """Sequence of a request -> root of its hashes."""
         self._reading = dict[SequenceKV, Reading]()
-        """Of requests whose prompts have blocks on disk that are not read yet."""
+        """Blocks on disk that are still to be read for a request's prompt."""
 
     @property
     def nbytes(self) -> int:
@@ -143,7 +143,7 @@ class KeptSequences:
         return sequence.length
 
     def _require_context(self) -> None:
-        """Raises DoesNotFit where one more whole context does not fit beside those promised, with nothing kept."""
+        """Raises DoesNotFit where one more whole context does not fit with the promised ones, with nothing kept."""
         each = self._engine.shape.kv.bytes_for(self._engine.plan.context)
         more = (len(self._running) + 1) * each - _bytes_of(self._engine, self._running) - self.nbytes
         self._engine.memory.require_kv(max(more, 0))
@@ -188,7 +188,7 @@ class KeptSequences:
 
         Args:
             sequence: the sequence of the request.
-            rows: tokens behind its valid ones, at most the context.
+            rows: number of tokens after its valid ones; together at most the context.
 
         Raises:
             DoesNotFit: memory that the request was promised is taken by a sequence that is not of a request.
@@ -199,14 +199,14 @@ class KeptSequences:
             self._engine.sequences.reserve(sequence, tokens)
 
     def has_prompt(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
-        """Has the blocks of a request's prompt written to disk beside the steps that answer it."""
+        """Has the blocks of a request's prompt written to disk while steps answer it."""
         root = self._running.get(sequence)
         if self._disk and self._disk.automatic and root is not None and root == self.roots.of(len(tokens)):
             known = np.asarray(tokens[: sequence.length], np.int64)
             self._disk.offer(sequence, chain(root, known), known)
 
     def save(self, tokens: Sequence[int]) -> None:
-        """Begins to keep blocks on disk, with those of the kept sequence that has most of the first tokens."""
+        """Begins to keep blocks on disk, also of the kept sequence that has most of the first tokens."""
         if self._disk:
             self._disk.start()
             wanted = np.asarray(tokens, np.int64)
@@ -220,7 +220,7 @@ class KeptSequences:
         return hashes[0].hex(), self._disk.held(hashes) * BLOCK if self._disk else 0
 
     def keep(self, sequence: SequenceKV, tokens: Sequence[int]) -> None:
-        """Takes the sequence of an ended request; frees it, or those that it continues, where one has all of another.
+        """Takes the sequence of an ended request. If it continues a kept one, or the reverse, the shorter one is freed.
 
         A sequence of few tokens, or one whose settings have changed since its request began, is freed.
 

@@ -70,12 +70,12 @@ class LimitedMemory:
 
     @property
     def free_kv_bytes(self) -> int:
-        """Bytes that sequences can still reserve, those included that experts give up for them."""
+        """Bytes that sequences can still reserve, including bytes that experts give up for them."""
         least = self._split.bytes_of(self._plan.vram_blocks) + self._plan.long_step_bytes
         return self.budget.limit - self._fixed_bytes - least - self.kv_bytes
 
     def require_kv(self, nbytes: int) -> None:
-        """Refuses bytes that sequences cannot reserve even beside the fewest blocks of experts.
+        """Refuses bytes that sequences cannot reserve even with the fewest blocks of experts.
 
         Raises:
             DoesNotFit: with the smallest sufficient limit.
@@ -103,13 +103,13 @@ class LimitedMemory:
 
     @contextmanager
     def long_step(self, nbytes: int) -> Iterator[None]:
-        """Reserves bytes beside the workspace while the with-block runs a step; experts lose blocks where needed.
+        """Reserves bytes in addition to the workspace while the block runs a step; experts lose blocks where needed.
 
         Experts get the blocks back before the next short step, or when a sequence returns bytes: then Ctrl-C while
         blocks are added finds no step half done. Short steps may run between the layers of a long one.
 
         Args:
-            nbytes: at most the plan's long_step_bytes; 0 for a short step.
+            nbytes: bytes to reserve, at most the plan's long_step_bytes; 0 for a short step.
         """
         if not nbytes:
             if self.returned:
@@ -139,11 +139,11 @@ class LimitedMemory:
         self._grows, self.returned, self._resize = False, False, _keep
 
     def _fit_blocks(self, kv: int, long_step: int | None = None) -> None:
-        """Resizes the experts' blocks to what fits beside the KV and a long step.
+        """Resizes the experts' blocks to the space that the KV and a long step leave.
 
         Args:
-            kv: bytes; the plan's first_kv_bytes count where they are more.
-            long_step: bytes; None: those that are reserved.
+            kv: bytes of KV; the plan's first_kv_bytes count where they are more.
+            long_step: bytes of the long step; None: the bytes that are reserved.
         """
         taken = max(kv, self._plan.first_kv_bytes) + (
             self.long_step_bytes if long_step is None else long_step

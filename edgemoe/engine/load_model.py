@@ -40,7 +40,7 @@ def load_model(
         skeleton: the model without weights (layers.skeleton.skeleton).
         store: an opened store.
         plan: the division of the limit.
-        runtime: what the model's MoE layers share.
+        runtime: the state that the model's MoE layers share.
 
     Raises:
         DoesNotFit: a device has too little memory.

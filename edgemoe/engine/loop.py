@@ -65,7 +65,7 @@ class StepLoop:
         self._hand_out()
 
     def end_cancelled(self, within: Collection[Request] = ()) -> None:
-        """Ends requests that were cancelled, except those whose step is under way."""
+        """Ends cancelled requests whose step is not under way."""
         for request in self._queue:
             if request.cancelled and request not in within:
                 self.end(request, CANCELLED)

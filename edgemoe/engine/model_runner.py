@@ -1,7 +1,7 @@
 """Runs one step through the model.
 
-There are two paths. New tokens, one a sequence, through a model of a family with fused_gqa take layers.fused_decode, on
-a GPU a single one layers.graph.decode. Every other step, a prompt's step of one token too, and one whose experts a
+There are two paths. New tokens, one per sequence, through a model of a family with fused_gqa take layers.fused_decode,
+on a GPU a single one layers.graph.decode. Every other step, a prompt's step of one token too, and one whose experts a
 study chooses, goes through transformers' modules, whose attention and experts are this program's. On a CPU a prompt's
 step pauses after each layer, so that other steps can run.
 """
@@ -36,8 +36,8 @@ class ModelRunner:
 
     Args:
         model: the model, from layers.build.
-        runtime: what its MoE layers share.
-        rows: most sequences of a step of new tokens that is fused.
+        runtime: the state that its MoE layers share.
+        rows: the largest number of sequences of a fused step of new tokens.
 
     Attributes:
         fused: runs steps of new tokens through all layers at once; None: the modules run them.

@@ -1,4 +1,4 @@
-"""What an engine is made of, opened in order: tiers, reader, compensators, the expert source, the model."""
+"""The parts of an engine, opened in order: tiers, reader, compensators, the expert source, the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineParts:
         fetcher: brings experts.
         source: the fetcher, or what wraps it.
         held: where the planes of each expert lie.
-        compensators: those of the store; None: settings use none.
+        compensators: the store's compensators; None: settings use none.
         model: transformers' model with this program's attention and experts.
         runner: runs steps through it.
     """
@@ -50,7 +50,7 @@ class EngineParts:
 
 @dataclass(frozen=True)
 class Wraps:
-    """What measures an engine's parts.
+    """Wrappers that measure an engine's parts.
 
     Args:
         kernel: wraps the kernel.
@@ -72,7 +72,7 @@ def open_parts(
         store: an opened store.
         plan: the division of the limit.
         settings: how to run the model.
-        wraps: what measures the parts.
+        wraps: wrappers that measure the parts.
 
     Raises:
         DoesNotFit: a device has too little memory.

@@ -1,4 +1,4 @@
-"""What a bit from DRAM costs, next to one from the slowest tier, measured on this machine."""
+"""The measured time of a bit from DRAM relative to a bit from the slowest tier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEED_SECONDS, SPEED_BYTES = 0.1, 1 << 22
 
 
 def dram_price(store: StoreModel, plan: MemoryPlan) -> float:
-    """Returns the seconds of a bit from DRAM as a fraction of those from the slowest tier that bits come from.
+    """Returns the time of a bit from DRAM as a fraction of the time of a bit from the slowest tier that is used.
 
     Where both tiers together have a block for every plane, bits come from DRAM alone once they have been read.
 

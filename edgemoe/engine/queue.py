@@ -16,7 +16,7 @@ from edgemoe.policy.importance import needs_attention
 
 
 class RequestQueue:
-    """Requests that wait, those whose prompts run, and those that decode. For the thread that drives.
+    """Waiting requests, requests whose prompts run, and requests that decode. For the thread that drives.
 
     Args:
         engine: runs their steps.

@@ -19,7 +19,7 @@ CANCELLED = "cancelled"
 
 @dataclass
 class Trace:
-    """Times and counts of one request. What a step counts, it counts for all its rows.
+    """Times and counts of one request. A step's counts are added for all of its rows.
 
     Args:
         start: seconds of time.perf_counter() at arrival.

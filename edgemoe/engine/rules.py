@@ -48,7 +48,7 @@ class Rules:
 
     Attributes:
         policy: the policy of the next step.
-        damage: what fewer bits of each expert cost; None until settings go by it (Engine.require_damage).
+        damage: the loss of quality from fewer bits of each expert; None until settings use it (Engine.require_damage).
         hot: the hot experts, where precision follows hotness; else None.
     """
 

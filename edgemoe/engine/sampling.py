@@ -50,7 +50,7 @@ class Sampling:
     """Settings of an answer: how its tokens are chosen and when it ends.
 
     Args:
-        temperature: below COLD for greedy decoding, as with a top_k or min_p of 1.
+        temperature: a value below COLD stands for greedy decoding, as a top_k or min_p of 1 does.
         top_p: smallest probability mass that is kept; 1 keeps all.
         top_k: largest number of tokens that are kept; 0 keeps all.
         repetition_penalty: 1 for none.
@@ -62,7 +62,7 @@ class Sampling:
         frequency_penalty: the same, once for each time that the answer has it.
         logit_bias: (token id, what is added to its logit), each id once.
         stop_strings: texts that end an answer, and are no part of it.
-        top_logprobs: tokens whose log probabilities are kept beside the chosen one's; None: none, not even that.
+        top_logprobs: tokens whose log probabilities are kept in addition to the chosen token's; None: none are kept.
         prompt_logprobs: the same for each of the prompt's tokens but the first.
         special_tokens: the text has those of the answer's tokens that a tokenizer leaves out of text.
         min_new_tokens: tokens of an answer before which none of `stop` is chosen.
@@ -124,7 +124,7 @@ class Sampling:
             ends: ids of the tokens that end an answer (models.ends).
             temperature: None: the model's, 0 where its config does not sample.
             top_p: None: the model's.
-            seed, max_new_tokens: as in Sampling.
+            seed, max_new_tokens: see Sampling.
         """
 
         def own(name: str, absent: float) -> float:

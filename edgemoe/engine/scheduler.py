@@ -97,7 +97,7 @@ class Scheduler:
                 self.disk.flush()
 
     def saved(self, tokens: Sequence[int]) -> tuple[str, int] | None:
-        """Returns a hash of all that KV depends on beside tokens, and how many of the tokens have theirs on disk.
+        """Returns a hash of all that KV depends on except tokens, and how many of the tokens have KV on disk.
 
         None: no KV is kept on disk.
         """

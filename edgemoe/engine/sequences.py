@@ -51,11 +51,11 @@ class Sequences:
             raise
 
     def bytes_to_reserve(self, tokens: int, sequence: SequenceKV | None = None) -> int:
-        """Bytes that the first `tokens` tokens of a sequence take beyond those that it has reserved.
+        """Bytes that the first `tokens` tokens of a sequence need in addition to its reserved bytes.
 
         Args:
-            tokens: at most the context.
-            sequence: None: a new one with the plan's context.
+            tokens: number of tokens, at most the context.
+            sequence: the sequence; None: a new one with the plan's context.
         """
         context = sequence.context if sequence else self._plan.context
         nbytes = self._bytes_of(self._tokens_taken(tokens, context), context)

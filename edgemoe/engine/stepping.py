@@ -50,10 +50,10 @@ class Stepping:
             self._listeners = [each for each in self._listeners if each is not records]
 
     def begin(self, step: Step, *, all_rows: bool = False) -> StepContext:
-        """Makes the context of a step, which `run` takes. The step keeps the settings of now.
+        """Makes the context of a step, which `run` takes. The step keeps the present settings.
 
         Args:
-            step: at most the plan's prefill_rows rows, or as many rows as sequences.
+            step: a step of at most the plan's prefill_rows rows, or of as many rows as sequences.
             all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
 
         Raises:

@@ -14,7 +14,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenTexts:
-    """What each token of a tokenizer adds to a text that is longer already. Thread-safe.
+    """The text that each token of a tokenizer adds to a text that is not empty. Thread-safe.
 
     Args:
         tokenizer: a fast tokenizer of transformers.

@@ -40,7 +40,7 @@ class Turns:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Holds the lock: what the block changes is seen by every thread that waits for it."""
+        """Holds the lock, and wakes the waiting threads at the block's end, so that they see its changes."""
         with self._changed:
             yield
             self._changed.notify_all()

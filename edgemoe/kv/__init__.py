@@ -1,1 +1,1 @@
-"""What a sequence keeps between steps: keys and values, or the state of linear attention."""
+"""State of a sequence between steps: keys and values, or the state of linear attention."""

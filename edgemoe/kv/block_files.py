@@ -45,7 +45,7 @@ class Block:
     """A block of a sequence.
 
     Args:
-        root: the hash of no tokens: of all that KV depends on beside tokens.
+        root: the hash of no tokens: it covers all that KV depends on except tokens.
         digest: the block's own hash.
         tokens: int64 [n], all from the sequence's first to the block's last.
         secret: the directory's secret number.
@@ -60,7 +60,7 @@ class Block:
         """Returns the start of its file, a multiple of 4 KiB.
 
         Args:
-            nbytes, checksum: of the rows.
+            nbytes, checksum: size and checksum of the rows.
         """
         fixed = _HEADER.pack(_MAGIC, VERSION, len(self.tokens), self.root, self.digest, nbytes, checksum)
         covered = fixed + self.tokens.astype("<i4").tobytes()
@@ -95,8 +95,8 @@ def read_block(path: Path, block: Block, into: Sequence[memoryview]) -> int:
 
     Args:
         path: the path of the file.
-        block: that it must have, token for token.
-        into: filled, also where the file is damaged.
+        block: the block that the file must have, token for token.
+        into: buffers, which are written even where the file is damaged.
 
     Returns:
         bytes read.
@@ -186,7 +186,7 @@ class Entry:
 
 
 def entries(directory: Path) -> Iterator[Entry]:
-    """Yields every file of KV blocks in a directory, those included that are being written."""
+    """Yields every file of KV blocks in a directory, including files that are being written."""
     with os.scandir(directory) as found:
         for each in found:
             if is_block(each.name):

@@ -1,4 +1,4 @@
-"""Writes KV blocks into a shared directory, on an event loop of its own thread, beside the steps.
+"""Writes KV blocks into a shared directory, on an event loop of its own thread, while steps run.
 
 Rows are written straight from their sequences, which stay as they are until `release` returns. One process at a time
 writes, under the directory's lock, so files that are incomplete then belong to a process that was killed.
@@ -38,7 +38,7 @@ class Chain:
     """Blocks of a sequence that are to be on disk.
 
     Args:
-        sequence: whose rows they are.
+        sequence: the sequence that has the rows.
         hashes: the hashes of its beginnings (kv.blocks.chain).
         tokens: int64 [n], at least those of all blocks.
         windowed: blocks of which layers with a window have all rows.
@@ -61,12 +61,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a file has of a block.
+    """The part of a block that one file has.
 
     Args:
         index: the number of the block.
         digest: names the file.
-        windowed: the rows of layers with a window; False: of all others.
+        windowed: True: the rows of layers with a window; False: of all other layers.
     """
 
     index: int
@@ -147,9 +147,8 @@ class BlockWriter:
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
-        loop.set_default_executor(
-            ThreadPoolExecutor(1)
-        )  # a file is closed behind its last write, hung or not
+        # One thread: a file is closed after its last write, hung or not.
+        loop.set_default_executor(ThreadPoolExecutor(1))
         loop.run_forever()
         if left := asyncio.all_tasks(loop):
             for task in left:
@@ -246,7 +245,7 @@ class Room:
     """The bytes of a locked directory, and the files that leave for new ones.
 
     Args:
-        directory: whose files of writers that were killed are removed.
+        directory: the locked directory; files of killed writers are removed from it.
         limit: bytes.
         before: files whose last use came before this time, in nanoseconds, may leave.
 

@@ -11,7 +11,7 @@ BLOCK = 256
 
 BLOCK_ROWS = 2 * BLOCK
 """Token rows that a layer's parts, except its experts, compute at a time. Fixed, so that an answer does not depend on
-how many rows a step of its prompt has."""
+the number of rows in a step of its prompt."""
 
 Tokens = npt.NDArray[np.int64]
 
@@ -40,7 +40,7 @@ def chain(root: bytes, tokens: Tokens) -> list[bytes]:
     (2, 3, True)
 
     Args:
-        root: the hash of no tokens, which covers what their KV depends on beside them.
+        root: the hash of no tokens, which covers all that their KV depends on except tokens.
         tokens: int64 [n].
     """
     hashes = [root]

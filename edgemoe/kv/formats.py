@@ -33,7 +33,7 @@ class KVFormat:
 
     Args:
         keys, values: one of KINDS.
-        rotates: whether q4_0 keys lie behind a Hadamard rotation, which spreads a large number over its neighbours.
+        rotates: whether q4_0 keys are stored after a Hadamard rotation, which spreads large numbers over neighbours.
 
     Raises:
         UserError: another kind.
@@ -76,18 +76,18 @@ class KVFormat:
         ('q8_0 keys, bf16 values', 'bf16')
 
         Raises:
-            UserError: no such kind, or --kv-cache beside both others, where it has no effect.
+            UserError: no such kind, or --kv-cache together with both others, where it has no effect.
         """
         both = kv_cache
         if both is not None and both not in KINDS:
             raise UserError(f"{', '.join(KINDS)} for --kv-cache", repr(both), "choose one of them")
         if None not in (both, kv_cache_k, kv_cache_v):
-            found = f"--kv-cache {both} beside them"
+            found = f"--kv-cache {both} as well"
             raise UserError("--kv-cache-k and --kv-cache-v alone", found, "leave --kv-cache out")
         return cls(kv_cache_k or both or KINDS[0], kv_cache_v or both or KINDS[0])
 
     def __str__(self) -> str:
-        """As in a plan."""
+        """The format's name in a plan."""
         plain = "" if self.rotates or self.keys != "q4_0" else ", not rotated"
         both = self.keys if self.keys == self.values else f"{self.keys} keys, {self.values} values"
         return both + plain

@@ -68,7 +68,7 @@ class LinearStates:
 
 @dataclass(frozen=True)
 class LayerState:
-    """One layer's state of one sequence, behind the cache interface of transformers' linear-attention modules.
+    """One layer's state of one sequence, with the cache interface of transformers' linear-attention modules.
 
     Args:
         conv: bf16 [1, channels, kernel], the last inputs of the convolution, as (before the step, after it).
@@ -99,7 +99,7 @@ class LayerState:
         return False
 
     def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
-        """Stores the step's inputs [1, channels, R]. Returns the earlier inputs with the step's inputs behind them."""
+        """Stores the step's inputs [1, channels, R]. Returns the earlier inputs followed by the step's inputs."""
         before, after = self.conv
         earlier = torch.zeros_like(before) if self.fresh else before
         inputs = torch.cat((earlier, conv_states), dim=-1)

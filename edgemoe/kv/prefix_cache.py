@@ -31,16 +31,16 @@ _log = logging.getLogger("edgemoe")
 
 @dataclass(frozen=True)
 class PrefixCacheCounts:
-    """What a prefix cache has, and has done since it was opened.
+    """The contents of a prefix cache, and its counts since it was opened.
 
     Args:
-        tokens_read: whose KV came from disk.
+        tokens_read: tokens for which KV came from disk.
         blocks_read, bytes_read: files of these tokens.
         blocks_written, bytes_written: files that are complete.
         evicted: files that left for others.
         dropped: files that were damaged, or had another block.
         failures: chains whose writing, and blocks whose reading, the operating system refused.
-        used_bytes, limit_bytes: of all files in the directory.
+        used_bytes, limit_bytes: bytes of all files in the directory, and their limit.
     """
 
     tokens_read: int
@@ -86,16 +86,16 @@ class PrefixCache:
         """Opens the cache of a model.
 
         Args:
-            directory, limit, automatic: as of the class.
+            directory, limit, automatic: see the class.
             shape: the shape of the model's KV.
-            device: that computes the model.
+            device: the device that computes the model.
 
         Raises:
             UserError: the KV cannot be cut at a block, or lies on a device, or no block fits the limit; as the class.
         """
         if shape.linear:
-            wanted = "a model whose KV can be cut behind any token, for a prefix cache"
-            found = "one whose linear-attention layers have a state behind the last token alone"
+            wanted = "a model whose KV can be cut after any token, for a prefix cache"
+            found = "one whose linear-attention layers have a state after the last token alone"
             raise UserError(wanted, found, "leave --prefix-cache-dir out")
         if device != "cpu":
             wanted, found = "a model on the CPU, for a prefix cache", f"one on {device}"
@@ -126,7 +126,7 @@ class PrefixCache:
         )
 
     def start(self) -> None:
-        """Has blocks read and written from now on; those beyond the limit leave."""
+        """Starts to read and write blocks; blocks beyond the limit leave."""
         self.automatic = True
         try:
             self._writer.trim()
@@ -134,7 +134,7 @@ class PrefixCache:
             self._write_failed(error)
 
     def begun(self, hashes: Sequence[bytes]) -> int:
-        """Returns how many blocks of a sequence, from its first, have files, perhaps without those of windows.
+        """Returns the number of blocks of a sequence, from its first, that have files, perhaps without windows' rows.
 
         Args:
             hashes: the hashes of its beginnings (kv.blocks.chain).
@@ -204,7 +204,7 @@ class PrefixCache:
         return True
 
     def _read_file(self, block: Block, into: Sequence[memoryview], index: int) -> int:
-        """Reads the file of a block; returns its bytes, 0 where the rows are not those of the tokens."""
+        """Reads the file of a block; returns its bytes, 0 where it has the rows of other tokens."""
         path = self._path(block.digest)
         try:
             size = block_files.read_block(path, block, into)
@@ -229,12 +229,12 @@ class PrefixCache:
                 self._path(digest).unlink(missing_ok=True)
 
     def offer(self, sequence: SequenceKV, hashes: Sequence[bytes], tokens: Tokens) -> None:
-        """Has the blocks of a sequence written in the background, those that are not on disk yet.
+        """Has the blocks of a sequence that are not on disk yet written in the background.
 
         Args:
-            sequence: whose rows of all blocks stay as they are until `release` returns.
-            hashes: the hashes of its beginnings, at most of its length.
-            tokens: int64 [n], of these beginnings.
+            sequence: the sequence; the rows of all blocks stay as they are until `release` returns.
+            hashes: the hashes of its beginnings, none longer than the sequence.
+            tokens: int64 [n], the tokens of these beginnings.
         """
         if self.automatic and not self._writer.stuck and len(hashes) > 1:
             windowed = sequence.windows.whole_blocks() if sequence.windows else frozenset[int]()

@@ -49,7 +49,7 @@ class RotaryLengths:
         return min(limits)
 
     def factors(self, tokens: int) -> int:
-        """Returns a number that is equal for lengths with the same factors; 0 for those of short sequences."""
+        """Returns a number that is equal for lengths with equal factors; 0 for short sequences."""
         if self.ramp is not None and tokens > self.ramp:
             return tokens
         return max((step + 1 for step in self.steps if tokens > step), default=0)

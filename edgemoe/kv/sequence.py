@@ -19,7 +19,7 @@ from edgemoe.machine.pages import return_pages, sparse_tensor
 class SequenceKV:
     """Keys and values of one sequence in every layer, in the shape's format. Not thread-safe.
 
-    A step writes behind the `length` valid tokens, and increases `length` after it has succeeded; an error or Ctrl-C
+    A step writes after the `length` valid tokens, and increases `length` after it has succeeded; an error or Ctrl-C
     within a step does not change the sequence.
 
     Args:
@@ -31,7 +31,7 @@ class SequenceKV:
     Attributes:
         length: number of valid tokens.
         whole: tokens of the prompt that its steps come to, whose number the rotary factors of all its keys are for.
-        reserved: tokens, from the first, whose bytes are reserved; no step writes behind them.
+        reserved: number of tokens, from the first, whose bytes are reserved; no step writes after them.
         slots: layer -> index of its keys and values in `slices`, which are in the order of their layers.
         shapes: layer -> the shape of its keys and values.
         keys: [layers, heads, context, W], of rows.row_of, for the layers of the shape itself; W of bf16 is key_dim.
@@ -116,7 +116,7 @@ class SequenceKV:
         the windows of some numbers of tokens (Windows).
 
         Args:
-            length: at most the number of valid tokens.
+            length: number of tokens, at most the valid ones.
         """
         if self.states and length < self.length:
             return 0
@@ -126,10 +126,10 @@ class SequenceKV:
         """Drops every token from `length` on, and the ones before it that cannot be continued.
 
         Args:
-            length: at most the number of valid tokens.
+            length: number of tokens, at most the valid ones.
 
         Returns:
-            The number of tokens that are left, as `reach`.
+            The number of tokens that are left; see `reach`.
         """
         assert 0 <= length <= self.length
         self.length = self.reach(length)
@@ -172,10 +172,10 @@ class SequenceKV:
                         return_pages(head, tokens.start * row, tokens.stop * row)
 
     def return_behind(self, tokens: int) -> None:
-        """Returns the memory of tokens behind the first `tokens` to the system, and reserves only these. In RAM alone.
+        """Returns the memory of all tokens but the first `tokens` to the system; these stay reserved. In RAM alone.
 
         Args:
-            tokens: at least the valid ones, at most the reserved ones.
+            tokens: number of tokens, at least the valid ones, at most the reserved ones.
         """
         assert self.length <= tokens <= self.reserved
         self.reserved = tokens
@@ -189,10 +189,10 @@ class SequenceKV:
 
         Args:
             other: has at least `length` tokens.
-            length: at most the reserved tokens.
+            length: number of tokens, at most the reserved ones.
 
         Returns:
-            The number of tokens copied, as `reach` of the other sequence.
+            The number of tokens copied; see `reach` of the other sequence.
         """
         assert length <= min(other.length, self.reserved)
         length = other.reach(length)
@@ -217,7 +217,7 @@ class SequenceKV:
         return [each for each in self.stored if each.untyped_storage().data_ptr() not in with_window]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes keys and values [heads, R, D] behind the valid ones; with latents, the latents and rotary keys.
+        """Writes keys and values [heads, R, D] after the valid ones; with latents, the latents and rotary keys.
 
         Values that are shorter than the shape's are padded with zeros.
         """
@@ -249,8 +249,8 @@ class SequenceKV:
         """Returns the stored bytes of some tokens' keys and values, writable, layer by layer and head by head; in RAM.
 
         Args:
-            first, end: tokens, within the reserved ones.
-            windowed: those of layers with a window; False: of all others.
+            first, end: range of tokens, within the reserved ones.
+            windowed: True: rows of layers with a window; False: of all other layers.
         """
         assert first <= end <= self.reserved
         kinds = (each for parts in self.windowed.values() for each in parts)

@@ -24,7 +24,7 @@ class LinearState:
 
     Args:
         layers: the layers with such a state, ascending.
-        channels, kernel: of the convolution, whose last inputs are stored as bf16 [channels, kernel].
+        channels, kernel: sizes of the convolution, whose last inputs are stored as bf16 [channels, kernel].
         heads, key_dim, value_dim: shape of the recurrence's state, float32 [heads, key_dim, value_dim]; 0: none.
     """
 
@@ -82,7 +82,7 @@ class KVShape:
         return self.format.rotation(self.key_dim, self.latent or self.key_dim)
 
     def stored_as(self, form: KVFormat) -> KVShape:
-        """The same shape in another format."""
+        """Returns the shape with another format."""
         return replace(self, format=form, others=tuple(each.stored_as(form) for each in self.others))
 
     @property
@@ -91,7 +91,7 @@ class KVShape:
         return max(part.window for part in self.parts)
 
     def without_windows(self) -> KVShape:
-        """The same shape for memory that is taken as a whole: every layer keeps the tokens of the whole context."""
+        """The shape for memory that is taken as a whole: every layer keeps the tokens of the whole context."""
         kinds = dict[KVShape, list[int]]()
         for part in self.parts:
             plain = replace(part, layers=(), linear=None, others=(), index=None, window=0)
@@ -109,13 +109,13 @@ class KVShape:
         Keys and values of each layer and head lie together, for all tokens of the context.
 
         Args:
-            tokens: at most the context.
+            tokens: number of first tokens, at most the context.
             context: tokens that the sequence may have.
         """
         return self._bytes(tokens, context, whole=False) if tokens else self._bytes(0, 0, whole=True)
 
     def _bytes(self, tokens: int, context: int, *, whole: bool) -> int:
-        """Bytes of the states, and of a sequence's first tokens: with `whole` those of the whole context."""
+        """Bytes of the states, and of a sequence's first tokens; with `whole`, bytes of the whole context."""
         total = self.linear.bytes if self.linear else 0
         for part in self._stored:
             for row in filter(None, part._row_bytes()):

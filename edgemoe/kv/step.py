@@ -38,12 +38,12 @@ class Step:
     Any number of sequences may share a step, each once; all of them continue prompts, or none does.
 
     Args:
-        segments: at least one.
+        segments: the segments, at least one.
         cancelled: called between two parts of every layer that runs through transformers' modules; True ends the step
             with StepCancelled. None: nothing cancels it.
 
     Raises:
-        ValueError: a sequence twice, or prompts beside new tokens.
+        ValueError: a sequence twice, or prompts together with new tokens.
     """
 
     segments: tuple[Segment, ...]
@@ -86,7 +86,7 @@ class SpanPlace:
 
 
 class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
-    """The state of one step: its sequences' KV behind transformers' cache interface, and what layers tell each other.
+    """The state of one step: its sequences' KV with transformers' cache interface, and messages between its layers.
 
     Args:
         step: the step of these sequences.
@@ -103,7 +103,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
         self.prompts = [segment.prompt for segment in step.segments]
-        """Of each span; None: it is a new token."""
+        """The prompt of each span; None: it is a new token."""
         self.spans: list[tuple[SequenceKV, int, int]] = []
         """(sequence, its first row in the step, rows); within `block` of its rows."""
         self.rows, self.places = step.rows, list[SpanPlace]()
@@ -129,11 +129,11 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         received: torch.Tensor,
         window: int | None,
     ) -> None:
-        """Adds the attention that tokens receive from a span; behind the last of its segment its rows have ranks.
+        """Adds the attention that tokens receive from a span; after the last span of its segment its rows have ranks.
 
         Args:
             place, prompt: place and prompt of the span, which has one; `signal` is set.
-            layer, received, window: as PromptAttention.receive and ranks.
+            layer, received, window: see PromptAttention.receive and ranks.
         """
         assert self.signal
         assert prompt
@@ -174,7 +174,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the step's keys and values [1, heads, rows, D] behind each sequence's own; returns them unchanged."""
+        """Writes the step's keys and values [1, heads, rows, D] after each sequence's own; returns them unchanged."""
         for sequence, row, rows in self.spans:
             part = slice(row, row + rows)
             sequence.write(layer_idx, key_states[0, :, part], value_states[0, :, part])

@@ -75,7 +75,7 @@ class Windows:
         return self._trim()
 
     def commit(self, length: int) -> list[range]:
-        """Makes the tokens of a step valid; returns those that are not kept any more."""
+        """Makes the tokens of a step valid; returns the tokens that are not kept any more."""
         self._written, last = 0, self.kept[-1]
         self.kept[-1] = range(last.start, length)
         return self._trim() if length >= self._due else []
@@ -120,7 +120,7 @@ class Windows:
         return [range(valid, written)] if valid < written else []
 
     def crop(self, length: int) -> list[range]:
-        """Drops the tokens from `length` on, a number from `reach`; returns those whose memory goes."""
+        """Drops the tokens from `length` on, a number from `reach`; returns the tokens whose memory is freed."""
         before = self.kept
         self.kept = _common(before, [range(length)]) or [range(0)]
         self._marks = tuple(mark if mark <= length else 0 for mark in self._marks)

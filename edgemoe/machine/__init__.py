@@ -1,1 +1,1 @@
-"""What the operating system, the CPU and the devices report about this machine, and the advice they accept."""
+"""Reports of the operating system, the CPU and the devices about this machine, and the advice they accept."""

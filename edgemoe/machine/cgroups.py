@@ -34,7 +34,7 @@ def cgroups(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def cores() -> int:
-    """Cores that this process may use: those that it may run on, or the time that its cgroups allow, if that is less.
+    """Cores that this process may use: its affinity, or the time that its cgroups allow, if that is less.
 
     A container with `--cpus 2.5` sees every core of the machine, and its threads are stopped once they have used 2.5
     cores' time together. A part of a core counts for nothing: with a thread more, all wait for the one that is stopped.

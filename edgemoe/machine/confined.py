@@ -18,7 +18,7 @@ _SLICE_SECONDS = 0.25
 """Time of one wait for the result."""
 
 _MOST_CHARACTERS = 1000
-"""Of a result; the rest is cut off."""
+"""Most characters of a result; the rest is cut off."""
 
 _NOTHING = b"."
 """Result None."""
@@ -33,14 +33,14 @@ def confined(function: Callable[[], str | None], *, seconds: float, memory: int)
     Args:
         function: returns None, or a text that names what was wrong, of which 1,000 characters are kept.
         seconds: limit on the CPU time; the limit on the elapsed time is three times as long.
-        memory: bytes that it may map beside what this process has.
+        memory: bytes that it may map in addition to the memory of this process.
 
     Returns:
         the function's result, or what ended it: an exception, a signal, or a limit.
     """
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: of forking beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: forking a process with threads
         child = os.fork()
     if not child:
         _run(function, write, seconds, memory)
@@ -97,7 +97,7 @@ def _limit(seconds: float, memory: int) -> None:
 
 
 def _read(read: int, seconds: float) -> bytes | None:
-    """What comes until the other end closes; None after `seconds`, without time in which this program is stopped."""
+    """Reads until the other end closes; None after `seconds`, which count only while this program is not stopped."""
     answer = bytearray()
     while seconds > 0 and len(answer) < 8 * _MOST_CHARACTERS:
         start = time.monotonic()

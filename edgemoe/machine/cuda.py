@@ -26,7 +26,7 @@ _log = logging.getLogger("edgemoe")
 
 
 class _CudaEvent(Event):
-    """An event behind the work of a stream so far; its handle goes with it."""
+    """An event recorded after the work of a stream so far; its handle goes with it."""
 
     def __init__(self, driver: CudaDriver, stream: int) -> None:
         self._driver, self.handle, self._done = driver, driver.record(stream), False
@@ -115,7 +115,7 @@ class CudaDevice(Device):
         return torch.zeros(*shape, dtype=dtype, pin_memory=True)
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Captures a CUDA graph, which other threads may use the device beside."""
+        """Captures a CUDA graph; other threads may use the device meanwhile."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.place)
         launch()
         self._captures.wait_stream(before)
@@ -161,8 +161,8 @@ class CudaDevice(Device):
     def peak(self) -> int:
         """The allocator's peak plus the driver's present count of all other memory, which never shrinks."""
         own = self._own()
-        beside = self._driver if own is None else own - torch.cuda.memory_reserved(self.place)
-        return beside + torch.cuda.max_memory_reserved(self.place)
+        others = self._driver if own is None else own - torch.cuda.memory_reserved(self.place)
+        return others + torch.cuda.max_memory_reserved(self.place)
 
     def _context(self, own: int | None) -> int:
         """Bytes of the device that the process occupies now besides its allocator's.

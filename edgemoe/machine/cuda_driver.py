@@ -80,7 +80,7 @@ class CudaDriver:
         self._call("cuMemcpyHtoDAsync_v2", target, source, size, stream)
 
     def record(self, stream: int) -> int:
-        """Makes an event behind the work of a stream so far; the caller destroys it."""
+        """Makes an event after the work of a stream so far; the caller destroys it."""
         event = _P()
         self._call("cuEventCreate", ctypes.byref(event), _BLOCKING)
         assert event.value
@@ -88,7 +88,7 @@ class CudaDriver:
         return event.value
 
     def destroy(self, event: int) -> None:
-        """Frees an event; what waits for it goes on waiting."""
+        """Frees an event; work that waits for it goes on waiting."""
         self._call("cuEventDestroy_v2", event)
 
     def done(self, event: int) -> bool:

@@ -1,6 +1,6 @@
-"""Contract of a device with its own memory: allocation, copies that run beside the host, and events between them.
+"""Contract of a device with its own memory: allocation, copies that run while the host works, and their events.
 
-Two queues of work run beside the host. *Compute* runs kernels in the order in which the host launches them. *Copies*
+Two queues of work run while the host works. *Compute* runs kernels in the order of their launches. *Copies*
 bring bytes from host memory into device memory. A queue waits for the other only where an event says so:
 
     host     read ─ copy ─ publish ─ await_copies ─ launch ─ computed ─ release ─ copy into the freed block
@@ -9,7 +9,7 @@ bring bytes from host memory into device memory. A queue waits for the other onl
 
 A kernel that reads copied bytes waits for the event of that copy. A copy that overwrites bytes waits for the event of
 the last kernel that reads them. No operation waits for the whole device. The host waits for kernels in two places only:
-`to_host`, which returns results to it, and `await_computed`, behind which it reads what kernels copied to it.
+`to_host`, which returns results to it, and `await_computed`, after which it reads what kernels copied to it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Device(ABC):
 
     @abstractmethod
     def pin(self, memory: memoryview) -> bool:
-        """Page-locks host memory, so that copies from it run beside the host.
+        """Page-locks host memory, so that copies from it run while the host works.
 
         Args:
             memory: whole pages, which stay mapped until `unpin`.
@@ -80,7 +80,7 @@ class Device(ABC):
 
     @abstractmethod
     def copy(self, pairs: Sequence[tuple[memoryview, torch.Tensor]], after: Event | None) -> Event:
-        """Enqueues one batch of copies from the host, and an event behind them.
+        """Enqueues one batch of copies from the host, and an event after them.
 
         Copies into the same bytes happen in the order of the calls. No other order is promised.
 
@@ -98,7 +98,7 @@ class Device(ABC):
 
     @abstractmethod
     def computed(self) -> Event:
-        """An event behind every kernel that was launched so far."""
+        """An event recorded after every kernel that was launched so far."""
 
     @abstractmethod
     def await_computed(self) -> None:
@@ -106,7 +106,7 @@ class Device(ABC):
 
     @abstractmethod
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates zeros in host memory, from and to which copies among the kernels run beside the host."""
+        """Allocates zeros in host memory. Copies among the kernels, from and to it, run while the host works."""
 
     @abstractmethod
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:

@@ -16,7 +16,7 @@ def taking(device: Device | None, what: str, minimum: int) -> Iterator[None]:
     """Translates torch's out-of-memory error within the block.
 
     Args:
-        device: whose memory is allocated; None: RAM.
+        device: the device whose memory is allocated; None: RAM.
         what: the purpose of the memory, as in "dense weights".
         minimum: the smallest sufficient --vram-limit, bytes.
 

@@ -1,4 +1,4 @@
-"""What the operating system reports about this process: peak memory, disk reads, memory still available to it."""
+"""Reports of the operating system about this process: peak memory, disk reads, memory still available to it."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def return_free_memory() -> None:
     """Returns freed memory to the system, and fixes what malloc keeps of it from now on. No-op without glibc.
 
     By default glibc raises the size from which it returns a block at once, after the first closed model, up to 32 MB:
-    its heap then keeps freed blocks, and their holes take 100 MB beside the next model. And each thread has a heap of
-    its own: those of sixteen threads that compute in turn took 230 MB more.
+    its heap then keeps freed blocks, and their holes take 100 MB in addition to the next model. Each thread has a
+    heap of its own: the heaps of sixteen threads that compute in turn took 230 MB more.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -97,7 +97,7 @@ def available_memory() -> int:
 
 
 def _cgroup_free_bytes() -> list[int]:
-    """Free bytes of each limited memory cgroup of this process and of those cgroups' ancestors."""
+    """Free bytes of each limited memory cgroup of this process, and of these cgroups' ancestors."""
     free = []
     for directory, version in cgroups("memory"):
         with suppress(OSError):

@@ -23,7 +23,7 @@ class DeviceSpeed:
     Args:
         tried: bytes to pin.
         pinned: bytes that the system has pinned.
-        copied: bytes a second from pinned memory to the device; None where nothing was pinned.
+        copied: bytes per second from pinned memory to the device; None where nothing was pinned.
     """
 
     tried: int
@@ -35,7 +35,7 @@ def measure_device(device: Device, tried: int, clock: Callable[[], float] = time
     """Pins memory, copies from it and releases it. Takes a second per few gigabytes.
 
     Args:
-        device: to measure.
+        device: the device that is measured.
         tried: bytes to pin, rounded down to whole PIECEs, at least one.
         clock: seconds.
     """

@@ -23,7 +23,7 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """A measurement, in bytes a second.
+    """A measurement, in bytes per second.
 
     Args:
         write: sequential, synced at the end.
@@ -40,7 +40,7 @@ def measure_disk(directory: Path, size: int) -> DiskSpeed:
     """Writes an unnamed file of `size` bytes and reads it back.
 
     Args:
-        directory: on the disk to measure; it must exist and be writable.
+        directory: a directory on the disk that is measured; it must exist and be writable.
         size: bytes, a multiple of PIECE.
 
     Raises:

@@ -78,14 +78,14 @@ def _plane_buffers(geometry: RecordGeometry, level: int, count: int) -> Iterator
 
 
 def copy_speed(device: Device | None, size: int, seconds: float) -> float:
-    """Bytes a second of copies from DRAM to the fastest tier, as transfers make them.
+    """Bytes per second of copies from DRAM to the fastest tier, as transfers make them.
 
     In RAM that is with PROBE_THREADS, to a device from pinned memory.
 
     Args:
-        device: that has the fastest tier; None: it is in RAM.
+        device: the device of the fastest tier; None: the tier is in RAM.
         size: bytes of a copy; twice as many are allocated meanwhile.
-        seconds: to measure for.
+        seconds: duration of the measurement.
     """
     if device is None:
         source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
@@ -102,7 +102,7 @@ def copy_speed(device: Device | None, size: int, seconds: float) -> float:
 
 
 def speed_of(work: Callable[[], object], size: int, seconds: float) -> float:
-    """Most bytes a second of work that moves `size` bytes a call, over WINDOWS, after one call that is not timed."""
+    """Most bytes per second of calls that move `size` bytes each, over WINDOWS, after one call that is not timed."""
     work()
     best = 0.0
     for _ in range(WINDOWS):

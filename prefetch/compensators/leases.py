@@ -1,4 +1,4 @@
-"""The compensators of one request: leased beside their experts, and read where they are not in memory."""
+"""The compensators of one request: leased together with their experts, and read where they are not in memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgemoe.storage.sizes import format_size
 class CompensatorLeases:
     """The leases and reads of a request's compensators. Used by the engine's thread.
 
-    A read begins once its expert's blocks are leased or reserved, behind the expert's own read, so a compensator that
+    A read begins once its expert's blocks are leased or reserved, after the expert's own read, so a compensator that
     waits for room waits for experts that can be computed.
 
     Args:
-        transfers: into the tier of compensators.
+        transfers: transfers into the tier of compensators.
         wanted: `compensated` of StepExperts.request.
         counts: the counters of the step.
-        scan: as in StepExperts.request.
+        scan: see StepExperts.request.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The computation of a store's compensators, layer by layer: what a level lacks, ranks, and factors."""
+"""The computation of a store's compensators, layer by layer: errors of a level, ranks, and factors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Computation:
         return [(flat[i], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), len(PROJECTIONS))]
 
     def _measures(self, layer: int, expert: int) -> list[torch.Tensor]:
-        """What the rule assigns the ranks of gate, up and down by: kurtosis, or the spectrum of the error."""
+        """The measures of gate, up and down by which the rule assigns ranks: kurtosis, or the error's spectrum."""
         if self._run.rule == "kurtosis":
             gate_up, down = self._weights(layer, expert)
             return [torch.tensor(kurtosis(weight)) for weight in (*gate_up.chunk(2), down)]
@@ -111,7 +111,7 @@ class Computation:
         return raw, SourceError(left, before)
 
     def _errors(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
-        """What the base level of an expert lacks: of gate [I, H], up [I, H] and down [H, I], float32."""
+        """The weights minus the base level of an expert: gate [I, H], up [I, H] and down [H, I], float32."""
         weights = self._weights(layer, expert)
         if self._experts and self._run.reference != self._manifest.source:
             self._check_weights(layer, expert, weights)

@@ -36,13 +36,13 @@ _RUN, _RANKS, _CHECKSUMS, _ERROR = "run", "ranks", "xxh3_64", "error"
 
 @dataclass(frozen=True)
 class CompensatorRun:
-    """What is computed: equal runs write equal bytes.
+    """The settings of a run; equal settings write equal bytes.
 
     Args:
         store: fingerprint of the store.
         reference: fingerprint of the checkpoint with the weights, or "level 8": the store's own.
         base_level: level whose error is compensated, 2 or 4.
-        rule: that assigns ranks, one of RULES.
+        rule: the rule that assigns ranks, one of RULES.
         mean_rank: mean over the projections of a layer, the budget of the rule.
     """
 
@@ -65,9 +65,9 @@ class CompensatorFiles:
     """The files of one run.
 
     Args:
-        run: whose files these are.
+        run: the settings of the run.
         directory: the directory of the store, or another one for the files.
-        manifest: the store's.
+        manifest: the store's manifest.
     """
 
     def __init__(self, run: CompensatorRun, directory: Path, manifest: Manifest) -> None:
@@ -88,7 +88,7 @@ class CompensatorFiles:
             layer: its number.
             ranks: the ranks of every expert.
             records: uint8 [bytes of its ranks] for each expert, BLOCK-aligned.
-            error: what they leave of the squared error; complete once the last record is taken.
+            error: the squared error that the compensators leave; complete once the last record is taken.
 
         Raises:
             DoesNotFit, WriteFailed: the disk is full, or refuses a write.

@@ -77,11 +77,11 @@ class CompensatorIndex:
 
     Args:
         base_level: level whose error they approximate, 2 or 4.
-        rule: that assigned the ranks, one of RULES.
+        rule: the rule that assigned the ranks, one of RULES.
         mean_rank: budget of the rule: mean over the projections of a layer.
         reference: fingerprint of the checkpoint that the errors were measured against, or "level 8": the store's own.
         error: ||W - W_level - U V|| / ||W - W_level|| over all experts.
-        layers: by layer number, the same as the store's.
+        layers: layer's number -> its compensators; every layer of the store.
     """
 
     base_level: int
@@ -140,7 +140,7 @@ def read_compensators(
     """Reads the value of "compensators" in store.json.
 
     Args:
-        value: as parsed; None where store.json has none.
+        value: the parsed value; None where store.json has none.
         geometry: the geometry of the store's records.
         counts: layer number -> experts.
 

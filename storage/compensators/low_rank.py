@@ -41,7 +41,7 @@ def factor(error: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         error: float32 [N, K].
-        rank: at most min(N, K).
+        rank: number of columns of u, at most min(N, K).
 
     Returns:
         u transposed [rank, N] and v [rank, K], float32, largest singular value first.
@@ -126,7 +126,7 @@ def compensator(errors: Sequence[torch.Tensor], geometry: CompensatorGeometry) -
 
     Args:
         errors: the errors of gate [I, H], up [I, H] and down [H, I], float32.
-        geometry: with the ranks.
+        geometry: the compensator's sizes, with its ranks.
 
     Returns:
         uint8 [geometry.nbytes], BLOCK-aligned; the sum of the squares that it leaves of the errors.

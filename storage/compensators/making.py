@@ -44,7 +44,7 @@ def compensate(
         source: a checkpoint's directory or GGUF file; None: the weights of the store's highest level.
         directory: the store.
         family: the names of the source's config; None without a source.
-        base_level, rule, mean_rank: as for CompensatorRun.
+        base_level, rule, mean_rank: see CompensatorRun.
         progress: called with steps done and in all, from the calling thread; every expert takes equally many.
         threads: threads that compute; by default one for each core of this process.
 

@@ -94,7 +94,7 @@ class CompensatorReader(FileReader):
         return entry.length
 
     def load(self, key: ExpertKey) -> Bytes:
-        """Reads a compensator into new memory, uint8 [length], BLOCK-aligned. Errors are those of `read`."""
+        """Reads a compensator into new memory, uint8 [length], BLOCK-aligned. Raises what `read` raises."""
         out = aligned(self._index.entry(key).length)
         self.read(key, Plane.BASE, Plane.BASE, [out.data])
         return out

@@ -30,10 +30,10 @@ def run_of(
     rule: str,
     mean_rank: int,
 ) -> tuple[CompensatorRun, ExpertWeights | None]:
-    """Checks the options; returns the run, and its weights: None for those of the store's highest level.
+    """Checks the options; returns the run and its weights, None for the store's highest level.
 
     Raises:
-        UserError, ModelRefused, DamagedData: as making.compensate.
+        UserError, ModelRefused, DamagedData: see making.compensate.
     """
     if not manifest.geometry.gated:
         raise ModelRefused(

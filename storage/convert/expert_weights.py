@@ -77,7 +77,7 @@ class ExpertWeights:
     """All experts of a checkpoint. Thread-safe.
 
     Attributes:
-        layers: with experts, ascending.
+        layers: numbers of the layers with experts, ascending.
         count: experts of every layer in `layers`.
         names: the names of all tensors that hold expert weights.
 
@@ -171,7 +171,7 @@ class ExpertWeights:
             )
 
     def _sources(self, layer: int) -> tuple[SourceMatrix, SourceMatrix]:
-        """What the checkpoint has of a layer's matrices."""
+        """The tensors from which a layer's two matrices are made, with their types."""
         if layer in self._fused:
             names = [[name] for name in self._fused[layer]]
         else:

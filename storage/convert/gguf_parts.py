@@ -72,7 +72,7 @@ def read_parts(path: Path) -> GgufParts:
                 f"split.count {shortened(found[0])} and split.no {shortened(found[1])}",
                 _ACTION
                 if len(paths) > 1
-                else "give it the name that llama-gguf-split gave it, beside its other parts",
+                else "give it the name that llama-gguf-split gave it, next to its other parts",
             )
         if twice := tensors.keys() & header.tensors.keys():
             raise BadHeader(

@@ -17,13 +17,13 @@ class ExpertRecords:
     """Makes the records of a store. Thread-safe.
 
     Args:
-        experts: the checkpoint's.
+        experts: the checkpoint's experts.
         geometry: the geometry of the store.
         layout: the order of codes in the records.
         max_level: the conversion's highest level; None: what the source justifies.
 
     Attributes:
-        table: what is done with each type of the source; its errors come as experts are compared.
+        table: a row for each type of the source; its errors are added as experts are compared.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Arrivals(Protocol):
         """
 
     def release(self, layer: int, keep: Collection[str]) -> None:
-        """Marks a layer's experts as stored: of its tensors only those named in `keep` are read again."""
+        """Marks a layer's experts as stored: only its tensors that `keep` names are read again."""
 
 
 def convert(

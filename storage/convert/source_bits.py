@@ -41,9 +41,9 @@ class SourceMatrix:
 
     Args:
         types: names of their types, sorted.
-        bits_per_weight: on disk.
+        bits_per_weight: bits per weight on disk.
         bits: most bits of their codes; None: some have none that a record keeps.
-        group: narrowest group of their codes; None: as `bits`.
+        group: narrowest group of their codes; None: see `bits`.
     """
 
     types: tuple[str, ...]
@@ -98,7 +98,7 @@ def choose_geometry(
     """Chooses the geometry of a store: the smallest one that keeps within the errors.
 
     Args:
-        matrices: without groups of codes and limits.
+        matrices: the matrices' sizes, without groups of codes and limits.
         found: every layer of the checkpoint.
         max_level: 8 or 4, the highest level to store; None: as many bits as the source can fill.
         directory: the checkpoint's, for messages.
@@ -160,7 +160,7 @@ def _bits_of(matrices: Sequence[MatrixSpec], sources: Sequence[SourceMatrix]) ->
 
 
 def _of_expert(matrices: Sequence[MatrixSpec], errors: Sequence[float]) -> float:
-    """The relative error of an expert from those of its matrices."""
+    """The relative error of an expert, from the errors of its matrices."""
     parts = [_PARTS[spec.name] for spec in matrices]
     squares = sum(part * error**2 for part, error in zip(parts, errors, strict=True))
     return math.sqrt(squares / sum(parts))

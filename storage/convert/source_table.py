@@ -1,4 +1,4 @@
-"""What a conversion does with each type of a checkpoint's expert weights, as the rows of a table."""
+"""The rows of a table that says how a conversion treats each type of a checkpoint's expert weights."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def require_unchanged(
 
     Args:
         source: the checkpoint.
-        fingerprint: from Checkpoint.fingerprint, before the checkpoint was read.
+        fingerprint: the result of Checkpoint.fingerprint before the checkpoint was read.
         known: file name -> SHA-256 of its content in hex, where it is known without reading the file.
     """
     with source_errors(source):

@@ -54,7 +54,7 @@ class CheckpointPlan:
         levels: bits of each expert.
 
     Attributes:
-        files, small_files, copied: as Plan.
+        files, small_files, copied: see Plan.
     """
 
     def __init__(self, experts: StoreExperts, family: ExportNames, config: Config, levels: Levels) -> None:
@@ -102,7 +102,7 @@ class CheckpointPlan:
         return Made([(0, raw(self._dense.read(name)))])
 
     def _layer_unit(self, layer: int) -> Unit:
-        """The experts of a layer in bf16: a tensor a matrix, or, where the family's checkpoints fuse them, two."""
+        """The experts of a layer in bf16: one tensor per matrix, or, where the family's checkpoints fuse them, two."""
         geometry, count = self._experts.geometry, self._experts.count(layer)
         gate_up, down = geometry.matrices
         inner, hidden = gate_up.rows // 2, gate_up.cols

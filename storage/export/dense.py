@@ -54,7 +54,7 @@ class DenseTensors:
         return self._stored[self._own[name]].shape
 
     def is_coded(self, name: str) -> bool:
-        """Whether the store has a tensor as 8-bit codes with a scale a row."""
+        """Whether the store has a tensor as 8-bit codes with one scale per row."""
         return self._stored[self._own[name]].dtype == "I8"
 
     def nbytes(self, name: str) -> int:

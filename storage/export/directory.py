@@ -39,7 +39,7 @@ class ExportDirectory:
 
     Args:
         directory: new, empty, or an export of the same `content`, finished or not.
-        content: what is exported: texts by key, with the store's fingerprint, the format and the levels.
+        content: the exported parts: texts by key, with the store's fingerprint, the format and the levels.
         layout: a digest of the files' names and sizes; an unfinished export of another one is refused.
 
     Raises:

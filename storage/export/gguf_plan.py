@@ -52,7 +52,7 @@ class GgufPlan:
         levels: bits of each expert.
 
     Attributes:
-        files, small_files, copied: as Plan.
+        files, small_files, copied: see Plan.
 
     Raises:
         ModelRefused: the reader of GGUF files knows no such architecture, tensor or tokenizer.
@@ -196,7 +196,7 @@ def _repeated(tensor: torch.Tensor, width: int, times: int) -> torch.Tensor:
 
 
 def _padded(unit: Unit) -> Unit:
-    """Adds the zeros behind every tensor that does not end where the next one begins."""
+    """Adds the zeros after every tensor that does not end where the next one begins."""
 
     def zeros() -> Made:
         pairs = zip(unit.tensors.values(), unit.regions, strict=True)

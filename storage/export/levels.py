@@ -19,7 +19,7 @@ _KEY = re.compile(r"\*|(\d{1,6})(?:\.(\d{1,6}))?", re.ASCII)
 
 
 def one_level(manifest: Manifest, level: int) -> Levels:
-    """The same level for every expert of a store."""
+    """One level for all experts of a store."""
     return {layer: (level,) * len(records.records) for layer, records in sorted(manifest.layers.items())}
 
 

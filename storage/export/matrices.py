@@ -76,7 +76,7 @@ class Affine:
         return Affine(codes, scale, self.centre, MIDDLE[level], self.group)
 
     def regrouped(self, group: int) -> Affine:
-        """The same matrix in narrower groups; `group` divides its own."""
+        """Splits the matrix into narrower groups without changing its weights; `group` divides its own."""
         times = self.group // group
         if times == 1:
             return self

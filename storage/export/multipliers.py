@@ -27,7 +27,7 @@ _ASSUMED: Config = {
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
-"""transformers' values of granitemoe's keys where config.json has none; those of other families differ."""
+"""transformers' values of granitemoe's keys where config.json has none; other families have other values."""
 
 _FORMS = {
     "mixtral": {"architectures": ["MixtralForCausalLM"], "sliding_window": None},

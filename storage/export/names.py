@@ -12,7 +12,7 @@ class ExportNames(ExpertNames, Protocol):
 
     @property
     def model_type(self) -> str:
-        """As in config.json."""
+        """The model_type of config.json."""
 
     @property
     def fused_checkpoints(self) -> bool:

@@ -1,4 +1,4 @@
-"""What an export writes: files of regions, and the pieces of work that fill them."""
+"""The plan of an export: files of regions, and the pieces of work that fill them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgemoe.storage.export.levels import Levels
 from edgemoe.storage.export.matrices import Affine, StoreExperts
 
 SHARD_BYTES = 2_000_000_000
-"""Bytes from which on the next layer begins a new file: what a killed export repeats."""
+"""Bytes after which the next layer begins a new file. A killed export repeats at most one file."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Work:
     """A piece of work.
 
     Args:
-        nbytes: that it and its result take, together with what it reads.
+        nbytes: bytes that the work and its result take, together with its input.
         run: does it, in any thread.
     """
 
@@ -68,7 +68,7 @@ class Work:
 
 @dataclass
 class Unit:
-    """Tensors that stay together in a file: one layer's experts, or those outside of experts.
+    """Tensors that stay together in a file: one layer's experts, or all tensors outside of experts.
 
     Args:
         tensors: name -> (element type as the format names it, shape), in the order of the file.
@@ -88,7 +88,7 @@ class PlannedFile:
     Args:
         name: the name of the file.
         header: bytes before the tensors' data.
-        units: that follow, in order.
+        units: the units that follow, in order.
     """
 
     name: str
@@ -97,7 +97,7 @@ class PlannedFile:
 
     @property
     def regions(self) -> list[int]:
-        """Bytes of every region: the header, then those of the units."""
+        """Bytes of every region: the header, then the regions of all units."""
         return [len(self.header), *(size for unit in self.units for size in unit.regions)]
 
 
@@ -110,7 +110,7 @@ class Plan(Protocol):
 
     @property
     def small_files(self) -> dict[str, bytes]:
-        """Other files, such as config.json, which are written behind all weights."""
+        """Other files, such as config.json, which are written after all weights."""
 
     @property
     def copied(self) -> Sequence[str]:
@@ -137,7 +137,7 @@ class Expert:
     Args:
         experts: the store's experts.
         layer, number: the expert's place.
-        level: to export.
+        level: the level that is exported.
         compared: whether its errors are measured.
     """
 
@@ -164,7 +164,7 @@ class Expert:
         Args:
             stored: rows of a matrix of `read`, at the store's highest level.
             exported: their exported weights, floating point.
-            kept, groups: as in Errors.
+            kept, groups: see Errors.
         """
         source, own = stored.weights(), stored.at(self.level).weights()
         return Errors(
@@ -182,7 +182,7 @@ def add_experts(
     """Adds the work of a layer's experts to a unit; the first and the middle one are compared, as in a conversion.
 
     Args:
-        unit: that gets the work.
+        unit: the unit to which the work is added.
         experts: the store's experts.
         levels: bits of each expert.
         layer: the layer that the experts belong to.

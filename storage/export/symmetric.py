@@ -35,7 +35,7 @@ class Symmetric:
     kept: int = 0
 
     def affine(self) -> Affine:
-        """The same weights as affine codes."""
+        """Converts the codes to affine ones, with equal weights."""
         step = self.scale.float()
         return Affine(self.codes, step, torch.zeros_like(step), float(self.middle), self.group)
 
@@ -56,7 +56,7 @@ def int4(matrix: Affine, group: int) -> Symmetric:
     """Keeps the codes of groups whose centre is 0, and quantizes the others to 4 bits. Scales are bf16.
 
     Args:
-        matrix: at level 8 or 4; K a multiple of group, which divides its own.
+        matrix: the matrix at level 8 or 4; K is a multiple of group, which divides the matrix's own group.
         group: consecutive inputs that share a scale.
     """
     matrix = matrix.regrouped(group)

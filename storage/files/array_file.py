@@ -36,7 +36,7 @@ def write_arrays(path: Path, description: Mapping[str, Any], arrays: Arrays) -> 
     Args:
         path: the path of the file; its directory exists.
         description: values for JSON.
-        arrays: by name, of the element types F16, F32, F64, U16 and I64.
+        arrays: name -> array, with element type F16, F32, F64, U16 or I64.
 
     Raises:
         DoesNotFit: the disk is full.

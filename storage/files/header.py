@@ -67,7 +67,7 @@ class Header:
     """The contents of a safetensors header.
 
     Args:
-        tensors: by name, in the order of the file's JSON.
+        tensors: name -> entry, in the order of the file's JSON.
         metadata: free text by key.
         data_start: bytes before the first tensor.
     """

@@ -63,7 +63,7 @@ def foreign_code(
     of memory pass.
 
     Args:
-        wanted: what is expected of the model, with the file that the values are from.
+        wanted: the value that is expected of the model, and the file that has it, for messages.
         action: the advice in messages of the error.
         values: the file's values; the error then names the one that the library stumbled over, as far as that is known.
     """

@@ -1,4 +1,4 @@
-"""The GGUF architectures that are read: what each has beyond the names and sizes that most have."""
+"""The GGUF architectures that are read: each one's parts besides the names and sizes that most of them share."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Scaled(Weight):
     """A tensor whose file has a second one with a factor for it, or for each of its experts, as NVFP4 files have.
 
     Args:
-        weight: without the factor.
+        weight: the tensor before it is multiplied by the factor.
         factors: float32 [1] or [E].
         expert: the expert that `weight` belongs to; None: it has one factor.
     """
@@ -132,7 +132,7 @@ def flat(config: Config, weight: torch.Tensor) -> torch.Tensor:
 
 
 def as_it_is(config: Config, weight: torch.Tensor) -> torch.Tensor:
-    """The same tensor, under another name."""
+    """Returns the tensor unchanged: it only gets another name."""
     return weight
 
 
@@ -213,7 +213,7 @@ def value_heads(config: Config, weight: torch.Tensor) -> torch.Tensor:
 
 
 def last_value_heads(config: Config, weight: torch.Tensor) -> torch.Tensor:
-    """`value_heads` of the rows after those of queries and keys."""
+    """Applies `value_heads` to the rows after the queries' and keys'."""
     width = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     return torch.cat((weight[:width], value_heads(config, weight[width:])))
 

@@ -68,7 +68,7 @@ def config_of(
 
     Args:
         name: the architecture's, in GGUF files.
-        architecture: what it is in transformers.
+        architecture: its transformers class and fields.
         fields: all of the file.
         shapes: shape of each tensor by its name in the file.
         factors: "long" and "short" -> factors of rotary frequencies, where the file has them.
@@ -96,7 +96,7 @@ def config_of(
 def _named_values(
     name: str, architecture: Architecture, own: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
-    """Values that the architecture implies, and those of single fields; raises as config_of."""
+    """Values that the architecture implies, and values of single fields; raises as config_of."""
     for field, value in architecture.expected.items():
         if own.get(field, value) != value:
             raise _refused(f"{field} {value}", own[field], path)
@@ -118,7 +118,7 @@ def layers_ahead(fields: Mapping[str, Any], name: str) -> int:
 
 
 def _layers(own: Mapping[str, Any], path: Path) -> int:
-    """The number of layers without those for multi-token prediction."""
+    """The number of layers, without layers for multi-token prediction."""
     count, ahead = own["block_count"], own.get(_AHEAD, 0)
     if type(count) is not int or type(ahead) is not int or not 0 <= ahead < count:
         raise _refused(f"a block_count above {_AHEAD}", (count, ahead), path)

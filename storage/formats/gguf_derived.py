@@ -23,7 +23,7 @@ def derives(key: str, *parts: str) -> Derive:
     """Sets a config key to whether the file has a tensor, in any layer, or outside of layers.
 
     Args:
-        key: in transformers' config.
+        key: the key in transformers' config.
         parts: ends of the tensors' names.
     """
 

@@ -65,7 +65,7 @@ class GgufHeader:
 
     Args:
         fields: texts, numbers, booleans and lists of them, by key.
-        tensors: by name.
+        tensors: name -> entry.
     """
 
     fields: dict[str, Any]

@@ -83,7 +83,7 @@ class GgufModel:
         return out
 
     def _of_layer(self, prefix: str, parts: dict[str, str]) -> dict[str, Weight]:
-        """The tensors of a layer, or those outside of layers, by transformers' names.
+        """The tensors of a layer, or all tensors outside of layers, by transformers' names.
 
         Args:
             prefix: the beginning of their names in transformers; empty outside of layers.

@@ -55,7 +55,7 @@ def parameter(stem: str, suffix: str) -> str:
     """The name of a parameter below the layer.
 
     Args:
-        stem: from layer_names.
+        stem: a name that layer_names returned.
         suffix: the file's, "weight" or "bias".
 
     >>> parameter("self_attn.q_proj", "bias"), parameter("mlp.gate.e_score_correction", "bias")

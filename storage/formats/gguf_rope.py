@@ -21,7 +21,7 @@ def rope_parameters(own: Mapping[str, Any], factors: Mapping[str, list[float]], 
     """transformers' rope_parameters of a file.
 
     Args:
-        own: from gguf_fields.own_fields.
+        own: the result of gguf_fields.own_fields.
         factors: "long" and "short", or "freqs" -> factors of frequencies; none where the file has no such tensors.
         path: the file, for messages.
 

@@ -1,4 +1,4 @@
-"""What a GGUF architecture is in transformers' terms."""
+"""The description of a GGUF architecture in transformers' terms."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Architecture:
         return {f"ffn_{part}_exps": f"{block}.{{expert}}.{end}" for part, end in parts if end}
 
     def all_changes(self) -> tuple[Change, ...]:
-        """`changes`, and those of paired_rows."""
+        """`changes`, and the changes that paired_rows needs."""
         names, ends = {"attn_q": "q_proj", "attn_k": "k_proj"}, ("weight", "bias")
         return self.changes + tuple(
             Change(f"self_attn.{names[part]}.{end}", (f"{part}.{end}",), changes.unpaired(heads))

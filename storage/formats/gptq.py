@@ -112,7 +112,7 @@ def own_settings(settings: Settings, key: str, exempt: str) -> list[dict[str, An
     Args:
         settings: the quantization_config.
         key: the key of the object.
-        exempt: what the names of matrices that are not quantized begin with; "": no name says so.
+        exempt: the beginning of names of matrices that are not quantized; "": no name says so.
 
     Raises:
         ModelRefused: another value, or a setting that is not known.

@@ -48,7 +48,7 @@ class SourceCodes:
         return SourceCodes(codes, scale, centre, group, bits)
 
     def widened(self, bits: int) -> SourceCodes:
-        """Returns the same weights as codes of more bits, near the middle of those that share the present bits."""
+        """Returns the weights as codes of more bits, each near the middle of the codes that share the present bits."""
         added = bits - self.bits
         if not added:
             return self

@@ -1,1 +1,1 @@
-"""What a record is: planes of an expert's bytes, their layouts and resident forms, and the codes in them."""
+"""Records: planes of an expert's bytes, their layouts and resident forms, and the codes in them."""

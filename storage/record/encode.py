@@ -28,7 +28,7 @@ def quantize_matrix(weight: Matrix, spec: MatrixSpec, bits: int | None = None, l
     Args:
         weight: floats, or codes, which count as floats if they have more than `bits` bits.
         spec: the sizes of the matrix.
-        bits: how many bits a code has, one of offsets.BITS; the lower bits of the result's 8 are constant
+        bits: number of bits of a code, one of offsets.BITS; the lower bits of the result's 8 are constant
             (planes.REST). None: 8 for floats; 4 for a source with codes, and `level` is 4 then.
         level: the highest level that computes the matrix, 8 or 4.
     """

@@ -192,7 +192,7 @@ class WholeForm(ResidentForm):
     So an expert is at one level or not at all: no blocks are left of one that loses some.
 
     Args:
-        form: with the blocks.
+        form: the form whose blocks are used.
     """
 
     def __init__(self, form: ResidentForm) -> None:

@@ -46,7 +46,7 @@ class Layout:
     """An order of nibbles.
 
     Args:
-        name: as in store.json.
+        name: the name in store.json.
         block: rows packed together, 0 for slabs of columns.
         paired: distance of the two rows that share a byte.
         pieces: 1 if a matrix's bytes are contiguous, 2 if they lie in both halves of an expert's nibbles.
@@ -86,7 +86,7 @@ class Layout:
 
         Args:
             pieces: uint8 [pieces, rows * cols / 2 / pieces]: what `cut` returns, or the result of `pack` as such rows.
-            rows, cols: of the matrix.
+            rows, cols: sizes of the matrix.
             out: uint8 [rows, cols], contiguous, to be filled; by default a new tensor.
 
         Returns:

@@ -117,7 +117,7 @@ class _Columns:
         self._levels, self._importance = levels, importance
         self._unit, self._rest = 1 << (8 - bits), REST[bits]
         self._left = weight.t().expand(len(levels), -1, -1).contiguous()
-        """float32 [levels, K, rows]: what each level still has to reproduce."""
+        """float32 [levels, K, rows]: the remainder of the weights that each level still has to reproduce."""
 
     def run(self, order: ColumnOrder, steps: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
         """Codes every column.

@@ -104,7 +104,7 @@ class RecordGeometry:
         """Builds the geometry of a store from the bits of each layer's matrices.
 
         Args:
-            matrices: without limits.
+            matrices: the matrices' sizes, without limits.
             bits: layer -> bits of each matrix, each one of BITS.
         """
         most = [max(column) for column in zip(*bits.values(), strict=True)]
@@ -141,7 +141,7 @@ class RecordGeometry:
 
     @property
     def gated(self) -> bool:
-        """Whether an expert has a gate, whose rows come before those of up in the matrix gate_up."""
+        """Whether an expert has a gate. Its rows come before the rows of up in the matrix gate_up."""
         return self.matrices[0].name == "gate_up"
 
     @cached_property

@@ -62,7 +62,7 @@ def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def rest_of(bits: int, level: int) -> float:
-    """What the 8 - bits lower bits of a code count for, in steps, at the highest level that computes it, 8 or 4.
+    """The value, in steps, of a code's 8 - bits lower bits at the highest level that computes it, 8 or 4.
 
     Level 4 counts the middle of the 16 codes that share the upper bits.
     """

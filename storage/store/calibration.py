@@ -1,6 +1,6 @@
-"""calibration.safetensors: what fewer bits of each expert cost in quality, measured on tokens.
+"""calibration.safetensors: the quality that fewer bits of each expert cost, measured on tokens.
 
-The file lies beside a store's, or beside a checkpoint's that ships with one. store.json does not list it, so it can be
+The file lies next to a store's, or next to a checkpoint that ships with one. store.json does not list it, so it can be
 added, replaced and removed at any time. It belongs to the checkpoint that the store was converted from, in any layout.
 """
 
@@ -132,7 +132,7 @@ def load_calibration(
     """Reads the calibration in a directory. One that cannot be used is logged as a warning, with its path.
 
     Args:
-        directory, source, max_level, layers, experts: as of fitting_calibration.
+        directory, source, max_level, layers, experts: see fitting_calibration.
 
     Returns:
         the calibration; None where there is no file, or one that is damaged, newer or of another model.
@@ -154,7 +154,7 @@ def fitting_calibration(
         source: fingerprint of the checkpoint.
         max_level: highest level that is used.
         layers: numbers of the layers with experts.
-        experts: in each of them.
+        experts: number of experts in each layer.
 
     Returns:
         None where there is no file.

@@ -12,7 +12,7 @@ from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """Describes a store in values for JSON. Sizes are in bytes; bits per weight are those of the source, on disk.
+    """Describes a store in values for JSON. Sizes are in bytes; bits per weight are the source's, on disk.
 
     Raises:
         UserError, BadManifest: from Manifest.load.
@@ -99,7 +99,7 @@ def describe_compensators(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def _calibration(directory: Path, manifest: Manifest) -> str | None:
-    """What the store's calibration was measured on; None where there is none that can be used."""
+    """The text on which the store's calibration was measured; None where there is no usable one."""
     counts = {len(layer.records) for layer in manifest.layers.values()}
     layers = sorted(manifest.layers)
     found = load_calibration(

@@ -62,7 +62,7 @@ class Manifest:
         probe: hash of a known matrix in that layout.
         geometry: sizes and planes of every record.
         dense_bits: 16 or 8 bits per weight of the matrices in dense.safetensors.
-        layers: by layer number; a layer without experts has no entry.
+        layers: layer's number -> its experts; a layer without experts has no entry.
         files: every other file except the manifest, by name.
         source_format: format of the checkpoint's weights; empty if unknown.
         source_error: relative Frobenius error of the highest level against the source, over the first and the

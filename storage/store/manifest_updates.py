@@ -58,7 +58,7 @@ def save_codes(
 
 
 def _update(directory: Path, entries: Mapping[str, Any]) -> None:
-    """Replaces entries of store.json atomically, and removes those that are None; all else in it stays."""
+    """Replaces entries of store.json atomically, and removes entries whose value is None; all else in it stays."""
     path = directory / MANIFEST_NAME
     content = read_object(strict_json(read_whole(path)), "the manifest") | dict(entries)
     for name in [name for name, value in entries.items() if value is None]:

@@ -124,7 +124,7 @@ class RecordFile:
         Args:
             span: the span of the file, whole blocks.
             into: writable buffers, BLOCK-aligned in address and length, of the span's length together.
-            wanted: what is read, for messages.
+            wanted: the data that is read, for messages.
 
         Raises:
             TruncatedFile, ReadFailed: with path and offset.
@@ -206,7 +206,7 @@ class RecordFiles(AbstractContextManager["RecordFiles"]):
         return not self._buffered
 
     def open(self, layer: int, path: Path, end: int, wanted: str) -> None:
-        """Opens a layer's file. Arguments and errors are those of RecordFile."""
+        """Opens a layer's file. Arguments and errors: see RecordFile."""
         self.of_layer[layer] = RecordFile(
             path, end, wanted, self._action, self._resources, self._went_buffered
         )

@@ -37,7 +37,7 @@ class StoreWriter:
     Args:
         directory: new, empty, or a store of exactly these arguments, finished or not.
         geometry: the geometry of every record.
-        layout: that records are packed in.
+        layout: the layout that records are packed in.
         source: fingerprint of the checkpoint.
         dense_bits: 16 or 8 bits per weight of the matrices for write_dense.
 
