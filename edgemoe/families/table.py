@@ -157,7 +157,12 @@ TRAITS = {
     "aria_text": Traits("Aria's language model"),
     "axk1": Traits("A.X-K1"),
     "cohere2_moe": Traits("Command A+"),
-    "lfm2_moe": Traits("LFM2-8B-A1B, LFM2-24B-A2B"),
+    "lfm2_moe": Traits(
+        "LFM2-8B-A1B, LFM2-24B-A2B",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_all_tokens),
+    ),
     "qwen3_vl_moe_text": Traits("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images"),
     "glm4v_moe_text": Traits("GLM-4.5V, GLM-4.6V, without images"),
     "afmoe": Traits("Trinity-Nano, Trinity-Mini, Trinity-Large"),

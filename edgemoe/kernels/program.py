@@ -18,6 +18,7 @@ from edgemoe.kernels.native.delta_net import NativeDeltaNet
 from edgemoe.kernels.native.expert_activation import NativeExpertActivation
 from edgemoe.kernels.native.latents import NativeLatents
 from edgemoe.kernels.native.router import NativeRouter
+from edgemoe.kernels.native.short_conv import NativeShortConv
 
 HIDDEN, NORMED = "hidden", "normed"
 
@@ -116,6 +117,19 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, eq=False)
+class ShortConv:
+    """output = results of a gated short convolution, of the projections in input; the sequence's state changes.
+
+    Args:
+        conv: multiplies, convolves and gates.
+    """
+
+    input: str
+    output: str
+    conv: NativeShortConv
+
+
+@dataclass(frozen=True, eq=False)
 class Activate:
     """output [N] = function(first half of input) * second half of input [2 N].
 
@@ -181,7 +195,7 @@ class Call:
 
 Latents = StoreLatents | LatentQueries | LatentValues
 
-Operation = Norm | Linear | Attend | DeltaNet | Activate | Scale | Add | Experts | Call | Latents
+Operation = Norm | Linear | Attend | DeltaNet | ShortConv | Activate | Scale | Add | Experts | Call | Latents
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +203,8 @@ class LayerProgram:
     """A decoder layer's list.
 
     Args:
-        operations: in the order in which they are computed; at most one is Attend or DeltaNet, and one Experts.
+        operations: in the order in which they are computed; at most one is Attend, DeltaNet or ShortConv, and
+            one Experts.
         window: latest tokens that its attention sees; 0: all.
     """
 
@@ -256,6 +271,8 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
             return each.latents.heads * each.latents.stored, each.latents.values
         case DeltaNet():
             return each.net.reads, each.net.writes
+        case ShortConv():
+            return each.conv.reads, each.conv.writes
         case Activate():
             return had, had // 2
         case Experts():

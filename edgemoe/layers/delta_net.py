@@ -14,6 +14,7 @@ from torch import nn
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.delta import MOST_KEY_DIM
 from edgemoe.kernels.native.delta_net import DeltaSizes, DeltaState, DeltaWeights, NativeDeltaNet
+from edgemoe.kernels.program import NORMED, DeltaNet, Linear, Operation
 from edgemoe.kv.linear_state import LayerState
 from edgemoe.layers.dense import DenseLinear
 
@@ -58,6 +59,11 @@ class GatedDeltaNet(nn.Module):
             return None
         known = module.activation == module.norm.activation == "silu" and module.head_k_dim <= MOST_KEY_DIM
         return cls(module, projections) if known and module.out_proj.weight.device.type == "cpu" else None
+
+    def operations(self) -> list[Operation]:
+        """From the normed state to what the last product takes."""
+        projected = Linear(NORMED, "projected", self.projected.parts)
+        return [projected, DeltaNet("projected", "attended", self.native)]
 
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
         """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""

@@ -24,8 +24,8 @@ from edgemoe.kernels.native.decode_layers import (
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
-from edgemoe.layers.gqa import of_both_halves
 from edgemoe.layers.program import experts_of, has_program, layer_program, outer_layers
+from edgemoe.layers.rotations import Rotations
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
@@ -50,9 +50,9 @@ class FusedDecode:
         self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel, rows: int
     ) -> None:
         self._runtime = runtime
-        self._rotary, self._cols = model.model.rotary_emb, 2 * model.model.rotary_emb.inv_freq.numel()
+        self._rotations = Rotations(model)
         layers = list(model.model.layers)
-        self._experts = [experts_of(layer.mlp) for layer in layers]
+        self._experts = [experts_of(layer) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)
         table = ResidentTable(kernel, len(layers), count)
         programs = [layer_program(layer, windows[i]) for i, layer in enumerate(layers)]
@@ -120,9 +120,8 @@ class FusedDecode:
         self._count_choices(step)
         sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
         hidden = self._native.embed(tokens)
-        rotation = self._rotary(hidden, torch.tensor([[sequence.length for sequence in sequences]]))
-        rotation = rotation if rotation[0].shape[-1] == self._cols else of_both_halves(rotation, self._cols)
-        of_step = self._native.begin(hidden, [rotation], sequences)
+        rotations = self._rotations.of(hidden, [sequence.length for sequence in sequences])
+        of_step = self._native.begin(hidden, rotations, sequences)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)
         while place.layer < count:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import nn
 
 from edgemoe.layers.dense import DenseLinear
 
-_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""Names of the layers of gate, up and down."""
 
 _TRIED = 3
 """Rows of the trial."""
@@ -21,26 +22,29 @@ class GatedMLP(nn.Module):
     """A shared expert, or the block of a layer without experts.
 
     Args:
-        module: transformers' module.
+        linears: the layers of gate, up and down.
         function: its activation.
     """
 
-    def __init__(self, module: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self, linears: Sequence[DenseLinear], function: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         super().__init__()
-        self.gate_up, self.down = DenseLinear.joined((module.gate_proj, module.up_proj)), module.down_proj
-        self.function = function
+        gate, up, self.down = linears
+        self.gate_up, self.function = DenseLinear.joined((gate, up)), function
 
     @classmethod
     def try_from(cls, module: Any) -> GatedMLP | None:
         """Wraps a module in RAM that computes the formula; None for others."""
-        if {name for name, _ in module.named_children()} != _PARTS or "silu" not in repr(
-            module.act_fn
-        ).lower():
+        parts = dict(module.named_children())
+        function = parts.pop("act_fn", F.silu)
+        names = next((names for names in _NAMES if parts.keys() == {*names}), ())
+        linears = [parts[name] for name in names]
+        if not linears or "silu" not in repr(function).lower():
             return None
-        linears = module.gate_proj, module.up_proj, module.down_proj
         if not all(type(each) is DenseLinear for each in linears) or linears[0].weight.device.type != "cpu":
             return None
-        made = cls(module, F.silu)
+        made = cls(linears, F.silu)
         x = torch.linspace(-2, 2, _TRIED * linears[0].in_features).bfloat16().view(_TRIED, -1)
         with torch.inference_mode():
             return made if torch.equal(module(x), made(x)) else None

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native.attention import LayerKV, NativeAttention, Received, kernel_fits
+from edgemoe.kernels.native.functions import values_of
+from edgemoe.kernels.program import NORMED, Attend, Linear, Operation, Scale
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
@@ -18,16 +20,16 @@ class GroupedQueryAttention(nn.Module):
     """Computes an attention module's rows, and the attention that a prompt's tokens receive.
 
     Args:
-        module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps q_norm and k_norm.
-            Where q_proj has twice the rows that o_proj takes, the second half of each head's is a gate: the attention
-            is multiplied by its sigmoid.
+        module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps norms of queries and
+            keys, all perhaps under other names (_OUT, _NORMS). Where q_proj has twice the rows that o_proj takes, the
+            second half of each head's is a gate: the attention is multiplied by its sigmoid.
         rotated: leading numbers of each head that are rotated by its position.
     """
 
     def __init__(self, module: Any, rotated: int) -> None:
         super().__init__()
         self.layer = module.layer_idx
-        dim, self.out = module.head_dim, module.o_proj
+        dim, self.out = module.head_dim, _out(module)
         heads, kv_heads = _heads(module)
         queries, self.gate = module.q_proj, None
         if queries.out_features == 2 * heads * dim:
@@ -35,8 +37,8 @@ class GroupedQueryAttention(nn.Module):
             queries, self.gate = (module.q_proj.rows(halves[:, half].flatten()) for half in (0, 1))
         self.qkv = DenseLinear.joined((queries, module.k_proj, module.v_proj))
         norms = None
-        if hasattr(module, "q_norm"):
-            q, k = module.q_norm, module.k_norm
+        if found := _norms(module):
+            q, k = found
             norms = (q.weight.data, q.variance_epsilon), (k.weight.data, k.variance_epsilon)
         clip = getattr(module.config, "clip_qkv", None)
         sinks = getattr(module, "sinks", None)
@@ -47,15 +49,23 @@ class GroupedQueryAttention(nn.Module):
     @classmethod
     def try_from(cls, module: Any, rotated: int) -> GroupedQueryAttention | None:
         """Wraps a module in RAM whose sizes the kernel supports; None elsewhere."""
-        linears = [getattr(module, f"{name}_proj") for name in "qkvo"]
-        norms = [getattr(module, f"{name}_norm") for name in "qk" if hasattr(module, f"{name}_norm")]
+        linears = [*(getattr(module, f"{name}_proj") for name in "qkv"), _out(module)]
         known = all(type(linear) is DenseLinear for linear in linears)
-        known = known and all(type(norm) is DenseNorm for norm in norms)
+        known = known and all(type(norm) is DenseNorm for norm in _norms(module))
         if not known or linears[0].weight.device.type != "cpu":
             return None
         if not kernel_fits(*_heads(module), module.head_dim):
             return None
         return cls(module, rotated)
+
+    def operations(self) -> list[Operation]:
+        """From the normed state to what the last product takes."""
+        qkv = Linear(NORMED, "qkv", self.qkv.parts)
+        gated: list[Operation] = []
+        if self.gate is not None:
+            gate = Linear(NORMED, "gate", self.gate.parts)
+            gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
+        return [qkv, Attend("qkv", "attended", self.native), *gated]
 
     def forward(
         self,
@@ -108,9 +118,26 @@ def of_both_halves(
     return torch.cat((cosine, cosine), -1), torch.cat((sine, sine), -1)
 
 
+_OUT = ("o_proj", "out_proj")
+"""Names of an attention module's last product."""
+
+_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+"""Names of its norms of queries and of keys."""
+
+
+def _out(module: Any) -> Any:
+    return next(found for name in _OUT if (found := getattr(module, name, None)) is not None)
+
+
+def _norms(module: Any) -> list[Any]:
+    """The norms of queries and of keys of an attention module; none where it has none."""
+    pairs = ([getattr(module, name, None) for name in names] for names in _NORMS)
+    return next((pair for pair in pairs if all(norm is not None for norm in pair)), [])
+
+
 def _heads(module: Any) -> tuple[int, int]:
     """Numbers of heads of queries, and of keys and values, of an attention module."""
-    return module.o_proj.in_features // module.head_dim, module.k_proj.out_features // module.head_dim
+    return _out(module).in_features // module.head_dim, module.k_proj.out_features // module.head_dim
 
 
 def layer_kv(sequence: SequenceKV, layer: int) -> LayerKV:

@@ -29,6 +29,11 @@ Its linear attention has, in place of the first two products and of Attend betwe
     DeltaNet  projected             -> attended [value_heads V]
     Linear    attended              -> block [H]
 
+A gated short convolution (LFM2) has between them
+
+    Linear    normed                -> projected [3 H]
+    ShortConv projected             -> attended [H]
+
 Multi-head latent attention (DeepSeek, GLM-4.7-Flash) has between them
 
     Linear         normed           -> queries [heads (key + rotary)]
@@ -58,9 +63,7 @@ from edgemoe.kernels.program import (
     NORMED,
     Activate,
     Add,
-    Attend,
     Call,
-    DeltaNet,
     Experts,
     LayerProgram,
     Linear,
@@ -68,11 +71,10 @@ from edgemoe.kernels.program import (
     Operation,
     Scale,
 )
-from edgemoe.layers.delta_net import GatedDeltaNet
+from edgemoe.layers.decoder_parts import LayerPart, Mixer, outer_parts, parts_of
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP
 from edgemoe.layers.gating import gate_tables
-from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.latent_list import LatentList
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.router import CompiledRouter, router_of
@@ -86,34 +88,37 @@ _KNOWN = {*_SHARED, "gate", "router", "experts", "shared_expert_gate"}
 
 def has_program(model: Any) -> bool:
     """Whether embedding, norms, attention and head of a model have native forms; blocks need none."""
-    outer = model.model.embed_tokens, model.model.norm, model.lm_head
-    dense = tuple(map(type, outer)) == (DenseEmbedding, DenseNorm, DenseLinear)
-    return dense and outer[0].factor is None and all(_fits(layer) for layer in model.model.layers)
+    outer = outer_parts(model)
+    dense = tuple(map(type, outer[:3])) == (DenseEmbedding, DenseNorm, DenseLinear)
+    return dense and outer.embedding.factor is None and all(_fits(layer) for layer in model.model.layers)
 
 
 def _fits(layer: Any) -> bool:
-    norms = layer.input_layernorm, layer.post_attention_layernorm
-    return _mixer(layer) is not None and all(type(norm) is DenseNorm for norm in norms)
+    parts = parts_of(layer)
+    norms = all(type(part.norm) is DenseNorm for part in parts)
+    return norms and all(_mixer(part) is not None for part in parts if part.mixes)
 
 
-def _mixer(layer: Any) -> GroupedQueryAttention | GatedDeltaNet | LatentList | None:
-    """The attention of a layer, or its gated delta net; None: it has another one."""
-    found = getattr(layer, "self_attn", None) or getattr(layer, "linear_attn", None)
-    own = found.module if isinstance(found, PerSequence) else found
-    if isinstance(own, GroupedQueryAttention | GatedDeltaNet):
-        return own
-    return LatentList.try_from(own)
+def _mixer(part: LayerPart) -> Mixer | None:
+    """What computes a layer's attention, or another part that knows earlier tokens; None: it has no native form."""
+    own = part.module.module if isinstance(part.module, PerSequence) else part.module
+    return own if isinstance(own, Mixer) else LatentList.try_from(own)
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
-    table, norm, head = model.model.embed_tokens, model.model.norm, model.lm_head
+    table, norm, head, _ = outer_parts(model)
     weights = (norm.weight.data, norm.variance_epsilon)
     return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts)
 
 
-def experts_of(block: nn.Module) -> ExpertLayer | None:
-    """The experts of a block that has any."""
+def experts_of(layer: Any) -> ExpertLayer | None:
+    """The experts of a layer that has any."""
+    found = (_experts(part.module) for part in parts_of(layer))
+    return next((experts for experts in found if experts is not None), None)
+
+
+def _experts(block: nn.Module) -> ExpertLayer | None:
     experts: ExpertLayer | None = getattr(getattr(block, "experts", None), "edgemoe", None)
     return experts
 
@@ -125,37 +130,18 @@ def layer_program(layer: Any, window: int) -> LayerProgram:
         layer: transformers' decoder layer, with this program's attention and norms.
         window: latest tokens that a row sees; 0: all.
     """
-    mixer = _mixer(layer)
-    assert mixer
-    operations: list[Operation] = [
-        _norm(layer.input_layernorm),
-        *_mixing(mixer),
-        Linear("attended", "block", mixer.out.parts),
-        Add("block", HIDDEN),
-        _norm(layer.post_attention_layernorm),
-        *_block(layer.mlp, layer.input_layernorm.weight.numel()),
-    ]
+    operations = [each for part in parts_of(layer) for each in _part(part)]
     return LayerProgram(tuple(operations), window)
 
 
-def _mixing(mixer: GroupedQueryAttention | GatedDeltaNet | LatentList) -> list[Operation]:
-    if isinstance(mixer, LatentList):
-        return mixer.operations()
-    return _delta_net(mixer) if isinstance(mixer, GatedDeltaNet) else _attention(mixer)
-
-
-def _attention(attention: GroupedQueryAttention) -> list[Operation]:
-    gated: list[Operation] = []
-    if attention.gate is not None:
-        gate = Linear(NORMED, "gate", attention.gate.parts)
-        gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
-    qkv = Linear(NORMED, "qkv", attention.qkv.parts)
-    return [qkv, Attend("qkv", "attended", attention.native), *gated]
-
-
-def _delta_net(net: GatedDeltaNet) -> list[Operation]:
-    projected = Linear(NORMED, "projected", net.projected.parts)
-    return [projected, DeltaNet("projected", "attended", net.native)]
+def _part(part: LayerPart) -> list[Operation]:
+    """What adds a part of a layer to the state."""
+    if not part.mixes:
+        return [_norm(part.norm), *_block(part.module, part.norm.weight.numel())]
+    mixer = _mixer(part)
+    assert mixer
+    out = Linear("attended", "block", mixer.out.parts)
+    return [_norm(part.norm), *mixer.operations(), out, Add("block", HIDDEN)]
 
 
 def _norm(norm: DenseNorm) -> Norm:
@@ -166,7 +152,7 @@ def _block(block: Any, hidden: int) -> list[Operation]:
     """What adds a layer's block to the state of `hidden` numbers."""
     if isinstance(block, GatedMLP):
         return [*_gated(block, "block"), Add("block", HIDDEN)]
-    experts, parts = experts_of(block), {name for name, _ in block.named_children()}
+    experts, parts = _experts(block), {name for name, _ in block.named_children()}
     shared = next((getattr(block, name) for name in _SHARED if name in parts), None)
     known = parts <= _KNOWN and isinstance(shared, GatedMLP | None)
     router = router_of(block) if experts else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgemoe.families.base import Traits
+from edgemoe.layers.decoder_parts import parts_of, rotated_numbers
 from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP
@@ -14,6 +15,7 @@ from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.recurrences import Recurrence
 from edgemoe.layers.router import CompiledRouter, further_arguments, router_name
+from edgemoe.layers.short_convolution import ShortConvolution
 from edgemoe.machine.process import return_free_memory
 
 
@@ -27,7 +29,7 @@ def replace_modules(model: Any, traits: Traits) -> None:
     stateful, choosing = stateful_modules(model), indexers(model)
     for name, module in list(model.named_modules()):
         if name in stateful:
-            own = GatedDeltaNet.try_from(module) or Recurrence.of(module)
+            own = GatedDeltaNet.try_from(module) or ShortConvolution.try_from(module) or Recurrence.of(module)
             model.set_submodule(name, PerSequence(own or module, module.layer_idx))
         elif name in choosing:
             model.set_submodule(name, IndexBySequence(module))
@@ -41,14 +43,15 @@ def replace_modules(model: Any, traits: Traits) -> None:
 
 def _place_native_parts(model: Any, traits: Traits) -> None:
     """Replaces attention modules, routers and dense gated layers that the compiled kernel computes."""
-    rotated = 2 * model.model.rotary_emb.inv_freq.numel()
+    rotated = rotated_numbers(model)
     for layer in model.get_submodule("model.layers"):
-        attention = getattr(layer, "self_attn", None)
-        if hasattr(attention, "k_proj") and (own := GroupedQueryAttention.try_from(attention, rotated)):
-            layer.self_attn = own
-        _place_router(layer.mlp, traits, model.config)
+        for _, name, module, mixes in parts_of(layer):
+            if not mixes:
+                _place_router(module, traits, model.config)
+            elif hasattr(module, "k_proj") and (own := GroupedQueryAttention.try_from(module, rotated)):
+                setattr(layer, name, own)
         for name, module in list(layer.named_modules()):
-            if hasattr(module, "down_proj") and (gated := GatedMLP.try_from(module)):
+            if gated := GatedMLP.try_from(module):
                 layer.set_submodule(name, gated)
         return_free_memory()  # parts that are now joined would stay in malloc's heap
 

@@ -60,9 +60,10 @@ class CompiledRouter(nn.Module):
             return cls(router, RouterForm(normalise, gate.rounded), dtype)
         form = _scored_form(router, gate, further, normalise=normalise)
         tried = list[tuple[float, CompiledRouter]]()
-        for rounded_product, rounded in ((False, False), (True, False), (True, True)):
+        for product, rounded, scores in _ROUNDED:
             dtype = torch.bfloat16 if rounded else torch.float32
-            made = cls(router, replace(form, rounded_product=rounded_product, rounded=rounded), dtype)
+            tried_form = replace(form, rounded_product=product, rounded=rounded, rounded_scores=scores)
+            made = cls(router, tried_form, dtype)
             if (distance := _distance(made, router, further)) is not None:
                 tried.append((distance, made))
         return min(tried, key=itemgetter(0))[1] if tried else None
@@ -97,6 +98,9 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
         scale=float(getattr(router, scale, None) or 1),
     )
 
+
+_ROUNDED = ((False, False, False), (True, False, False), (True, True, False), (True, True, True))
+"""What routers of transformers round to bf16: rounded_product, rounded and rounded_scores of RouterForm."""
 
 _TRIED, _AGREE = 16, 13
 """Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""

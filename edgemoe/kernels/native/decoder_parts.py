@@ -17,6 +17,7 @@ from edgemoe.policy.levels import DecodeRule
 _KINDS: tuple[type, ...] = (
     *(listed.Norm, listed.Linear, listed.Attend, listed.Activate),
     *(listed.Scale, listed.Add, listed.Experts, listed.Call, listed.DeltaNet),
+    listed.ShortConv,
     *(listed.StoreLatents, listed.LatentQueries, listed.LatentValues),
 )
 """In the order of the kinds of csrc/operations.h."""
@@ -144,6 +145,8 @@ def _parameters(each: listed.Operation, kept: list[Any]) -> int | None:
             return each.attention.address
         case listed.DeltaNet():
             return each.net.address
+        case listed.ShortConv():
+            return each.conv.address
         case listed.StoreLatents() | listed.LatentQueries() | listed.LatentValues():
             return each.latents.address
         case listed.Activate() | listed.Scale():

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from edgemoe.kernels.native.signatures import SIGNATURES
 from edgemoe.kernels.native.structures import DenseHeads, check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 35
+INTERFACE = 36
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -29,43 +30,6 @@ LAYOUT = LAYOUTS["cpu-avx2-paired"]
 
 _WORTH_THREADS = 1 << 15
 """Numbers of a norm that take one thread longer than waking the others."""
-
-_P, _N = ctypes.c_void_p, ctypes.c_int64
-
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "edgemoe_bf16": (ctypes.c_int, [ctypes.c_int]),
-    "edgemoe_paths": (ctypes.c_int, []),
-    "edgemoe_choose_path": (ctypes.c_int, [ctypes.c_int] * 3),
-    "edgemoe_choose_widest": (None, []),
-    "edgemoe_chosen_path": (ctypes.c_int, [ctypes.c_int] * 2),
-    "edgemoe_vnni_encoding": (ctypes.c_int, [ctypes.c_int]),
-    "edgemoe_open": (_P, [ctypes.c_int]),
-    "edgemoe_close": (ctypes.c_int, [_P]),
-    "edgemoe_expert_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _P, _N, _P, _N, _N, _P, _P, _P, _N, _N]),
-    "edgemoe_experts": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _N, _P, _P, _P, _P, _N, _N]),
-    "edgemoe_quantize_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P]),
-    "edgemoe_weighted_sum": (None, [_P, _P, _P, _N, _N, _N, ctypes.c_int, _P]),
-    "edgemoe_rms_norm": (None, [_P, _P, ctypes.c_int, ctypes.c_float, _N, _N, _P]),
-    "edgemoe_add_rows": (ctypes.c_int, [_P, _P, _P, _P, _N, _N, _P]),
-    "edgemoe_norm_rows": (ctypes.c_int, [_P, _P, _P, ctypes.c_int, ctypes.c_float, _N, _N, _P]),
-    "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
-    "edgemoe_attention_scratch": (_N, [_N] * 3),
-    "edgemoe_decode_layers": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _P]),
-    "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
-    "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N]),
-    "edgemoe_levels": (None, [_P, _P, _P, _N, _P]),
-    "edgemoe_topk_softmax": (None, [_P] * 5),
-    "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
-    "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 7, *[_N] * 6, _P, _P]),
-    "edgemoe_delta_net": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
-    "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _P, _N, _P]),
-    "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
-    "edgemoe_precise_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
-    "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
-}
-"""Function -> (result, arguments)."""
 
 
 @cache
@@ -79,7 +43,7 @@ def library() -> Any:
     if supported is None or not supported():
         return None
     check_sizes(loaded)
-    for name, (result, arguments) in _SIGNATURES.items():
+    for name, (result, arguments) in SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     loaded.edgemoe_bf16(True)

@@ -22,6 +22,7 @@ class RouterForm:
         rounded: round them to bf16.
         precise: the product is float32 and has all that follows below; else it is bf16, and scores are a softmax of it.
         rounded_product: a precise product is rounded to bf16, after its bias was added.
+        rounded_scores: a precise router's scores are rounded to bf16, and all that is computed of them.
         product_bias: bf16 [E], added to a precise product, so that it changes the scores; None: none.
         sigmoid: an expert's score is the sigmoid of its own number, not its part of a softmax.
         bias: float32 [E], added to the scores for the choice alone; None: none.
@@ -41,6 +42,7 @@ class RouterForm:
     group_best: int = 1
     scale: float = 1.0
     rounded_product: bool = False
+    rounded_scores: bool = False
     product_bias: torch.Tensor | None = None
 
 
@@ -79,6 +81,7 @@ class NativeRouter:
             least=_LEAST_SUM if form.normalise else 0,
             product_bias=None if form.product_bias is None else form.product_bias.data_ptr(),
             rounded_product=form.rounded_product,
+            rounded_scores=form.rounded_scores,
         )
         self.top_k = top_k
         self.scores = torch.empty(2 * weight.shape[0])

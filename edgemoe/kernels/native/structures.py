@@ -69,7 +69,7 @@ class Router(ctypes.Structure):
         *_fields(_INT, "groups best_groups group_best"),
         *_fields(_FLOAT, "scale least"),
         ("product_bias", _POINTER),
-        ("rounded_product", _INT),
+        *_fields(_INT, "rounded_product rounded_scores"),
     ]
 
 
@@ -189,6 +189,12 @@ class LatentAttention(ctypes.Structure):
     ]
 
 
+class ShortConv(ctypes.Structure):
+    """`short_conv` of csrc/short_conv.h."""
+
+    _fields_ = [*_fields(_INT, "channels taps"), *_fields(_POINTER, "conv bias")]
+
+
 class DeltaRun(ctypes.Structure):
     """`delta_run` of csrc/delta_net.h: the states before and after a call."""
 
@@ -239,7 +245,7 @@ SIZES = (
     *(Matrix, Expert, Router, AttentionShape, AttentionKV),
     *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
     *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
-    *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation, DenseHeads, LatentAttention),
+    *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation, DenseHeads, LatentAttention, ShortConv),
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

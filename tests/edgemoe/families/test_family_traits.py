@@ -63,11 +63,12 @@ SCORED = {
     "deepseek_v2": {},  # a softmax, a group by its best expert
     "hy_v3": {},  # a bias that is an argument
     "minimax_m2": {},  # and a product that is rounded
+    "lfm2_moe": {},  # scores that are rounded, and a scale
     "gpt_oss": {},  # a bias of the product, and weights that are rounded
 }
 """Model -> its config beside family_models.SMALL; routers with scores, biases or groups."""
 
-ROUNDED = ("minimax_m2", "gpt_oss")
+ROUNDED = ("minimax_m2", "gpt_oss", "lfm2_moe")
 """Of SCORED, those whose product is rounded: sums in another order may change a last bit."""
 
 

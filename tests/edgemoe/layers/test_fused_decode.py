@@ -50,6 +50,7 @@ MODELS = {
     "hy_v3": {},  # that with a scale and shared experts
     "dots1": {},  # windows in some layers
     "solar_open": {},
+    "lfm2_moe": {},  # short convolutions, head norms and layers under other names, scores that are rounded
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
 """Model -> its config beside family_models.SMALL; every one with 4 experts a token."""
@@ -311,7 +312,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
-    store=[*DIFFERENT, "olmoe", "qwen3_next"],
+    store=[*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe"],
     mode=MODES,
     limit=LIMITS,
     e2e=lambda case: case["store"] != DIFFERENT[-1],

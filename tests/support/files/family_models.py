@@ -156,6 +156,13 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
     "glm4_moe_lite": DEEPSEEK_V3 | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "lfm2_moe": FEW
+    | {
+        "num_experts": 8,
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.5,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
     "solar_open": {"moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 16},
 }
 """The same for families that files/folder_models.py tries in every other way."""

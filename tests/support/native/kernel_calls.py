@@ -245,6 +245,18 @@ def delta_net_calls() -> Iterator[Call]:
         )
 
 
+def short_conv_calls() -> Iterator[Call]:
+    """One token of three sequences, and several of one without a token, for channels that tasks do not divide."""
+    for count, tokens, taps, bias in ((3, 1, 3, None), (1, 5, 4, np.linspace(-1, 1, 150, dtype=np.float32))):
+        fields = {"channels": 150, "taps": taps, "bias": bias}
+        fields["conv"] = _generator.normal(size=(taps, 150)).astype(np.float32)
+        before = [{"conv": bf16(150, taps)} if count > 1 else {} for _ in range(count)]
+        runs = Structures(c.DeltaRun, *(each | {"next_conv": bf16(150, taps)} for each in before))
+        x, out = bf16(count * tokens, 450, outliers=False), np.zeros((count * tokens, 150), np.uint16)
+        conv = Structures(c.ShortConv, {name: each for name, each in fields.items() if each is not None})
+        yield Call("short_conv", (POOL, conv, x, count, tokens, runs, out))
+
+
 def row_calls() -> Iterator[Call]:
     """Norms, sums of rows, weighted sums, embeddings and the head, for columns that vectors divide and others."""
     for cols in (64, 300, 17):
@@ -367,7 +379,7 @@ def attention_calls() -> Iterator[Call]:
 
 
 KERNEL_CALLS = (
-    *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls),
+    *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls, short_conv_calls),
     *(row_calls, router_calls, attention_calls),
 )
 """All of the above."""

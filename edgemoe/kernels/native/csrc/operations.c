@@ -45,6 +45,10 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
         const delta_net *n = o->parameters;
         return delta_row_size(n) == from && n->heads * n->value_dim == to && o->input != o->output;
     }
+    if (o->kind == SHORT_CONV) {
+        const short_conv *s = o->parameters;
+        return from == 3 * s->channels && to == s->channels && o->input != o->output;
+    }
     if (o->kind >= STORE_LATENTS) {
         const latent_attention *l = o->parameters;
         const int64_t key = l->latent + l->rotary, cols = rotations[o->rotation].cols;
@@ -65,6 +69,7 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case LINEAR: return edgemoe_linear(p, o->parameters, from, rows, to);
     case ATTEND: return edgemoe_attention(p, o->parameters, memory.kv, rows, from, r->cosine, r->sine, to);
     case DELTA_NET: return edgemoe_delta_net(p, o->parameters, from, rows, 1, memory.runs, to);
+    case SHORT_CONV: return edgemoe_short_conv(p, o->parameters, from, rows, 1, memory.runs, to);
     case STORE_LATENTS: return edgemoe_store_latents(o->parameters, memory.kv, rows, from, r->cosine, r->sine);
     case LATENT_QUERIES: return edgemoe_latent_queries(p, o->parameters, rows, from, r->cosine, r->sine, to);
     case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, rows, from, to);

@@ -47,6 +47,7 @@ AVX2 static void scores_of(const router *r, const float *logits, float *scores) 
         total += scores[i];
     }
     for (int64_t i = 0; i < r->count && !r->sigmoid; i++) scores[i] /= total;
+    for (int64_t i = 0; i < r->count && r->rounded_scores; i++) scores[i] = from_bf16(to_bf16(scores[i]));
 }
 
 /* The sum of a group's best score, or its best two. */
@@ -88,7 +89,7 @@ AVX2 static void take_best(const router *r, float *choice, const float *scores, 
 
 /* As edgemoe_topk_softmax, of a precise router's logits. scores has room for twice `count`. */
 AVX2 static void topk_scores(const router *r, const float *logits, float *scores, int64_t *chosen, float *gates) {
-    float total = r->least, *choice = scores + r->count;
+    float total = r->rounded_scores ? 0 : r->least, *choice = scores + r->count;
     scores_of(r, logits, scores);
     for (int64_t i = 0; i < r->count; i++) {
         const float number = scores[i] + (r->bias ? r->bias[i] : 0);
@@ -97,8 +98,12 @@ AVX2 static void topk_scores(const router *r, const float *logits, float *scores
     if (r->groups > 1) keep_best_groups(r, choice);
     take_best(r, choice, scores, chosen);
     for (int64_t slot = 0; slot < r->k; slot++) total += gates[slot] = scores[chosen[slot]];
+    if (r->rounded_scores) total = from_bf16(to_bf16(from_bf16(to_bf16(total)) + r->least));
     finish_gates(r, total, gates);
-    for (int64_t slot = 0; slot < r->k && r->scale != 0; slot++) gates[slot] *= r->scale;
+    for (int64_t slot = 0; slot < r->k && r->scale != 0; slot++) {
+        gates[slot] *= r->scale;
+        if (r->rounded_scores) gates[slot] = from_bf16(to_bf16(gates[slot]));
+    }
 }
 
 /* Adds the bias of a precise router to its product [tokens, count], and rounds. */

@@ -18,6 +18,7 @@ typedef struct {
     float least;        /* added to the sum that gate weights are divided by */
     const uint16_t *product_bias; /* [count], added to a precise router's product; NULL: none */
     int64_t rounded_product;      /* a precise router's product is rounded to bf16, after product_bias was added */
+    int64_t rounded_scores;       /* a precise router's scores are rounded to bf16, and all that is computed of them */
 } router;
 
 /* From tokens x [tokens, x_cols]: logits [tokens, count], bf16, or float32 where the router is precise; and of each token k

@@ -1,0 +1,101 @@
+"""The parts of transformers' models and decoder layers, whatever a family calls them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import nn
+
+from edgemoe.kernels.program import Operation
+from edgemoe.layers.dense import DenseLinear
+
+_EMBEDDINGS = ("embed_tokens", "embeddings")
+_LAST_NORMS = ("norm", "embedding_norm", "norm_f")
+_POSITIONS = ("rotary_emb", "pos_emb")
+
+_MIXERS = ("self_attn", "linear_attn", "conv", "mamba", "mixer")
+"""What takes what other tokens have left: attention, or a module with a state."""
+
+_NUMBERS = ("layer_idx", "layer")
+"""Attributes of such modules: the layer's number, under which a sequence keeps what they need."""
+
+_MIXER_NORMS = ("input_layernorm", "operator_norm", "norm")
+_BLOCKS = ("mlp", "feed_forward", "block_sparse_moe")
+_BLOCK_NORMS = ("post_attention_layernorm", "ffn_norm")
+
+
+@runtime_checkable
+class Mixer(Protocol):
+    """What the compiled kernel computes of a module that knows earlier tokens.
+
+    Attributes:
+        out: its last product, of what its operations leave in the buffer `attended`.
+    """
+
+    out: DenseLinear
+
+    def operations(self) -> list[Operation]:
+        """From the normed state to what the last product takes."""
+
+
+class OuterParts(NamedTuple):
+    """The parts of a model around its decoder layers.
+
+    Attributes:
+        embedding, norm, head: its embedding, last norm and head.
+        positions: its rotary embedding; None: it has none.
+    """
+
+    embedding: Any
+    norm: Any
+    head: Any
+    positions: Any
+
+
+class LayerPart(NamedTuple):
+    """A part of a decoder layer, whose result is added to the state.
+
+    Attributes:
+        norm: the norm of the state before it.
+        name: its name in the layer.
+        module: attention or another module that knows earlier tokens; or experts, or a dense block.
+        mixes: whether it knows earlier tokens.
+    """
+
+    norm: Any
+    name: str
+    module: Any
+    mixes: bool
+
+
+def outer_parts(model: Any) -> OuterParts:
+    """The parts of transformers' causal model around its decoder layers."""
+    inner = model.model
+    embedding, norm, positions = (
+        _one_of(inner, names)[1] for names in (_EMBEDDINGS, _LAST_NORMS, _POSITIONS)
+    )
+    return OuterParts(embedding, norm, model.lm_head, positions)
+
+
+def rotated_numbers(model: Any) -> int:
+    """Leading numbers of each head that are rotated by its position; 0: the model has no rotary embedding."""
+    positions = outer_parts(model).positions
+    return 0 if positions is None else 2 * int(positions.inv_freq.numel())
+
+
+def parts_of(layer: nn.Module) -> list[LayerPart]:
+    """The parts of a decoder layer in the order in which they are computed: two, or one where a layer has one."""
+    found = list[LayerPart]()
+    for norms, names in ((_MIXER_NORMS, _MIXERS), (_BLOCK_NORMS, _BLOCKS)):
+        name, module = _one_of(layer, names)
+        if module is not None:
+            mixes = names is _MIXERS and any(hasattr(module, number) for number in _NUMBERS)
+            found.append(LayerPart(_one_of(layer, norms)[1], name, module, mixes))
+    return found
+
+
+def _one_of(module: Any, names: tuple[str, ...]) -> tuple[str, Any]:
+    """The first of some attributes that a module has, and its name; None: it has none of them."""
+    return next(
+        ((name, found) for name in names if (found := getattr(module, name, None)) is not None), ("", None)
+    )
