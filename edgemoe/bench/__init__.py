@@ -1,4 +1,4 @@
-"""The benchmark: TTFT and TPOT of one setting or of an ablation, beside the bound by the bytes they moved.
+"""The benchmark: TTFT and TPOT of one setting or of an ablation, next to the bound by the bytes they moved.
 
 rows.py        which settings are measured; the ablation
 synthetic/     stores with random weights, for --synthetic

@@ -30,7 +30,7 @@ PROBE_BYTES = 1 << 27
 """Bytes of memory to copy or read: more than the processor's caches hold."""
 
 READERS = 2, 4, SCAN_WORKERS
-"""Threads that read from the disk at once: a token's readers, and those of a prompt."""
+"""Numbers of threads that read from the disk at once: a token's readers, and a prompt's."""
 
 ROUNDS = 2
 """Measurements of the disk with each number of READERS, of which the best one counts."""
@@ -76,7 +76,7 @@ def measure(store: StoreModel, levels: Iterable[int]) -> Bandwidth:
 
 
 def disk_speed(reader: PlaneReader, manifest: Manifest, level: int) -> float:
-    """The best bytes a second of reads of whole experts up to a level, over all READERS and ROUNDS."""
+    """Highest rate, in bytes per second, of reads of whole experts up to a level, over all READERS and ROUNDS."""
     seconds = PROBE_SECONDS / len(READERS) / ROUNDS
     return max(read_speed(reader, manifest, level, seconds, threads) for threads in READERS * ROUNDS)
 

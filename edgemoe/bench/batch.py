@@ -26,11 +26,11 @@ from edgemoe.policy.settings import RunSettings
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a benchmark of batches measures.
+    """The settings of a benchmark of batches.
 
     Args:
         batches: sequences at once, each 1 to MOST_PARALLEL.
-        rate: requests a second that arrive; None: closed.
+        rate: requests per second that arrive; None: closed.
         chunk: tokens of a prompt in one step, as Pace.
         every: decode steps between two chunks, as Pace. None: 0 where arrivals are closed, so that every step of new
             tokens has a row of each sequence; as a server does elsewhere.

@@ -26,7 +26,7 @@ PAPER_ACTIVE = {
 def batch_row(
     store: StoreModel, settings: RunSettings, measured: Bandwidth, batch: int, plan: MemoryPlan, run: Run
 ) -> dict[str, Any]:
-    """Returns the row of one batch size. Bytes, the bound and the step's time are those of the decode steps.
+    """Returns the row of one batch size. Bytes, the bound and the step's time count decode steps alone.
 
     Args:
         store: the model's store.
@@ -34,7 +34,7 @@ def batch_row(
         measured: measured bandwidths, in bytes per second.
         batch: number of sequences that run at once.
         plan: the memory plan for that number of sequences.
-        run: what the run of the requests has measured.
+        run: the measured run of the requests.
     """
     decode = [step for step in run.steps if step.decodes]
     decode_s, rows = [step.seconds for step in decode], [step.rows for step in decode]

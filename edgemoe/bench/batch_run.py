@@ -25,7 +25,7 @@ class Arrivals:
 
     Args:
         batch: sequences that run at once.
-        rate: requests a second by chance (Poisson); None: each of `batch` clients sends its next request when its
+        rate: requests per second by chance (Poisson); None: each of `batch` clients sends its next request when its
             answer has ended.
         pace: how prompts and answers share the steps.
         seed: seed of the random arrival times.

@@ -20,7 +20,7 @@ _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = 
 
 
 def plot_batches(report: dict[str, Any], path: Path) -> None:
-    """Draws throughput beside its bound, times and active experts against the batch (bench.batch) into an image file.
+    """Draws throughput with its bound, times and active experts against the batch (bench.batch) into an image file.
 
     Raises:
         UserError: the file cannot be written.
@@ -57,7 +57,7 @@ def plot_batches(report: dict[str, Any], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
-    write_figure(figure, path, dpi=120)
+    ("MB per token", lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in TIERS}),
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:

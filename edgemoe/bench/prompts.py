@@ -34,7 +34,7 @@ class PromptSet:
     """One prompt per run.
 
     Args:
-        source: for the report.
+        source: name of the text, for the report.
         prompts: each returns the requested number of token ids, the same on every call.
     """
 

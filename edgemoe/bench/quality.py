@@ -1,4 +1,4 @@
-"""Quality beside speed: rows of an evaluation report of the same store, joined by their settings."""
+"""Quality next to speed: rows of an evaluation report of the same store, joined by their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark compares: named settings; among them the rows of an ablation."""
+"""The named settings that a benchmark compares; among them the rows of an ablation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BenchRow:
     """A row of the table.
 
     Args:
-        name: in the table.
+        name: the name in the table.
         settings: the settings of the engine.
         dram_on_demand: keep the DRAM tier, which is a cache, also where the settings load on demand.
     """
@@ -48,7 +48,7 @@ def ablation_rows(
 
     Args:
         which: "paper": the table by the paper's rules. "ours": the table with blocks split by kind, promotions of
-            missing planes and every predicted expert read ahead, and rows with this program's own rules beside it.
+            missing planes and every predicted expert read ahead, and with rows that use this program's own rules.
         max_level: highest level of the store, in bits.
         given: fields of RunSettings that every row takes in which they have an effect; none of ROW_FIELDS[which].
         on_gpu: the rows run on a GPU. The rows of table 3 then copy every expert into its memory before they compute
@@ -102,6 +102,6 @@ def _our_rows(place: Mapping[str, Any]) -> list[BenchRow]:
 
 
 def _with(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
-    """A row's settings with those given that have an effect on it."""
+    """A row's settings, with the given settings that have an effect on it."""
     without = RANKING if len(settings.scheduled) == 1 else () if 0 in settings.levels else ("renormalise",)
     return settings.with_(**{name: value for name, value in given.items() if name not in without})

@@ -45,19 +45,19 @@ class BenchRequest:
     """Rows, limits and prompts of one benchmark.
 
     Args:
-        rows: at least one, their names distinct.
+        rows: the rows, at least one, their names distinct.
         vram_limit: bytes; None: everything resident, or the memory that the machine has free.
         dram_limit: bytes of the second tier.
         prompts: one of prompts.CHOICES.
         prompt_file: text for prompts; None: conversations.
         prompt_tokens: the number of tokens of each prompt.
-        new_tokens: decoded after each, 2 or more.
+        new_tokens: number of tokens decoded after each prompt, 2 or more.
         runs: number of runs of each row, prompt set and arm.
         seed: the seed of prompts.
         context: tokens; None: the prompt and the new tokens.
         prefill_rows: most rows of a prompt in one step; None: the plan's choice.
         warm_up: whether a run of the first row that is not counted comes first; False: the process has had one.
-        fill: before warm runs free memory is filled with experts, as chat does while its user types.
+        fill: whether free memory is filled with experts before warm runs, as chat does while its user types.
         notes: sentences for the report, such as the rows that are left out.
     """
 
@@ -214,7 +214,7 @@ def _cold_and_warm(
             if fill and arm == "warm":
                 engine.fill()
             samples.append(take_sample(engine, sequence, encode, new_tokens, load_s=load_s))
-    # The engine's memory is freed now: the next engine or probe could not allocate beside it.
+    # The engine's memory is freed now: the next engine or probe could not allocate its own otherwise.
     del engine, sequence
     gc.collect()
     return samples

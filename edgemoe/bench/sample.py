@@ -31,13 +31,13 @@ class Sample:
 
     Args:
         prompt_tokens: the number of tokens of the prompt; none of them was cached.
-        ttft_s: from before templating and tokenizing to the first token.
+        ttft_s: time from the start of templating and tokenizing to the first token.
         tpot_s: mean time of a token after the first.
         itl_s: every gap between two tokens: one for each decode step.
-        prefill_s: from the prompt's token ids to the first token, without templating and tokenizing.
+        prefill_s: time from the prompt's token ids to the first token, without templating and tokenizing.
         prefill: counts of the prompt.
         decode: counts of the tokens after the first.
-        disk_read_bytes: by the operating system's count; None where it keeps none.
+        disk_read_bytes: the operating system's count of bytes read; None where it keeps none.
         load_s: time to open the engine that this ran on.
         peak_vram_bytes: peak memory of the process so far, less its memory before the engine was opened.
         peak_process_bytes: peak memory of the process so far.
@@ -69,11 +69,11 @@ def take_sample(
     """Runs a prompt and decodes `new_tokens` (2 or more) greedily.
 
     Args:
-        engine: to run; its counters are reset.
-        sequence: emptied first.
+        engine: the engine that runs; its counters are reset.
+        sequence: the sequence; it is emptied first.
         encode: makes the prompt; timed.
-        new_tokens: decoded, the first included.
-        load_s: for the sample.
+        new_tokens: number of decoded tokens, the first included.
+        load_s: load_s of the sample.
 
     Raises:
         ContextExceeded: the sequence is too short.

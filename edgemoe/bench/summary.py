@@ -52,7 +52,7 @@ def row_report(
     plan: MemoryPlan,
     bandwidth: Bandwidth,
 ) -> dict[str, Any]:
-    """Returns one row of the report. Bytes, hits, levels and the bound are those of the decode steps.
+    """Returns one row of the report. Bytes, hits, levels and the bound count decode steps alone.
 
     A row is valid if its peak memory is within its limits; both tiers count where both are in RAM.
 
@@ -60,7 +60,7 @@ def row_report(
         row: name and settings.
         arm: "cold" or "warm".
         prompts: source of the prompts.
-        samples: at least one.
+        samples: the row's samples, at least one.
         store: the store of the model.
         plan: the division of the limits.
         bandwidth: includes every level that the row uses.
@@ -157,7 +157,7 @@ def decode_bound(
         steps: how many; a token each where one sequence runs.
         mean_s: seconds of a step.
         store: the store of the model.
-        bandwidth: tier -> bytes a second.
+        bandwidth: tier -> bytes per second.
     """
     counts = decode.counts
     moved = {

@@ -63,7 +63,7 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
 
     Args:
         store: the store of the model.
-        request: as for run_bench; `runs` is not used.
+        request: see run_bench; `runs` is not used.
         notify: called with the name of the next row.
 
     Returns:
@@ -87,14 +87,14 @@ def trace_rows(store: StoreModel, request: BenchRequest, notify: Notify) -> Time
 
 @dataclasses.dataclass(frozen=True)
 class Lanes:
-    """What a row's steps of new tokens spend their time on: means of a step, in milliseconds.
+    """The parts of a row's steps of new tokens: mean times of a step, in milliseconds.
 
     Args:
         row: the row of the benchmark.
         step: the whole.
         experts, dense, wait: products of experts, dense work, and waits for experts.
         wait_reading: the part of the waits in which a read is under way; the others wait for a thread or a copy.
-        reading: at least one read is under way.
+        reading: time in which at least one read is under way.
     """
 
     row: str
@@ -153,7 +153,7 @@ def union(spans: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def common(one: Intervals, other: Intervals) -> Intervals:
-    """What two unions share.
+    """The intersection of two unions of intervals.
 
     >>> common([(0, 4), (6, 9)], [(3, 7)])
     [(3, 4), (6, 7)]

@@ -32,7 +32,7 @@ DISTURBED_WINDOWS = 1
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """What to measure on.
+    """The text of a calibration, and its limits.
 
     Args:
         text: a UTF-8 file; None: a text that the model writes.

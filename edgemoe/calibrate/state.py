@@ -1,4 +1,4 @@
-"""What a calibration has written and measured so far, in a file from which a killed run goes on."""
+"""The results of a calibration so far, in a file from which a killed run goes on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UNFINISHED_NAME = "calibration-unfinished.safetensors"
 
 
 class CalibrationState:
-    """Windows of tokens, sums over those done, routers' choices in them, and KL of the layers disturbed so far.
+    """Windows of tokens, sums over finished ones, routers' choices in them, and KL of the layers disturbed so far.
 
     Args:
         directory: the directory of the store.
-        run: what the run measures; a file of another run is not used.
-        errors: sums of the experts' errors; replaced by those of the file.
+        run: the settings of the run; a file of another run is not used.
+        errors: sums of the experts' errors; replaced by the sums in the file.
 
     Attributes:
         windows: token ids of the windows to measure on, as far as they are known.

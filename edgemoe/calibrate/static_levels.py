@@ -22,7 +22,7 @@ def static_levels(
     Args:
         damage: the damage of the model, as calibrated.
         heat: expert -> how often it is used, relative to its layer; empty: as often as in the calibration's sample.
-        bits: from LOW to HIGH: wanted mean of the levels, which the result's does not exceed.
+        bits: mean of the levels, from LOW to HIGH; the result's mean does not exceed it.
         by_layer: whether all experts of a layer have one level.
 
     Returns:

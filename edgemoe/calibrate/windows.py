@@ -27,7 +27,7 @@ def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list
     Args:
         tokenizer: the tokenizer of the model.
         path: a UTF-8 text file.
-        tokens: in all windows, rounded down to whole windows; a shorter text gives fewer.
+        tokens: number of tokens in all windows, rounded down to whole windows; a shorter text gives fewer.
         window: tokens of each.
 
     Raises:

@@ -22,7 +22,7 @@ _TAIL = 16
 
 
 class Conversation:
-    """Turns of a chat, each one a request to the model, which keeps the KV that they share (Model's `keep`).
+    """Turns of a chat. Each is a request to the model, which keeps the KV that they share (Model's `keep`).
 
     An error or Ctrl-C inside a method leaves the messages unchanged: an incomplete answer is dropped together with its
     question. For one thread.

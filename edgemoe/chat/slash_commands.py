@@ -76,7 +76,7 @@ def refuse_command(prompt: str) -> None:
         raise UserError(
             "a prompt for the model",
             f"--prompt {prompt!r}, which is a command of the interactive chat",
-            "use the option of that name, or pipe the turns into stdin, one a line",
+            "use the option of that name, or pipe the turns into stdin, one per line",
         )
 
 

@@ -42,7 +42,7 @@ EXAMPLES = (
     "edgemoe bench --synthetic w1 --vram-limit 3GB --exact 4 | "
     "edgemoe bench --model DIR --exact 4 --batch 1,2,4,8,16,32 --arrival closed --plot batch.png"
 )
-"""For app.command(epilog=...)."""
+"""The epilog of the command's help."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Bench:
         return single_row(plan_levels(store, self.choose, division)[1]), ()
 
     def request(self, store: StoreModel) -> BenchRequest:
-        """What is measured on a store with the format of its keys and values."""
+        """The request of a benchmark of a store, with the format of its keys and values."""
         from edgemoe.bench.run import BenchRequest
         from edgemoe.models.plans.division import parse_limits
 

@@ -63,7 +63,7 @@ def compensate_command(
     compensators: CompensatorOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Add low-rank compensators to a store, or replace them: what its experts lost at 2 or 4 bits, approximated.
+    """Add low-rank compensators to a store, or replace them. They approximate its experts' losses at 2 or 4 bits.
 
     Killed, it resumes; finished, it returns at once. The store can be used meanwhile, and without them.
     """

@@ -50,20 +50,20 @@ def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = Fa
 
 @dataclass(frozen=True)
 class Findings:
-    """The measured machine. Field names are the JSON's. Sizes in bytes, speeds in bytes a second.
+    """The measured machine. Field names are the JSON's. Sizes in bytes, speeds in bytes per second.
 
     Args:
-        directory: whose disk was measured.
+        directory: a directory on the disk that was measured.
         disk: its speed.
         disk_free: free bytes of that disk.
-        kv_directory, kv_bytes: where the KV of saved conversations lies, and what it takes.
+        kv_directory, kv_bytes: the directory of saved conversations' KV, and the bytes in it.
         ram_free: available to this process, its memory cgroup considered.
         vram_free: free memory of the first CUDA device; None without one.
         gpu: name of that device; None without one.
         vram_counted: whether the driver reports this process's memory; if not, peaks are estimates. None without a GPU.
         gpu_link: memory pinned for the GPU in a trial, and the speed of copies from it; None without a GPU.
         lockable: memory that may be locked (RLIMIT_MEMLOCK); None: without limit.
-        vector_width: what torch finds on the CPU: AVX512, AVX2 or DEFAULT.
+        vector_width: the vectors that torch finds on the CPU: AVX512, AVX2 or DEFAULT.
         kernel: computes experts here: native or torch on a CPU, triton or planes on a GPU.
         layout: the fastest layout of stores here.
         kernel_times: times of the compiled kernel's paths and of torch's, on the CPU; empty without a compiled one.

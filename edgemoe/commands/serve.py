@@ -37,7 +37,7 @@ EXAMPLES = (
 )
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
-"""What edgemoe[serve] installs."""
+"""The packages that edgemoe[serve] installs."""
 
 
 @grouped
@@ -118,7 +118,7 @@ def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
 
 
 def _name(model: Path) -> str:
-    """What clients call a model: a Hub name as it is, else a path's last part."""
+    """The model's name for clients: a Hub name as it is, else a path's last part."""
     return "demo" if model == DEMO else str(model) if not model.exists() else model.resolve().name
 
 

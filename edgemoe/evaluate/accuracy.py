@@ -80,7 +80,7 @@ def task_accuracy(
     Later turns of a conversation follow the answers given, right or wrong.
 
     Args:
-        tasks: by kind, at least one of each.
+        tasks: kind -> tasks, at least one for each kind.
         start: begins a conversation.
         done: called after every task.
     """

@@ -1,4 +1,4 @@
-"""One setting of an evaluation: what is measured of it, in which phases, and in which study."""
+"""One setting of an evaluation: its measurements, its phases, and its study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 TABLE, COMPENSATION = "table", "compensation"
-"""The table, and the study whose rows are compared with those of levels."""
+"""The table, and the study whose rows are compared with rows of plain levels."""
 
 
 def signal_name(importance: str, heavy_hitters: float) -> str:
@@ -22,12 +22,12 @@ def signal_name(importance: str, heavy_hitters: float) -> str:
 
 
 BY_PLACE, BY_MEMORY, EVERY_PLANE = "by place", "by memory", "of every plane"
-"""What the price of a level by damage counts: the seconds of missing planes, their bits, or the bits of all planes."""
+"""Prices of a level by damage: the seconds of missing planes, their bits, or the bits of all planes."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """What happens to experts that are not in memory; without arguments, as the settings say.
+    """The treatment of experts that are not in memory; without arguments, it follows the settings.
 
     Args:
         drop: fraction of a token's mean gate weight below which an absent expert is skipped; 0: none is.
@@ -42,18 +42,18 @@ class Miss:
 
 @dataclass(frozen=True)
 class Variation:
-    """What a study chooses in the routers' place, by rules that no option has.
+    """The choice that a study makes in the routers' place, by rules that no option has.
 
     Args:
         name: the row's name in tables; no other variation of a study has it.
         remapping: how tokens agree.
         only: experts that may change; None: all but the likeliest.
-        third: which third of the model's layers, counted from 0, uses the remapping; None: all layers.
+        third: the third of the model's layers, counted from 0, that uses the remapping; None: all layers.
         phases: the phases that use the remapping, where the first half of a window is a prompt; None: the whole
             window is decoded.
         alpha: resident experts come first within bins of 1/alpha of a logit, instead; 0: tokens agree.
-        static: an allocation of static_levels and its mean bits a weight, instead; None: tokens choose levels.
-        miss: what happens to experts that are not in a cache; None: as the settings say.
+        static: an allocation of static_levels and its mean bits per weight, instead; None: tokens choose levels.
+        miss: the treatment of experts that are not in a cache; None: it follows the settings.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Made:
     base_level: int = 2
 
     def __str__(self) -> str:
-        """As in tables: "rank 16 uniform"."""
+        """The text in tables, such as "rank 16 uniform"."""
         return f"rank {self.rank} {self.rule}" if self.rank else "the store's"
 
 

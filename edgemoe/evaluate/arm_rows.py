@@ -43,8 +43,8 @@ class ArmRows:
 
         Args:
             engine: its settings are replaced.
-            arm: to measure.
-            label: for the progress on stderr.
+            arm: the arm that is measured.
+            label: the text for the progress on stderr.
         """
         if arm.study == "lynx-tasks":
             return [self._together(engine, arm, label)]

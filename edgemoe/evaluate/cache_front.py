@@ -1,4 +1,4 @@
-"""What a miss of the cache is worth: bits read from disk and KL of several rules, by the size of the cache."""
+"""The worth of a cache miss: bits read from disk and KL of several rules, by the size of the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHES = (0.25, 0.4, 0.6)
 """Fractions of all experts' bytes at 4 bits that the cache has."""
 
 DRAM = 0.3
-"""The same fraction of the second tier, in the study that has one."""
+"""Size of the second tier as a fraction of all experts' bytes, in the study that has one."""
 
 BITS = (*RESIDENT_BITS, 2.75)
 """Mean bits of levels by damage."""

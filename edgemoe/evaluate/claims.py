@@ -32,7 +32,7 @@ UNEQUAL_BITS = 0.05
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, whether it holds on this model, and the figures behind the verdict.
+    """A statement, whether it holds on this model, and the figures that the verdict rests on.
 
     `holds` is None where the difference is within noise.
     """

@@ -41,7 +41,7 @@ class HotnessRow:
     """One measurement. Field names are the JSON's; None: not measured in this part."""
 
     part: str
-    """overlap: of the hottest experts in two texts; traffic: what the hottest carry; demotion: experts at the low level
+    """overlap: the hottest experts in two texts; traffic: what the hottest carry; demotion: experts at the low level
     in some order; policy: hot sets that are static or follow use; change: the tokens after another text."""
     text: str
     """The measured text."""
@@ -57,9 +57,9 @@ class HotnessRow:
     """Mean KL(bf16 || setting) per token, in nats."""
     kl_stderr: float | None = None
     kl_high: float | None = None
-    """The same with every expert at the high level."""
+    """KL with every expert at the high level."""
     kl_low: float | None = None
-    """The same with every expert at the low level."""
+    """KL with every expert at the low level."""
     gap_recovered: float | None = None
     """Fraction of the gap between the low and the high level that is recovered."""
     kl_by_place: list[float] | None = None

@@ -1,4 +1,4 @@
-"""What routers choose and see, layer by layer: experts of heavy hitters, likeness of adjacent layers' states.
+"""Routers' choices and inputs, layer by layer: experts of heavy hitters, likeness of adjacent layers' states.
 
 DyMoE's figures 4 and 6. One run of a text's windows shows both, with every expert at the plan's highest level.
 """
@@ -27,14 +27,14 @@ class RoutingRow:
 
     layer: int
     heavy_hitters: float
-    """Fraction of a window's tokens that are heavy hitters, those that received most attention in this layer."""
+    """Fraction of a window's tokens that are heavy hitters: they received most attention in this layer."""
     correlation: float | None
-    """Of experts' loads by heavy hitters with their loads by all tokens (Pearson's r), mean over windows. None: no
+    """Pearson's r of experts' loads by heavy hitters and their loads by all tokens, mean over windows. None: no
     window in which both differ between experts."""
     correlation_rest: float | None
-    """The same with the loads by all other tokens: no token is in both."""
+    """Correlation with the loads by all other tokens: no token is in both."""
     correlation_windows: float | None
-    """Of experts' loads by heavy hitters in two consecutive windows, mean over the pairs."""
+    """Correlation of experts' loads by heavy hitters in two consecutive windows, mean over the pairs."""
     load: list[int]
     """Expert -> tokens in all windows."""
     heavy_load: list[int]
@@ -79,7 +79,7 @@ class Observations:
     """Loads and likenesses of windows.
 
     Args:
-        experts: in a layer.
+        experts: number of experts in a layer.
     """
 
     def __init__(self, experts: int) -> None:
@@ -125,7 +125,7 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
 
     Args:
         engine: its settings are replaced.
-        sequence: with free blocks for a window; its content is discarded.
+        sequence: a sequence with free blocks for a window; its content is discarded.
         windows: token ids of each window.
         done: called after every window.
     """

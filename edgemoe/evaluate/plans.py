@@ -99,7 +99,7 @@ def _require_whole_windows(request: EvalRequest) -> None:
 
 
 def possible_arms(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], list[str]]:
-    """Returns the arms that a store can run, and the names of those that need more bits, which are logged.
+    """Returns the arms that a store can run, and the names of arms that need more bits, which are logged.
 
     Ranks that its tokens do not have are left out.
     """

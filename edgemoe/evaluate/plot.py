@@ -40,7 +40,7 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
             # Mixed settings at r = 1 lie on the uniform ones, which show through as larger open squares.
             style = {"marker": "o"} if "/" in levels else {"marker": "s", "ms": 11, "mfc": "none"}
             axes.plot(x, y, label=levels if exact else f"{levels} reuse", **style)
-        axes.set(title=phase, xlabel="bits a weight read", ylabel="KL to bf16, nats a token", yscale="log")
+        axes.set(title=phase, xlabel="bits per weight read", ylabel="KL to bf16, nats per token", yscale="log")
         axes.grid(visible=True, alpha=0.3)
         if of_phase:
             axes.legend()
@@ -74,7 +74,7 @@ def plot_front(rows: Sequence[EvalRow], path: Path) -> None:
         axes.set(title=title, xlabel="bits from disk per chosen expert", yscale="log")
         axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)
-    figure.supylabel("KL to bf16, nats a token")
+    figure.supylabel("KL to bf16, nats per token")
     write_figure(figure, path, dpi=120)
 
 

@@ -118,7 +118,7 @@ class LogitFile:
     Uses the memory of one window, and rows * vocab * 2 bytes of disk.
 
     Args:
-        rows: of all windows together.
+        rows: number of rows of all windows together.
         vocab: width of a row.
 
     Raises:

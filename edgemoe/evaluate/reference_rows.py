@@ -16,15 +16,15 @@ from edgemoe.evaluate.studies import LOWERED
 def reference_rows(
     store: StoreModel, checkpoint: Path, windows: Windows, tasks: ChatTasks, keep: LogitFile, *, layers: bool
 ) -> list[EvalRow]:
-    """Returns the bf16 row, and those of the study of layers. The model is freed when this returns.
+    """Returns the bf16 row, and the rows of the study of layers. The model is freed when this returns.
 
     Args:
-        store: made of the checkpoint.
+        store: a store made from the checkpoint.
         checkpoint: the checkpoint of the bf16 model.
         windows: the windows of the text; none: no quality is measured.
         tasks: chat tasks.
         keep: receives the logits of the windows.
-        layers: whether the study of layers is wanted.
+        layers: whether the study of layers runs.
     """
     model = Reference(checkpoint, store.shape.vocab, store.manifest.source)
     quality = by_kind = None

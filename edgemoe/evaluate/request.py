@@ -1,4 +1,4 @@
-"""What one evaluation measures, and what it returns."""
+"""The request and the report of one evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgemoe.evaluate.rows import EvalRow
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What to measure.
+    """The measurements of an evaluation.
 
     Args:
         text: file for perplexity and KL; None: tasks only.
@@ -48,7 +48,7 @@ class EvalRequest:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """What was measured. Field names are the JSON's.
+    """The results of an evaluation. Field names are the JSON's.
 
     Args:
         environment: versions, model, text and counts.

@@ -32,7 +32,7 @@ class EvalRow:
     retention: float | None = None
     """None where bits are given."""
     bits: float | None = None
-    """Mean bits a weight that levels were to have by damage; None: by retention."""
+    """Mean bits per weight that levels were to have by damage; None: by retention."""
     effective_retention: float | None = None
     """Fraction at the highest level: of experts in prefill, of (token, slot) pairs in decode."""
     perplexity: float | None = None
@@ -61,11 +61,11 @@ class EvalRow:
     batch: int = 1
     """Windows that were decoded together."""
     active: float | None = None
-    """With --lynx, distinct experts that steps used, as a fraction of those that their tokens chose by themselves."""
+    """With --lynx, distinct experts that steps used, as a fraction of the experts that their tokens chose alone."""
     remapped: int | None = None
     """With --lynx, (token, expert) pairs that the token did not choose by itself."""
     variation: str | None = None
-    """What a study chose in the routers' place, by a rule that no option has (studies.Variation)."""
+    """The choice that a study made in the routers' place, by a rule that no option has (studies.Variation)."""
     compensated: int | None = None
     """Experts of a token that were compensated at most; None: without compensators."""
     compensated_first: int | None = None
@@ -75,7 +75,7 @@ class EvalRow:
     kl_over_base: float | None = None
     """KL as a fraction of that of the base level without compensators, or of level 2's."""
     kl_less_per_bit: float | None = None
-    """By how many nats KL is below that, for each bit a weight that is read more."""
+    """Reduction of KL, in nats, from that base for each additional bit per weight that is read."""
     cache: float | None = None
     """Fraction of all experts' bytes at 4 bits that were in memory at most; None: as the limits say."""
     bytes_per_token: float | None = None
@@ -83,15 +83,15 @@ class EvalRow:
     dram: float | None = None
     """With a cache, the same fraction of the second tier; None: there is none."""
     bits_from_disk: float | None = None
-    """With a cache, bits a weight of a chosen expert that were read from disk, mean from the second window on."""
+    """With a cache, bits per weight of a chosen expert that were read from disk, mean from the second window on."""
     bits_from_dram: float | None = None
-    """The same, read from the second tier."""
+    """With a cache, bits per weight of a chosen expert that were read from the second tier, mean likewise."""
     bits_scheduled: float | None = None
-    """With a cache, mean bits a weight of the scheduled levels."""
+    """With a cache, mean bits per weight of the scheduled levels."""
     skipped: float | None = None
     """With a cache, fraction of chosen experts that were skipped."""
     turns: int | None = None
-    """Of chat tasks that are compared with `won` and `lost`."""
+    """Turns of chat tasks that are compared for `won` and `lost`."""
     won: int | None = None
     """Turns that are right here and wrong in the study's first row."""
     lost: int | None = None
@@ -113,7 +113,7 @@ def with_accuracy(row: EvalRow, by_kind: Mapping[str, float] | None) -> EvalRow:
 
 
 def with_pairs(row: EvalRow, right: Sequence[bool], first: Sequence[bool]) -> EvalRow:
-    """Returns the row with its turns compared, one by one, with those of the study's first row."""
+    """Returns the row with its turns compared, one by one, with the turns of the study's first row."""
     pairs = list(zip(right, first, strict=True))
     won, lost = (sum(pair == kind for pair in pairs) for kind in ((True, False), (False, True)))
     return replace(row, turns=len(pairs), won=won, lost=lost)
@@ -150,7 +150,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
     Args:
         arm: the setting.
         phase: one of its phases.
-        quality: on the text, if there is one.
+        quality: the quality on the text; None without one.
         use: levels that its experts were scheduled and computed at.
     """
     settings = arm.settings

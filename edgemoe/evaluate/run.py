@@ -24,9 +24,9 @@ from edgemoe.models.tokenizer import load_tokenizer
 
 
 def run_eval(store: StoreModel, request: EvalRequest) -> EvalReport:
-    """Measures the reference, frees it, then measures the settings: those of one plan through one engine.
+    """Measures the reference, frees it, then measures the settings; settings of one plan share an engine.
 
-    Shows progress and remaining time on stderr: of the reference and of each setting, text and tasks apart.
+    Shows progress and remaining time of the reference and of each setting on stderr, text and tasks apart.
 
     Raises:
         UserError: the text or the reference is unusable, tasks are wanted of a model without a chat template, or there

@@ -148,11 +148,11 @@ def together_quality(
     """Measures one setting in steps of one token of each of several windows, starting from empty tiers.
 
     Args:
-        engine, settings, text: as in setting_quality.
+        engine, settings, text: see setting_quality.
         sequences: one for each window of a step, all different, with free blocks for a window.
 
     Returns:
-        as setting_quality.
+        see setting_quality.
     """
     with measuring(engine, settings, text) as measured:
         for first in range(0, len(text.windows), len(sequences)):
@@ -170,12 +170,12 @@ def together_logits(engine: Engine, sequences: Sequence[SequenceKV], parts: Wind
     """Appends a part of text to each of some sequences, a token of each in a step.
 
     Args:
-        engine: in its settings.
-        sequences: at least as many as parts.
+        engine: the engine, in its present settings.
+        sequences: the sequences, at least as many as parts.
         parts: token ids of each part.
 
     Returns:
-        of each part the logits after each token, float32 [n, vocab].
+        for each part the logits after each token, float32 [n, vocab].
     """
     logits: list[list[torch.Tensor]] = [[] for _ in parts]
     for position in range(max(map(len, parts))):
@@ -211,8 +211,8 @@ def setting_quality(
 
     Args:
         engine: its settings are replaced.
-        sequence: with free blocks for a window; its content is discarded.
-        settings: to measure.
+        sequence: a sequence with free blocks for a window; its content is discarded.
+        settings: the settings that are measured.
         phase: prefill: every expert has one level for a window's step of at most the plan's prefill_rows. decode: the
             experts of every token have levels of their own, as in single-token steps (own_logits).
         text: the windows.

@@ -23,11 +23,11 @@ class SettingsRuns:
 
     Args:
         store: the store of the model.
-        request: with the reference and the studies.
+        request: the request, with the reference and the studies.
         measured: measures each setting.
 
     Attributes:
-        damage: what the damage of fewer bits was measured on; None where no setting goes by it.
+        damage: the text on which the damage of fewer bits was measured; None where no setting needs it.
     """
 
     def __init__(self, store: StoreModel, request: EvalRequest, measured: ArmRows) -> None:
@@ -64,6 +64,6 @@ class SettingsRuns:
 
 
 def _goes_by_damage(arm: Arm) -> bool:
-    """Whether an arm's levels, or those that it is compared with, depend on what fewer bits cost."""
+    """Whether an arm's levels, or the levels that it is compared with, depend on the damage of fewer bits."""
     static = arm.variation is not None and arm.variation.static is not None
     return arm.settings.priced or static or (arm.made is not None and not arm.settings.hotness)

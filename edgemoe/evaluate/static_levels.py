@@ -46,7 +46,7 @@ class StaticPolicy(LevelPolicy):
 
     Args:
         settings: the settings of the highest level.
-        experts: in a layer.
+        experts: number of experts in a layer.
         table: layer -> int64 [experts], levels.
     """
 

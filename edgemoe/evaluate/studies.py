@@ -1,4 +1,4 @@
-"""Which settings are measured: the table, and the studies behind the paper's figures."""
+"""The settings that are measured: the table, and the studies of the paper's figures."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def table_arms(
         levels: bits per expert, high to low, of each setting.
         retentions: mean fraction of critical experts, above 0, at most 1.
         ranking: other fields of the settings that rank experts; None: their defaults.
-        bits: mean bits a weight of settings of three or more levels, in place of retentions.
+        bits: mean bits per weight of settings of three or more levels, in place of retentions.
         reuse: adds each mixed setting once more, with resident planes above the scheduled level used.
     """
     arms = []
@@ -185,7 +185,7 @@ def _skipping() -> list[Arm]:
 
 
 def _compensation() -> list[Arm]:
-    """Those with the same compensators one after another; counts that a model's tokens do not have are left out."""
+    """Arms, ordered by their compensators; counts that a model's tokens do not have are left out."""
     plain = [Arm(RunSettings.uniform(level), PHASES, COMPENSATION) for level in (2, 4)]
     chosen = [Compensation(n) for n in range(1, MOST_RANKS + 1)]
     chosen += [Compensation(1, first) for first in range(1, COMPENSATED_PLACES)]

@@ -1,4 +1,4 @@
-"""Small chat tasks with one right answer: what `eval` and benchmarks ask the demo model, and what it is trained on.
+"""Small chat tasks with one right answer: questions of `eval` and benchmarks, and training data of the demo model.
 
 Training and held-out questions are disjoint; the split depends on the kind:
   - tasks that follow a rule (arithmetic, word problems with + and -, sorting, comparing) are split by their numbers: a
@@ -49,7 +49,7 @@ class Draft:
         questions: every wording of the question that may be held out.
         answer: the same for every wording.
         table: name of further wordings for training, never held out.
-        slots: what stands in their braces.
+        slots: the words that fill their braces.
         rule: the fact follows from other facts, so all of its wordings lie on one side of the split.
     """
 

@@ -1,4 +1,4 @@
-"""Which rows of a layer each expert computes, at what level, and each token's weighted sum of its rows."""
+"""The rows of a layer that each expert computes, their levels, and each token's weighted sum of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which planes of every expert each tier has, as rules of levels read it."""
+"""The planes that each tier has of every expert, as rules of levels read them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ExpertLayer:
         activation: the name under which kernels fuse its activation, or CUSTOM.
         next_router: the next layer that has experts, and logits [T, E] of which the top k are its router's choice on
             a state [T, H]; None: this is the last one.
-        next_gates: those logits and experts int64 [T, k] -> their gate weights [T, k]; None: it cannot be said.
+        next_gates: logits and experts int64 [T, k] -> gate weights [T, k] of that router; None: they are not known.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class ExpertLayer:
         return rows.result(add_to)
 
     def next_logits(self, hidden: torch.Tensor) -> NextLogits | None:
-        """What computes the next router's logits on this layer's state [T, H]; None: this is the last layer."""
+        """The function of this layer's state [T, H] that has the next router's logits; None: this is the last layer."""
         return partial(self.next_router[1], hidden) if self.next_router else None
 
     def _on_host(
         self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepContext
     ) -> OnHost:
-        """What the host needs of the layer: it is in RAM already."""
+        """The layer's values that the host needs: they are in RAM already."""
         return OnHost(chosen, gates, step.kv.ranks, self.next_logits(hidden))
 
     def _look_ahead(
@@ -239,7 +239,7 @@ class ExpertLayer:
         return used
 
     def _compensated(self, step: StepContext, assignments: Assignments) -> dict[ExpertKey, int]:
-        """The experts to be compensated: those computed at the base level (`compensated` of StepExperts.request)."""
+        """The experts computed at the base level, which are compensated (`compensated` of StepExperts.request)."""
         compensators, found = step.study.compensators, dict[ExpertKey, int]()
         assert compensators
         base, exact = compensators.level, step.policy.settings.exact

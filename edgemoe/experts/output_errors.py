@@ -23,7 +23,7 @@ class OutputErrors(ExpertProbe):
 
     Args:
         layers: numbers of the layers with experts.
-        experts: in a layer.
+        experts: number of experts in a layer.
 
     Attributes:
         squared: float64 [layers, experts, levels], sums over tokens and the H numbers of an output, for each of LEVELS;
@@ -78,11 +78,11 @@ class OutputErrors(ExpertProbe):
         return ((self.squared + _SHRINK * of_layer) / (counts + _SHRINK)).float()
 
     def calibration(self, source: str, level: int, tokens: int) -> Calibration:
-        """What a step of random tokens has measured, every layer as sensitive as the others.
+        """The calibration that a step of random tokens has measured; all layers count as equally sensitive.
 
         Args:
             source: fingerprint of the checkpoint.
-            level: the reference's.
+            level: the level of the reference.
             tokens: number of tokens of the step.
         """
         choices = [self.choices[layer] for layer in self.layers]

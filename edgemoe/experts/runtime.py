@@ -1,4 +1,4 @@
-"""What all MoE layers of a model share, and what the host needs of one of them in a step."""
+"""The state that all MoE layers of a model share, and the values that the host needs of one of them in a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NextLogits = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class ExpertRuntime:
-    """What all MoE layers of a model share, in all steps.
+    """The state that all MoE layers of a model share, in all steps.
 
     Args:
         source: brings experts into memory.
@@ -34,7 +34,7 @@ class ExpertRuntime:
 
 @dataclass(frozen=True)
 class OnHost:
-    """What the host needs of a layer, in RAM.
+    """The values of a layer that the host needs, in RAM.
 
     Args:
         chosen: int64 [T, k], the router's experts.

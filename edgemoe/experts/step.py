@@ -1,4 +1,4 @@
-"""A step on its way through the layers: what they need of it, and the record that it leaves.
+"""A step on its way through the layers: its context, and the record that it leaves.
 
 The scheduler makes a context for each step (Engine.begin), the step owns it, and whatever the step counts, predicts or
 chooses is in it. Another step may therefore run between two layers of this one.
@@ -31,7 +31,7 @@ Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Routed:
-    """What a layer's router has chosen for the rows of a step.
+    """A router's choice for the rows of a step.
 
     Args:
         hidden: bf16 [T, H], its input, where the model is.
@@ -78,12 +78,12 @@ class ExpertProbe:
 
 @dataclass(frozen=True)
 class Study:
-    """What is measured or changed in the steps of a study.
+    """Measurements and changes in the steps of a study.
 
     Args:
         probe: measures experts; None: nothing is measured.
         reroute: chooses the experts; None: the routers choose.
-        compensators: those of the experts; None: the experts have none.
+        compensators: compensators of the experts; None: the experts have none.
         policy: chooses levels in place of the settings' rules; None: these do.
         modules: new tokens take transformers' modules: a rule that compiled code does not have holds there.
         choices: the record counts how often the routers choose each expert.
@@ -113,12 +113,12 @@ class Study:
 
 @dataclass
 class StepRecord:
-    """What a step leaves, for answers, metrics, benchmarks and hotness alike.
+    """The record of a step, for answers, metrics, benchmarks and hotness alike.
 
     Args:
         decodes: the step had a new token of each sequence; otherwise it had tokens of prompts.
         sequences, rows: how many.
-        transfers: what moved between tiers.
+        transfers: bytes and experts moved between tiers.
         use: the levels at which experts were computed.
         active: layer -> distinct experts that the routers chose.
         choices: how often routers chose each expert; None: no setting counts them.
@@ -187,7 +187,7 @@ class StepContext:
         step: the segments of sequences that the step computes.
         policy: chooses the level of each expert. It stays the same for the whole step, even if the engine is
             configured again while the step runs.
-        study: what a measurement observes of the step or changes in it.
+        study: the measurement of the step, or the changes made to it.
         all_rows: whether the step computes the logits of every row; otherwise only of each segment's last row.
         choices: counts the routers' choices; None: they are not counted.
 
@@ -198,7 +198,7 @@ class StepContext:
         kv: the step's keys and values, and the attention that its tokens receive.
         experts: the step's requests, predictions and transfers.
         decode: the rows are new tokens, each judged alone.
-        record: what the step leaves; complete once it has ended.
+        record: the counts of the step; complete once it has ended.
         logits: float32 [segments or rows, vocab], in RAM, once it has ended.
     """
 

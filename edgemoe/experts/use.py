@@ -14,7 +14,7 @@ from edgemoe.policy.damage import Damage
 
 
 class ChoiceCounts:
-    """What routers have chosen: counted by the compiled kernel in fused decode, and by ExpertLayer elsewhere.
+    """Counts of routers' choices: by the compiled kernel in fused decode, and by ExpertLayer elsewhere.
 
     >>> choices = ChoiceCounts(layers=1, experts=3)
     >>> choices.add(0, torch.tensor([[2, 0], [2, 1]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
@@ -78,11 +78,11 @@ class ExpertUse:
     compensated: int = 0
     """(token, slot) pairs that were computed with a compensator."""
     compensated_experts: int = 0
-    """The same, an expert once a layer, step and level."""
+    """Experts that were computed with a compensator; an expert counts once per layer, step and level."""
     compensator_bits: float = 0.0
-    """Bits a weight of the compensators of `compensated_experts`, summed: they add to those of `experts`."""
+    """Bits per weight of the compensators of `compensated_experts`, summed: they add to the bits of `experts`."""
     compensator_bits_of_pairs: float = 0.0
-    """Bits a weight of the compensators of `compensated`, summed: they add to those of `scheduled`."""
+    """Bits per weight of the compensators of `compensated`, summed: they add to the bits of `scheduled`."""
 
     def add(self, experts: Iterable[tuple[int, int, int]]) -> None:
         """Counts experts, each as (level scheduled, level computed, rows)."""
@@ -114,7 +114,7 @@ class ExpertUse:
         self.damage += float((gates.float().square() * each).sum())
 
     def add_compensated(self, bits: float, pairs: int) -> None:
-        """Counts an expert whose compensator adds so many bits a weight, and the pairs that were computed with it."""
+        """Counts an expert whose compensator adds so many bits per weight, and the pairs that were computed with it."""
         self.compensated += pairs
         self.compensated_experts += 1
         self.compensator_bits += bits
@@ -122,12 +122,12 @@ class ExpertUse:
 
     @property
     def bits_computed(self) -> float | None:
-        """Mean bits a weight of `experts`, compensators included; None without experts."""
+        """Mean bits per weight of `experts`, compensators included; None without experts."""
         return mean_bits(self.experts, self.compensator_bits)
 
     @property
     def bits_scheduled(self) -> float | None:
-        """Mean bits a weight of the pairs of `scheduled`, compensators included; None without pairs."""
+        """Mean bits per weight of the pairs of `scheduled`, compensators included; None without pairs."""
         return mean_bits(self.scheduled, self.compensator_bits_of_pairs)
 
     @property
@@ -168,7 +168,7 @@ def _summed(mine: dict[int, int], theirs: dict[int, int]) -> dict[int, int]:
 
 
 def mean_bits(counts: Mapping[int, int], more: float = 0.0) -> float | None:
-    """Mean bits a weight of counts by level, and `more` in all; None where all counts are 0."""
+    """Mean bits per weight of counts by level, and `more` in all; None where all counts are 0."""
     total = sum(counts.values())
     bits = math.fsum(BITS_PER_WEIGHT[level] * n for level, n in counts.items())
     return (bits + more) / total if total else None

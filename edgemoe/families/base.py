@@ -35,7 +35,7 @@ class Gate:
     Args:
         normalise: transformers' config -> whether the chosen experts' gate weights have the same sum for every token.
         rounded: whether gate weights are rounded to bf16; the compiled kernel does it.
-        function: "softmax" or "sigmoid", of the logits; a bias for the choice alone is added behind it.
+        function: "softmax" or "sigmoid", of the logits; a bias for the choice alone is added to its result.
     """
 
     normalise: Callable[[Any], bool] = attrgetter("norm_topk_prob")
@@ -78,7 +78,7 @@ class QuantizedForm:
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a `model_type` and cannot be derived from transformers' modules.
+    """Properties of a `model_type` that cannot be derived from transformers' modules.
 
     The defaults are true of every family: its layers run by transformers' modules, and its routers choose for
     themselves.
@@ -118,7 +118,7 @@ class Family:
 
     Args:
         model_type: the value of `model_type` in transformers' config, such as qwen3_moe.
-        traits: what is declared of the model_type.
+        traits: the declared properties of the model_type.
         moe_layers: the layers that have experts, ascending.
         experts: number of experts of each of them.
         hidden: size H of a hidden state.

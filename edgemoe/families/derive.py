@@ -23,7 +23,7 @@ def derive(bounded: Config, traits: Traits) -> Family:
 
     Args:
         bounded: the config of a text model, bounded.
-        traits: what is declared of its model_type.
+        traits: the declared properties of its model_type.
 
     Raises:
         ModelRefused: transformers does not accept a value of the config, its modules cannot compute with it, or the

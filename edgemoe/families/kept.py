@@ -19,7 +19,7 @@ from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.atomic import replacing, write_all
 
 _MOST_FILES = 200
-"""Of a few kilobytes each; the oldest go first."""
+"""Most files of derived families, a few kilobytes each; the oldest go first."""
 
 _CODE = ("base", "derive", "kept", "meta_model", "names", "recorded", "table")
 """Modules of this folder that decide what a file has."""
@@ -32,7 +32,7 @@ def kept_family(bounded: Config, traits: Traits) -> Family:
 
     Args:
         bounded: the config of a text model, bounded.
-        traits: what is declared of its model_type.
+        traits: the declared properties of its model_type.
 
     Raises:
         ModelRefused: from families.derive.
@@ -112,7 +112,7 @@ def _shape(values: dict[str, Any]) -> KVShape:
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """The same values with lists, also within lists, as tuples."""
+    """The values with lists, also within lists, as tuples."""
     return {key: _tuple(value) for key, value in values.items()}
 
 

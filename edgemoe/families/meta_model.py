@@ -64,7 +64,7 @@ class WithHead(nn.Module):
     """A language model that transformers has only as a part of a multimodal one, and the head over it.
 
     Args:
-        model: on the meta device, with a hidden state as its result.
+        model: the part on the meta device, with a hidden state as its result.
     """
 
     base_model_prefix = "model"
@@ -167,7 +167,7 @@ class Rotary(nn.Module):
             return getattr(super().__getattr__("real"), name)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """As the module's own."""
+        """Calls the module in RAM with its own arguments."""
         arguments = tuple(map(self._in_ram, arguments))
         named = {name: self._in_ram(value) for name, value in named.items()}
         self.real(*(_first(value) for value in arguments), **{name: _first(v) for name, v in named.items()})
@@ -210,13 +210,13 @@ class Passes(nn.Module):
         return getattr(self.__dict__["layer"], name)
 
     def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        """As the layer's own."""
+        """Returns the hidden states unchanged, with the layer's own arguments and results."""
         carried = carried_by(self.__dict__["layer"])
         return (hidden_states, named[carried]) if carried else hidden_states
 
 
 def passing(model: Any, numbers: Iterable[int]) -> dict[str, nn.Module]:
-    """What stands in for some decoder layers, by name."""
+    """Modules that stand in for some decoder layers, by name."""
     names = [f"model.layers.{number}" for number in numbers]
     return {name: Passes(model.get_submodule(name)) for name in names}
 

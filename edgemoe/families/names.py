@@ -25,7 +25,7 @@ _ACTION = "choose a model of another family"
 
 @dataclass(frozen=True)
 class Conversions:
-    """How from_pretrained makes the tensors of modules from those of a checkpoint.
+    """How from_pretrained makes the tensors of modules from a checkpoint's tensors.
 
     Args:
         renames: pairs that turn a checkpoint's tensor names into the model's (Family.renames).
@@ -107,7 +107,7 @@ class Conversions:
         return tuple(found)
 
     def restored(self, name: str) -> str:
-        """The name in checkpoints of the Hub of a name in modules; the same where there is no other."""
+        """The name in checkpoints of the Hub of a name in modules; unchanged where there is no other."""
         made = renamed(_numbered(name), self.restores)
         made = made if renamed(made, self.renames) == _numbered(name) else _numbered(name)
         return made.replace(f".{_LAYER}.", ".{layer}.", 1).replace(f".{_EXPERT}.", ".{expert}.", 1)

@@ -1,4 +1,4 @@
-"""What a step of a model without weights shows: the shapes of its KV, and how many experts a token has."""
+"""A step of a model without weights: it shows the shapes of its KV, and the number of experts of a token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ACTION = "choose a model of another family"
 
 @dataclass
 class Seen:
-    """What the layers of a step have shown.
+    """The sizes that the layers of a step have shown.
 
     Attributes:
         cached: layer -> heads and sizes of what it caches as keys and as values.

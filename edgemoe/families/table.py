@@ -1,4 +1,4 @@
-"""The table of supported model families: what cannot be derived of them, and why others are refused."""
+"""The table of supported model families: properties that cannot be derived, and why other families are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _all_tokens(config: Any) -> list[int]:
 
 
 def _one_window(config: Any) -> list[int]:
-    """The same window in every layer, where the config has one."""
+    """Returns one window for all layers, where the config has one."""
     return [config.sliding_window or 0] * config.num_hidden_layers
 
 

@@ -86,7 +86,7 @@ class Connection:
         """Returns the process's answer.
 
         Args:
-            limit: what it may compute at most, for errors.
+            limit: the bound on its computation, for errors.
 
         Raises:
             UserError: it refuses, or the system has ended it at a limit.
@@ -149,7 +149,7 @@ class VocabularyProcess:
             self._begun()
 
     def special(self) -> list[int]:
-        """Those ids of `added` that plain text does not match.
+        """The ids of `added` that plain text does not match.
 
         Raises:
             UserError: llguidance cannot read the tokenizer.

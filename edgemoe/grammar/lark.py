@@ -18,7 +18,7 @@ _BOUNDED = {"whitespace_pattern": r"( |\n {0,24})"}
 """Whitespace between a JSON answer's parts, indentation included: a model cannot go on with it for ever."""
 
 _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As `tojson` of chat templates writes it."""
+"""The spaces that `tojson` of chat templates writes."""
 
 
 _ONE_LINE = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
@@ -56,11 +56,11 @@ class TextForm:
 
 
 Form = Mapping[str, object] | TextForm
-"""What an answer must be: JSON that a schema describes, or plain text."""
+"""The form of an answer: JSON that a schema describes, or plain text."""
 
 
 class Words(Protocol):
-    """What a grammar's text needs of a vocabulary."""
+    """The part of a vocabulary that a grammar's text needs."""
 
     @property
     def specials(self) -> Mapping[str, int]:
@@ -75,7 +75,7 @@ class CallForm:
     """How a chat template writes calls of tools: `before`, calls with `between` in between, `after`.
 
     Args:
-        begin, middle, end: of a call: begin, its name, middle, its arguments as JSON, end.
+        begin, middle, end: the texts around a call's name and its arguments as JSON: begin, name, middle, JSON, end.
         before, between, after: see above.
         mark: the text that opens a call for the parser of answers, a prefix of `before` and `begin`; "": unknown.
         alone: an answer has one call at most.
@@ -120,7 +120,7 @@ def formed_answer(words: Words, form: Form, reasoning: Reasoning | None = None) 
     else:
         written = f"%json {_json(enforceable(form) | {'x-guidance': _BOUNDED})}"
     lead = f"{_literal(words, reasoning.lead)} " if reasoning and reasoning.lead else ""
-    return _behind(words, reasoning, f"{lead}{written}")
+    return _after_reasoning(words, reasoning, f"{lead}{written}")
 
 
 def calls_answer(
@@ -136,16 +136,16 @@ def calls_answer(
     Args:
         words: the words of the model.
         form: the form of the calls.
-        tools: (name, JSON schema of the arguments) of those that may be called.
-        reasoning: before the calls.
-        several: calls; otherwise exactly one.
+        tools: (name, JSON schema of the arguments) of the tools that may be called.
+        reasoning: the reasoning that may come before the calls; None: none may.
+        several: any number of calls; otherwise exactly one.
 
     Raises:
         UserError: see enforceable.
     """
     more = f" ({_literal(words, form.between)} call)*" if several else ""
     start = f"{_literal(words, form.before)} call{more} {_literal(words, form.after)}"
-    return _behind(words, reasoning, start) + _calls(words, form, tools, form.begin)
+    return _after_reasoning(words, reasoning, start) + _calls(words, form, tools, form.begin)
 
 
 def text_and_calls(
@@ -187,7 +187,7 @@ def led_text_or_call(
         UserError: see enforceable.
     """
     start = f"({_literal(words, reasoning.lead)} TEXT? | call)"
-    return _behind(words, reasoning, start) + f"TEXT: {_ANY}\n" + _calls(words, form, tools, form.begin)
+    return _after_reasoning(words, reasoning, start) + f"TEXT: {_ANY}\n" + _calls(words, form, tools, form.begin)
 
 
 def _calls(
@@ -203,8 +203,8 @@ def _calls(
     return f"\ncall: {' | '.join(f'call{i}' for i in range(len(lines)))}\n{rules}\n"
 
 
-def _behind(words: Words, reasoning: Reasoning | None, start: str) -> str:
-    """A grammar that begins with `start`, behind reasoning where there may be some."""
+def _after_reasoning(words: Words, reasoning: Reasoning | None, start: str) -> str:
+    """A grammar that begins with `start`, after reasoning where there may be some."""
     if reasoning is None:
         return f"start: {start}\n"
     close, tail = words.specials.get(reasoning.close), ""

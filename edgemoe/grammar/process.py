@@ -175,7 +175,7 @@ def own_bytes() -> int:
 
 
 def pages() -> list[int]:
-    """Pages of this process: its address space, those in memory, and those of files among them first."""
+    """Numbers of pages of this process: its address space, pages in memory, and pages of files among them."""
     return [int(count) for count in Path("/proc/self/statm").read_text().split()]
 
 

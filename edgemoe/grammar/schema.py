@@ -1,4 +1,4 @@
-"""Which JSON schemas can be enforced: keywords by name, and bounds on size and depth; annotations are left out."""
+"""The JSON schemas that can be enforced: keywords by name, bounds on size and depth. Annotations are left out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from edgemoe.errors import UserError
 
 MOST_BYTES = 256 << 10
-"""Of a schema as JSON. One of 4,000 required properties, 210 kB, compiles in a second or two."""
+"""Most bytes of a schema as JSON. A schema of 4,000 required properties, 210 kB, compiles in a second or two."""
 
 MOST_DEPTH = 40
 """Schemas within each other; the compiler's own parser of JSON ends at 128 brackets."""
@@ -43,7 +43,7 @@ _NOTES = {
     *("discriminator", "xml", "externalDocs", "propertyOrdering"),
     *("markdownDescription", "enumDescriptions", "errorMessage", "deprecationMessage"),
 }
-"""Keywords that restrict no value: JSON Schema's own, OpenAPI's, and those of editors and of Gemini."""
+"""Keywords that restrict no value: JSON Schema's own, OpenAPI's, editors' and Gemini's."""
 
 _EXTENSION = "x-"
 """Keywords that begin so are annotations too."""

@@ -31,7 +31,7 @@ def open_streamed(
     models.
 
     Args:
-        model: on the Hub.
+        model: the model on the Hub.
         directory: the directory of the checkpoint; created if missing.
         keep: shards stay on disk.
         progress: called with downloaded bytes of weights.

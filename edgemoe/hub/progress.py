@@ -1,4 +1,4 @@
-"""One progress bar for a download and the conversion beside it."""
+"""One progress bar for a download and the conversion that runs meanwhile."""
 
 from __future__ import annotations
 

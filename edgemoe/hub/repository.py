@@ -52,7 +52,7 @@ class RemoteFile:
     """A file of a model at one commit.
 
     Args:
-        name: in the repository.
+        name: the name in the repository.
         size: bytes.
         hash: (SHA256 or BLOB_ID, hex digits) of its contents; None where the Hub gives none.
     """
@@ -66,9 +66,9 @@ class HubRepository:
     """A model's files at one commit. Thread-safe.
 
     Args:
-        model: on the Hub.
+        model: the model on the Hub.
         commit: full hash.
-        files: at that commit, with sizes and hashes.
+        files: the files at that commit, with sizes and hashes.
     """
 
     def __init__(self, model: HubModel, commit: str, files: Collection[RepoSibling]) -> None:

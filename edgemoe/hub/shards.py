@@ -127,7 +127,7 @@ class _Shard:
     """One file of weights, and which of its tensors are on disk.
 
     Attributes:
-        file: on the Hub; in the directory it has the last part of its name.
+        file: the file on the Hub; in the directory it has the last part of its name.
         here: names of readable tensors. Its record on disk shrinks before bytes go, and grows after bytes came.
     """
 

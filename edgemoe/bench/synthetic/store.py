@@ -134,7 +134,7 @@ def synthesize(
     update: Callable[[int, int], None],
     layout: Layout | None = None,
 ) -> None:
-    """Writes a store, or the missing rest of one; keeps one dense tensor, four experts a core and the pool in memory.
+    """Writes a store, or the missing rest of one. Keeps one dense tensor, four experts per core and the pool in memory.
 
     Args:
         destination: a new directory, or a store of the same source and options; a finished store stays as it is.

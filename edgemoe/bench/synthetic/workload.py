@@ -155,7 +155,7 @@ class ExpertPool:
         return codes, parameters[0]
 
     def records(self, layer: int, count: int) -> Iterator[Bytes]:
-        """Yields the records of a layer's experts in order; threads make up to four a core in advance."""
+        """Yields the records of a layer's experts in order; threads make up to four per core in advance."""
         threads = os.cpu_count() or 1
         with ThreadPoolExecutor(threads) as pool:
             for start in range(0, count, 4 * threads):

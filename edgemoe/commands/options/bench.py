@@ -44,7 +44,7 @@ class BatchOptions:
         "the bound, and experts active in a step. --runs is the number of requests for each place."
     )
     arrival: str | None = option(
-        "With --batch: closed (the next request comes when an answer ends) or poisson:RATE, in requests a second. "
+        "With --batch: closed (the next request comes when an answer ends) or poisson:RATE, in requests per second. "
         "Default: closed."
     )
     chunk: int | None = option(

@@ -36,7 +36,7 @@ class TurnOptions:
         autocompletion=one_of(*REASONING),
     )
     no_wrap: bool = option("Leave the breaks of long lines to the terminal, not between words.", False)
-    as_json: bool = option("One JSON object a line on stdout.", False, name="--json")
+    as_json: bool = option("One JSON object per line on stdout.", False, name="--json")
     stream: bool = option(
         'With --json: a line {"delta": TEXT} for each piece of text, before the line of the answer.', False
     )

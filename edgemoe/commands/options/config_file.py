@@ -166,7 +166,7 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """Parses a file of options. Its size and the parts of its keys are bounded, as each part copies those before it.
+    """Parses a file of options. Its size and the parts of its keys are bounded: each part copies all earlier ones.
 
     Raises:
         UserError: the file cannot be read, is no TOML, or exceeds a bound.
@@ -196,7 +196,7 @@ def _is_study(key: str, known: Collection[str]) -> bool:
 
 
 def _take(options: dict[str, Any], path: Path, key: str, value: Any, known: dict[str, Any]) -> None:
-    """Adds a value to options in the form that its parser takes, a setting of studies to those of --study."""
+    """Adds a value to options in the form that its parser takes; a setting of studies is added to --study."""
     if _is_study(key, known):
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         key, value = "study", f"{key}={text}"

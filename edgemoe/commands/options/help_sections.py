@@ -1,4 +1,4 @@
-"""What `--help` prints of the commands with most options: the options that matter first, in sections.
+"""The sections that `--help` prints for the commands with most options: the options that matter first.
 
 The other options of these commands are taken as well; `--help-all` prints all of them.
 """

@@ -43,7 +43,7 @@ KeepSourceOption = Annotated[
 ]
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
 
 
 StoreArgument = Annotated[

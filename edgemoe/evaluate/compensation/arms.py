@@ -1,4 +1,4 @@
-"""Settings with the store's compensators, and what stands beside the study of compensators."""
+"""Settings with the store's compensators, and the rows that the study of compensators is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
 
 STEP = 0.1
-"""Bits a weight, to which those of the rows are rounded."""
+"""Bits per weight, to a multiple of which the rows' bits are rounded."""
 
 
 def compensated_arms(arms: Sequence[Arm], counts: Iterable[int]) -> list[Arm]:
@@ -49,9 +49,9 @@ def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
 
 
 def with_gains(rows: Sequence[EvalRow]) -> Iterator[EvalRow]:
-    """The rows of the study beside their base level alone: KL over its KL, and KL less for each bit that is read more.
+    """Adds to each row of the study its KL over its base level's, and how much less KL each additional bit brings.
 
-    Rows without compensators are beside level 2.
+    Rows without compensators are compared with level 2.
     """
     study = [row for row in rows if row.study == COMPENSATION]
     alone = {(row.levels, row.phase): row for row in study if not row.made and "/" not in row.levels}

@@ -1,4 +1,4 @@
-"""Compensators that a study makes from the reference's weights, beside the store and not in it."""
+"""Compensators that a study makes from the reference's weights, in a folder outside of the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 
 
 def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> CompensatorBytes:
-    """What a plan has for the compensators of arms, one after another.
+    """Bytes that a plan has for the compensators of arms, one after another.
 
     Raises:
         UserError: from StoreModel.compensator_bytes.
@@ -37,7 +37,7 @@ def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> CompensatorBytes:
 
 @contextmanager
 def compensated(engine: Engine, reference: Path | None, made: Made | None) -> Iterator[None]:
-    """Has an engine use compensators, those that its store has or others.
+    """Has an engine use compensators: the store's, or others.
 
     Others are made in a folder of their own, with progress on stderr.
 

@@ -1,4 +1,4 @@
-"""Studies of remapped experts (Lynx), beside the settings that --lynx offers.
+"""Studies of remapped experts (Lynx), in addition to the settings that --lynx offers.
 
 rules.py   which experts a step's tokens take: agreement with a part of its freedom, and resident experts first
 phases.py  windows whose prompt, whose new tokens, or both agree

@@ -27,14 +27,14 @@ from edgemoe.policy.settings import RunSettings
 
 @dataclass(frozen=True)
 class Cached:
-    """What was measured.
+    """A measurement with a cache.
 
     Args:
-        quality: over all windows.
-        use: from the second window on, when the cache is full.
-        read_bytes: from disk, from the second window on.
-        dram_bytes: from the second tier, from the second window on.
-        tokens: from the second window on.
+        quality: the quality over all windows.
+        use: the use of experts from the second window on, when the cache is full.
+        read_bytes: bytes read from disk, from the second window on.
+        dram_bytes: bytes read from the second tier, from the second window on.
+        tokens: number of tokens from the second window on.
     """
 
     quality: Quality

@@ -41,7 +41,7 @@ class TogetherTasks:
     """Runs tasks in conversations of their own. The next begins when one has ended; so runs are alike.
 
     Args:
-        engine: with a plan of so many sequences.
+        engine: an engine with a plan for as many sequences as run at once.
         tokenizer: the tokenizer of the model.
         stop: tokens that end an answer.
         done: called after every task.
@@ -59,11 +59,11 @@ class TogetherTasks:
         Later turns follow the answers given.
 
         Args:
-            tasks: in the order in which they begin.
+            tasks: the tasks, in the order in which they begin.
             arm: settings, and the number of conversations at once.
 
         Raises:
-            EdgemoeError: of the first request that failed.
+            EdgemoeError: the error of the first request that failed.
         """
         self._engine.configure(arm.settings)
         self._engine.forget_experts()

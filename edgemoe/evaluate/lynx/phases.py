@@ -30,9 +30,9 @@ def phases_quality(
     Args:
         engine: its settings are replaced.
         sequences: one for each window of a step, all different, with free blocks for a window.
-        settings: to measure, without remapping.
-        rule: by which tokens agree.
-        phases: in which they do.
+        settings: the settings that are measured, without remapping.
+        rule: the rule by which tokens agree.
+        phases: the phases in which tokens agree.
         text: windows of four tokens or more.
 
     Returns:

@@ -17,8 +17,8 @@ def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
     """Makes the rule by which the tokens of every step of several agree, as far as a variation lets them.
 
     Args:
-        variation: which experts, layers and phases may change.
-        layers: that have experts, ascending.
+        variation: says which experts, layers and phases may change.
+        layers: numbers of the layers with experts, ascending.
     """
     third, count = variation.third, len(layers)
     free = {layer for i, layer in enumerate(layers) if third is None or THIRDS * i // count == third}
@@ -32,7 +32,7 @@ def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
 
 
 def resident_first(engine: Engine, alpha: float) -> Reroute:
-    """Makes the rule by which a token takes resident experts first, of those in one bin of 1/alpha of a logit."""
+    """Makes the rule by which a token takes resident experts first, among experts in one bin of 1/alpha of a logit."""
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
         return prefer_resident(logits, top_k, alpha, resident(engine, layer, logits.shape[1]))
