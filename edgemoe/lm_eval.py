@@ -34,7 +34,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 @register_model("edgemoe")
 class EdgemoeLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
-    """A model under limits, behind lm-eval's interface.
+    """A model under limits, with lm-eval's interface.
 
     Args:
         pretrained: a model that `edgemoe.load` takes; None: the demo model.
@@ -77,7 +77,7 @@ class EdgemoeLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @property
     def tokenizer_name(self) -> str:
-        """Of the tokenizer, for lm-eval's caches."""
+        """The tokenizer's name, for lm-eval's caches."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:

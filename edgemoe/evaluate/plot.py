@@ -40,7 +40,9 @@ def plot_kl(rows: Sequence[EvalRow], path: Path) -> None:
             # Mixed settings at r = 1 lie on the uniform ones, which show through as larger open squares.
             style = {"marker": "o"} if "/" in levels else {"marker": "s", "ms": 11, "mfc": "none"}
             axes.plot(x, y, label=levels if exact else f"{levels} reuse", **style)
-        axes.set(title=phase, xlabel="bits per weight read", ylabel="KL to bf16, nats per token", yscale="log")
+        axes.set(
+            title=phase, xlabel="bits per weight read", ylabel="KL to bf16, nats per token", yscale="log"
+        )
         axes.grid(visible=True, alpha=0.3)
         if of_phase:
             axes.legend()

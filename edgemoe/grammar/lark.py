@@ -187,7 +187,9 @@ def led_text_or_call(
         UserError: see enforceable.
     """
     start = f"({_literal(words, reasoning.lead)} TEXT? | call)"
-    return _after_reasoning(words, reasoning, start) + f"TEXT: {_ANY}\n" + _calls(words, form, tools, form.begin)
+    return (
+        _after_reasoning(words, reasoning, start) + f"TEXT: {_ANY}\n" + _calls(words, form, tools, form.begin)
+    )
 
 
 def _calls(

@@ -1,1 +1,1 @@
-"""Kernels: what is computed from an expert's blocks, one module per device."""
+"""Kernels: the products computed from an expert's blocks, one module per device."""

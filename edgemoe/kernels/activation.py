@@ -1,4 +1,4 @@
-"""What lies between an expert's two products: the model's own function, and its name where kernels can fuse it."""
+"""The function between an expert's two products: the model's own, and its name where kernels can fuse it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Activation:
 
 
 def between(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What an experts module computes between its products: [R, 2 I] -> [R, I], or without a gate [R, I] -> [R, I]."""
+    """The function between an experts module's products: [R, 2 I] -> [R, I], or without a gate [R, I] -> [R, I]."""
     function: Callable[[torch.Tensor], torch.Tensor] = (
         module._apply_gate if module.has_gate else module.act_fn
     )

@@ -16,10 +16,10 @@ BATCH_ROWS = 256
 """Most rows of several experts in one call of a CPU kernel: with more a call's overhead is negligible."""
 
 DEVICE_BATCH_ROWS = 4096
-"""As BATCH_ROWS, in one call of a device's kernel."""
+"""Most rows of one call of a device's kernel; BATCH_ROWS is the number for a CPU."""
 
 MOST_ROWS = 512
-"""Most rows of one expert in a call of a kernel: what a call allocates does not grow with a prompt."""
+"""Most rows of one expert in a call of a kernel: a longer prompt does not make a call allocate more."""
 
 QUANTIZED_COLUMNS = 32
 """Fewest columns of a quantized row that share a scale: a group's, and at most 64."""
@@ -42,8 +42,8 @@ class Part:
         resident: the level that the blocks make.
         level: the level to compute at, at most `resident`.
         rows: how many, 1 or more.
-        compensator: whose products are added to the expert's; only of the level that the expert is computed at.
-        compensated: the rows that they are added to, the first ones; 1 to `rows` with a compensator.
+        compensator: is added to the expert's products; it belongs to the level that the expert is computed at.
+        compensated: number of rows, from the first, that get the compensator's products; 1 to `rows` with one.
     """
 
     blocks: Blocks
@@ -65,7 +65,7 @@ class Rows:
     Args:
         x: bf16 [T, H].
         of: int64 [R] in RAM, contiguous, indices into x; None: x has the R rows, or one row that is all of them.
-        kept: what a kernel has made of x, for later calls with rows of the same x.
+        kept: values that a kernel has made from x, for later calls with rows of the same x.
     """
 
     x: torch.Tensor
@@ -92,7 +92,7 @@ class ExpertKernel(Protocol):
         Args:
             x: the parts' rows one after another.
             parts: their rows add up to R.
-            activation: between the two products.
+            activation: the function between the two products.
             out: bf16 [R, H], contiguous; written.
 
         Raises:

@@ -32,7 +32,7 @@ class ExpertCompensator:
     Args:
         raw: uint8 [bytes], of storage.compensators.index.
         geometry: the geometry of its arrays.
-        bits: that it adds to the expert's bits a weight.
+        bits: bits per weight that it adds to the expert's.
         address: the address of the C structure, valid as long as its Compensators are open.
     """
 
@@ -93,7 +93,7 @@ class Compensators:
     def of_store(
         cls, directory: Path, manifest: Manifest, *, budget: int | None = None, policy: str = "lfru"
     ) -> Compensators:
-        """Opens those of a store that has some, and reads as many as the budget holds.
+        """Opens the compensators of a store that has some, and reads as many as the budget holds.
 
         Raises:
             StoreBusy: others have replaced them since the manifest was read.
@@ -145,7 +145,7 @@ class Compensators:
         return found.bits if found else 0.0
 
     def table(self, layer: int) -> int | None:
-        """The address of a layer's C structures, one an expert; None for a layer without experts."""
+        """The address of a layer's C structures, one per expert; None for a layer without experts."""
         table = self._tables.get(layer)
         return None if table is None else ctypes.addressof(table)
 

@@ -25,7 +25,7 @@ from edgemoe.machine.cpu import identity
 from edgemoe.storage.files.retry import open_regular
 
 VERSION = 2
-"""Of the file: files of another version are measured anew."""
+"""Version of the file: files of another version are measured anew."""
 
 _ROUNDS, _FEWEST, _SHARE = 5, 3, 0.02
 """Most rounds over a kind of work's paths, and fewest; between them none begins after so many seconds a path."""
@@ -42,10 +42,10 @@ class Timing:
     """One path's median time for a kind of work. Field names are the JSON's.
 
     Args:
-        work, rows: of paths.WORKS and paths.ROWS.
+        work, rows: kind of work, one of paths.WORKS, and number of rows, one of paths.ROWS.
         path: one of paths.PATHS.
         seconds: the duration of the sample.
-        rate: multiplications and additions a second.
+        rate: multiplications and additions per second.
     """
 
     work: str
@@ -71,7 +71,7 @@ def preferred(timings: list[Timing]) -> dict[tuple[str, str], str]:
 def measure() -> list[Timing]:
     """Times all candidates; the choice that was in force before stays in force.
 
-    A narrower path than the widest is preferred only if it is so twice: its work is timed again, behind all other work.
+    A narrower path than the widest is preferred only if it wins twice: its work is timed again, after all other work.
     """
     before = paths.chosen()
     try:
@@ -132,7 +132,7 @@ def measure_and_keep(directory: Path) -> list[Timing]:
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement depends on: processor, library and threads."""
+    """The parts of a machine on which a measurement depends: processor, library and threads."""
     library = Path(native.library()._name)
     return {
         **identity(),

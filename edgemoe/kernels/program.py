@@ -169,7 +169,7 @@ class Experts:
 
     Args:
         router: makes the choice.
-        activation: what lies between the products of each expert; None: silu(gate) up, without biases.
+        activation: the function between the products of each expert; None: silu(gate) up, without biases.
     """
 
     output: str
@@ -203,8 +203,7 @@ class LayerProgram:
     """A decoder layer's list.
 
     Args:
-        operations: in the order in which they are computed; at most one is Attend, DeltaNet or ShortConv, and
-            one Experts.
+        operations: the operations in their order; at most one is Attend, DeltaNet or ShortConv, and one Experts.
         window: latest tokens that its attention sees; 0: all.
     """
 
@@ -228,7 +227,7 @@ class LayerProgram:
 
 
 def with_widths(program: LayerProgram, hidden: int) -> list[tuple[Operation, int, int]]:
-    """Each operation of a list, the numbers of a row that it reads, and those of a row that it writes.
+    """Returns each operation of a list, with how many numbers of a row it reads, and how many it writes.
 
     Args:
         program: the list.

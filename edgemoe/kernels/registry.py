@@ -1,4 +1,4 @@
-"""Which expert kernel runs on a device, and in what layout and form it reads experts."""
+"""The choice of the expert kernel that runs on a device, and of the layout and form in which it reads experts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kernels_for(device: torch.device | str = "cpu") -> list[Compute]:
     needs Triton.
 
     Args:
-        device: as torch names it; it need not be present.
+        device: the device's name in torch; it need not be present.
     """
     if torch.device(device).type != "cpu":
         return _device_kernels()

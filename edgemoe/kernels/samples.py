@@ -19,7 +19,7 @@ from edgemoe.storage.record.forms import PlaneForm
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 
 GEOMETRY = RecordGeometry((MatrixSpec.of("gate_up", 512, 2048), MatrixSpec.of("down", 2048, 256)), 8)
-"""Of the experts of a sample, of which there are EXPERTS."""
+"""Geometry of a sample's experts; a sample has EXPERTS of them."""
 
 EXPERTS = 2
 
@@ -30,10 +30,10 @@ ATTENTION = 8, 2, 128
 """Heads, heads of keys, and their size."""
 
 SAMPLE = dict(zip(paths.ROWS, (1, 8, 24, 64), strict=True))
-"""Rows that stand for those that share a choice."""
+"""Number of rows that stands for all numbers of rows that share a choice."""
 
 ATTENTION_ROWS = 128
-"""Of a prompt; a single token comes behind four times as many."""
+"""Rows of a prompt; a single token comes after four times as many."""
 
 
 def samples() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
@@ -49,17 +49,17 @@ def samples() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
         x = torch.randn(rows, DENSE[1]).bfloat16()
         yield paths.WORKS[2], name, rows * weight.numel(), partial(native.dense_product, x, weight, scale)
     heads, kv_heads, dim = ATTENTION
-    rows, behind = ATTENTION_ROWS, 4 * ATTENTION_ROWS
+    rows, earlier = ATTENTION_ROWS, 4 * ATTENTION_ROWS
     attention = NativeAttention(heads, kv_heads, dim, None, dim**-0.5)
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim).bfloat16()
     rotation = torch.ones(rows, dim).bfloat16(), torch.zeros(rows, dim).bfloat16()
-    kv = torch.zeros(2, kv_heads, behind + 1, dim).bfloat16()
+    kv = torch.zeros(2, kv_heads, earlier + 1, dim).bfloat16()
     one = qkv[:1], (rotation[0][:1], rotation[1][:1])
     yield (
         paths.WORKS[3],
         paths.ROWS[0],
-        2 * heads * behind * dim,
-        lambda: attention(*one, LayerKV(kv[0], kv[1], behind), None),
+        2 * heads * earlier * dim,
+        lambda: attention(*one, LayerKV(kv[0], kv[1], earlier), None),
     )
     products = heads * rows * rows * dim
     yield (

@@ -1,4 +1,4 @@
-"""What torch's operators may do within a step: how many threads they have, and whether a row's bits may vary.
+"""Rules of torch's operators within a step: their number of threads, and whether a row's bits may vary.
 
 OpenMP's threads spin for a while after each of torch's operators. Meanwhile the kernel's threads and the threads that
 read from disk have no core, and each operator waits for a thread that another program displaced. So where the compiled

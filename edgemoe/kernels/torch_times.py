@@ -1,4 +1,4 @@
-"""Times torch's own kernels on kernels.samples: what the compiled kernel's paths are compared with."""
+"""Times torch's own kernels on kernels.samples, for comparison with the compiled kernel's paths."""
 
 from __future__ import annotations
 

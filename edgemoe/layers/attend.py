@@ -86,7 +86,7 @@ def attend_tiles(
         query: [heads, R, D], of the last R tokens.
         read: (first, end) -> keys [kv_heads, n, D] and values [kv_heads, n, V] of these tokens.
         tokens: N.
-        scaling, window: as in attend.
+        scaling, window: see attend.
         sinks: [heads], one more score per head in the softmax: the score of a token without a value; None: none.
 
     Returns:

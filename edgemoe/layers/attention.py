@@ -82,7 +82,7 @@ def attention(
 
 
 def _compute(query: torch.Tensor, indices: torch.Tensor | None) -> Compute:
-    """What computes the rows of one sequence."""
+    """The function that computes the rows of one sequence."""
     compute: Compute = _rows_alike if _by_kernel(query) else _sequence_rows
     return compute if indices is None else partial(chosen_tokens, compute, indices[0])
 

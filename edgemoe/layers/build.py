@@ -1,4 +1,4 @@
-"""transformers' model over a store: dense weights in memory, experts behind the experts interface."""
+"""transformers' model over a store: dense weights in memory, experts in place of its experts modules."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _alike(linears: list[Any]) -> bool:
 
 
 def _order(module: Any, qkvz: DenseLinear, ba: DenseLinear) -> torch.Tensor:
-    """Rows of both projections, one after the other, in the order of csrc/delta_net.h: those of each kind together."""
+    """Rows of both projections, one after the other, in the order of csrc/delta_net.h: each kind's rows together."""
     count = qkvz.out_features
     numbers = torch.arange(count + ba.out_features)[None, None]
     query, key, value, *others = module.fix_query_key_value_ordering(

@@ -177,7 +177,7 @@ class DenseEmbedding(nn.Module):
 
     Args:
         weight, scale: the table.
-        factor: what all rows are multiplied by, [] on their device; None: nothing.
+        factor: is multiplied with all rows, [] on their device; None: nothing is.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def check_dense(directory: Path, bounded: Config, stored: Mapping[str, Spec]) ->
     """Compares the dense tensors of a store, made or still to be made, with transformers' modules of a config.json.
 
     Args:
-        directory, bounded: as in skeleton.
+        directory, bounded: see skeleton.
         stored: every dense tensor.
 
     Raises:

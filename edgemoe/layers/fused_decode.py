@@ -41,7 +41,7 @@ class FusedDecode:
     Args:
         model: the model, from layers.build: embedding, layers, norm and head.
         traits: the traits of its family.
-        runtime: what its MoE layers share.
+        runtime: the state that its MoE layers share.
         kernel: the runtime's kernel, or the kernel that it wraps.
         rows: most sequences of a step.
     """
@@ -67,7 +67,7 @@ class FusedDecode:
         self._experts_at = [program.experts_at for program in programs]
         runtime.source.pinned.observe(table.changed)
         self._configured: tuple[LevelPolicy, Compensators | None] | None = None
-        """The rules that the kernel has now, those of the last step."""
+        """The rules that the kernel has now; the last step set them."""
         self._choices: ChoiceCounts | None = None
         """Where the kernel counts the choices of one step; None: it counts none."""
 
@@ -155,7 +155,7 @@ class FusedDecode:
             self._choices.clear()
 
     def _computed(self, begun: Place, place: Place) -> tuple[list[int], list[int]]:
-        """The layers whose experts a call of the kernel from `begun` to `place` has computed, and has chosen alone."""
+        """Layers that a call has computed with their experts, and the layer whose experts it has only chosen."""
         places, passed = self._experts_at, list[int]()
         for layer in range(begun.layer, min(place.layer + 1, len(places))):
             at = places[layer]
@@ -228,7 +228,7 @@ class FusedDecode:
             step.use.add_damage(policy.damage, layers, chosen, gates.flatten(0, 1), wanted)
 
     def _count_remapped(self, step: StepContext) -> None:
-        """Counts the experts that tokens chose by themselves and those that they agreed on."""
+        """Counts the experts that tokens chose by themselves, and the experts that they agreed on."""
         chosen = self._native.trace[self._routed][:, CHOSEN, : step.step.rows].flatten(1).tolist()
         counts = self._native.remapped[self._routed].tolist()
         for (before, pairs), experts in zip(counts, chosen, strict=True):
@@ -281,7 +281,7 @@ class FusedDecode:
     def _count_predictions(
         self, step: StepContext, layers: set[int], trace: list[list[list[list[int]]]]
     ) -> None:
-        """Compares the experts that the kernel predicted for layers with those chosen."""
+        """Compares the experts that the kernel predicted for layers with the chosen ones."""
         taken, rows = step.policy.taken, ((layer, trace[layer]) for layer in sorted(layers) if layer)
         step.experts.count_predictions(
             [

@@ -103,7 +103,7 @@ class GroupedQueryAttention(nn.Module):
 def of_both_halves(
     rotation: tuple[torch.Tensor, torch.Tensor] | torch.Tensor, rotated: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of positions [1, rows, rotated], where some models have those of one half of the numbers.
+    """Cosine and sine of positions [1, rows, rotated]; some models give them for one half of the numbers alone.
 
     Args:
         rotation: [1, rows, rotated] or [1, rows, rotated / 2] each; or complex numbers [1, rows, rotated / 2], whose

@@ -108,7 +108,7 @@ class _IndexKeys:
         self._sequence, self._before = sequence, before
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """Writes index keys bf16 [1, R, D]. Returns those of all tokens up to the last of them, [1, tokens, D]."""
+        """Writes index keys bf16 [1, R, D]. Returns the keys of all tokens up to their last one, [1, tokens, D]."""
         end = self._before + indexer_key_states.shape[1]
         own = self._sequence.index[layer_idx]
         own[self._before : end] = indexer_key_states[0]

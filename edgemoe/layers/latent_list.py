@@ -47,7 +47,7 @@ class LatentList:
         return cls(module) if known and kernel_fits(module.num_heads, 1, size) else None
 
     def operations(self) -> list[Operation]:
-        """From the normed state to what the last product takes."""
+        """The operations between the normed state and the input of the last product."""
         own, latents = self._module, self._latents()
         attention = StoredAttention(latents.heads, 1, latents.stored, own.scaling)
         return [

@@ -14,7 +14,7 @@ from edgemoe.kv.step import StepKV
 
 
 def stateful_modules(model: nn.Module) -> dict[str, Any]:
-    """The modules of decoder layers that keep a state of fixed size, by name: those with a convolution over tokens."""
+    """Modules of decoder layers with a state of fixed size, by name; they have a convolution over tokens."""
     return {
         name: module
         for name, module in model.named_modules()

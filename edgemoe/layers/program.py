@@ -149,7 +149,7 @@ def _norm(norm: DenseNorm) -> Norm:
 
 
 def _block(block: Any, hidden: int) -> list[Operation]:
-    """What adds a layer's block to the state of `hidden` numbers."""
+    """The operations that add a layer's block to the state of `hidden` numbers."""
     if isinstance(block, GatedMLP):
         return [*_gated(block, "block"), Add("block", HIDDEN)]
     experts, parts = _experts(block), {name for name, _ in block.named_children()}

@@ -76,7 +76,7 @@ class ChannelDelta(Recurrence):
         return int(self.module.head_dim)
 
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
-        """As Recurrence."""
+        """See Recurrence."""
         net, shape = self.module, (hidden_states.shape[1], -1, self.module.head_dim)
         with RowsAlike():
             projected = [linear(hidden_states) for linear in (net.q_proj, net.k_proj, net.v_proj)]
@@ -93,7 +93,7 @@ class ChannelDelta(Recurrence):
 
 
 class StateSpace(Recurrence):
-    """A selective state space (Mamba-2): what its module calls C, B and x are queries, keys and values here."""
+    """A selective state space (Mamba-2): its module's C, B and x are queries, keys and values here."""
 
     needs = ("A_log", "D", "dt_bias", "ssm_state_size", "n_groups")
 
@@ -103,7 +103,7 @@ class StateSpace(Recurrence):
         return int(self.module.ssm_state_size)
 
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
-        """As Recurrence."""
+        """See Recurrence."""
         net, rows = self.module, hidden_states.shape[1]
         keys = net.n_groups * net.ssm_state_size
         with RowsAlike():

@@ -1,4 +1,4 @@
-"""Routers whose tokens' experts are chosen again behind them (policy/remapping.py), over transformers' own."""
+"""Routers over transformers' own: they choose tokens' experts again after it (policy/remapping.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgemoe.experts.step import current_step
 from edgemoe.families.base import Gate, Traits
 
 Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""What a router returns: logits [T, E], gate weights [T, k], experts int64 [T, k]."""
+"""A router's result: logits [T, E], gate weights [T, k], experts int64 [T, k]."""
 
 Choose = Callable[[torch.Tensor, int], torch.Tensor]
 """Logits [T, E] that order experts as the router does, and k -> experts, int64 [T, k], the likeliest first."""
@@ -61,7 +61,7 @@ def remapped(choose: Choose, gate: Gate, router: Any, choice: Choice, *, normali
         gate: the gate of the router's traits.
         router: transformers' module; its bias for the choice and its groups of experts count.
         choice: the router's own.
-        normalise: as Gate.normalise of the model's config.
+        normalise: the result of Gate.normalise for the model's config.
     """
     logits, gates, own = choice
     logits, weights = logits.float(), gates.float()
@@ -76,7 +76,7 @@ def remapped(choose: Choose, gate: Gate, router: Any, choice: Choice, *, normali
 
 
 def _scores(gate: Gate, logits: torch.Tensor) -> torch.Tensor:
-    """What gate weights are proportional to: float32 [T, E], above 0."""
+    """Numbers to which gate weights are proportional: float32 [T, E], above 0."""
     if gate.function == "sigmoid":
         return logits.sigmoid()
     return (logits - logits.max(1, keepdim=True).values).exp()

@@ -47,7 +47,7 @@ class CompiledRouter(nn.Module):
             router: the router of a MoE block; None: the block has none.
             traits: the traits of its family.
             config: transformers' config of the model.
-            further: what the router takes after the states; the first is a bias of its scores for the choice.
+            further: the router's arguments after the states; the first is a bias of its scores for the choice.
         """
         weight, gate = getattr(router, "weight", None), traits.gate
         if gate is None or not native.available() or weight is None or weight.dtype != torch.bfloat16:
@@ -80,7 +80,7 @@ class CompiledRouter(nn.Module):
 
 
 def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, normalise: bool) -> RouterForm:
-    """The form of a router with a float32 product: what its module has under the names that transformers uses."""
+    """The form of a router with a float32 product, from the attributes that transformers gives its module."""
     bias = further[0] if further else getattr(router, "e_score_correction_bias", None)
     product_bias = getattr(router, "bias", None)
     scale = "routed_scaling_factor" if hasattr(router, "routed_scaling_factor") else "router_scaling_factor"

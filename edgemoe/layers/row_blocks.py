@@ -17,7 +17,7 @@ from edgemoe.kv.step import StepKV
 
 
 class RowBlocks(nn.Module):
-    """Runs a module block by block. What it returns for a row depends on earlier rows alone, through the KV.
+    """Runs a module block by block. A row's result depends on earlier rows alone, through the KV.
 
     Args:
         module: its first argument, or `hidden_states`, is [..., rows, H]; it returns a tensor [..., rows, N], or a
@@ -29,7 +29,7 @@ class RowBlocks(nn.Module):
         self.module = module
 
     def __getattr__(self, name: str) -> Any:
-        """The module's own attributes: transformers' blocks read those of their routers."""
+        """The module's own attributes: transformers' blocks read attributes of their routers."""
         try:
             return super().__getattr__(name)
         except AttributeError:

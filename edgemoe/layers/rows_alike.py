@@ -17,7 +17,7 @@ _VECTORS = 64
 _BY_NUMBER = frozenset(
     (torch.sigmoid, torch.Tensor.sigmoid, F.silu, F.softplus, torch.exp, torch.Tensor.exp, torch.log)
 )
-"""Functions of single numbers that torch computes in vectors, and those that fill no vector in another way."""
+"""Functions of single numbers that torch computes in vectors; numbers that fill no vector take another way."""
 
 
 class RowsAlike(TorchFunctionMode):

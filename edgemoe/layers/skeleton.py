@@ -26,7 +26,7 @@ def skeleton(directory: Path, bounded: Config) -> nn.Module:
     which counts as the program's memory.
 
     Args:
-        directory: with config.json.
+        directory: the directory that has config.json.
         bounded: its contents, bounded.
 
     Raises:

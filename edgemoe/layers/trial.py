@@ -33,7 +33,7 @@ def try_step(model: Any, family: Family, config: Config) -> None:
     The model is afterwards as it was before.
 
     Args:
-        model: on the meta device, with this program's attention and experts.
+        model: the model on the meta device, with this program's attention and experts.
         family: the family of the config.
         config: the config of the model, bounded.
 
@@ -74,7 +74,7 @@ class _NoExperts:
         self._module, self._inner = module, intermediate
 
     def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """As ExpertLayer.routed."""
+        """See ExpertLayer.routed."""
         gated = self._module.has_gate
         inner = between(self._module)(hidden.new_empty(len(hidden), (1 + gated) * self._inner))
         if inner.shape[1] != self._inner or chosen.shape != gates.shape or len(chosen) != len(hidden):

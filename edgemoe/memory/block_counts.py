@@ -36,9 +36,9 @@ def fraction_at(
 
     Args:
         settings: their levels and all that ranks experts.
-        level: above 0.
-        layers: that have experts.
-        experts: in a layer.
+        level: a level above 0.
+        layers: number of layers with experts.
+        experts: number of experts in a layer.
         top_k: experts of a token.
         damage: the damage of the model's experts, with a sample of its routing; None: it is not known yet.
     """

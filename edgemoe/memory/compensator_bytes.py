@@ -14,7 +14,7 @@ from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.sizes import format_least, format_size
 
 READ_BYTES = 200_000
-"""Bytes that a disk reads in the time that a read takes beside its bytes: small reads are worth more a byte saved."""
+"""Bytes that a disk reads in a read's fixed time, which does not depend on its size: small reads gain more per byte."""
 
 FEWEST = 2
 """Fewest of the largest compensators that a budget holds: one is used while another arrives."""
@@ -62,8 +62,8 @@ class CompensatorBytes:
     def budget(self, free: int, planes: int) -> int:
         """Divides free bytes between compensators and planes.
 
-        Where not all of both fit, compensators get a part of the bytes: what it costs to read all of them, by how often
-        one is used, beside what it costs to read all planes.
+        Where not all of both fit, compensators get a part of the bytes: the cost of reading all of them, weighted by
+        how often one is used, relative to the cost of reading all planes.
 
         Args:
             free: bytes for both.
@@ -85,7 +85,7 @@ class CompensatorBytes:
 
     @classmethod
     def of(cls, index: CompensatorIndex, used: float, limit: int | None = None) -> CompensatorBytes:
-        """Those of a store's compensators.
+        """Byte sizes of a store's compensators.
 
         Raises:
             DoesNotFit: a limit below `minimum`.
@@ -105,7 +105,7 @@ class CompensatorBytes:
 
     @classmethod
     def at_most(cls, geometry: RecordGeometry, experts: int, mean_rank: int, used: float) -> CompensatorBytes:
-        """Those of compensators of a mean rank, however their ranks are assigned."""
+        """Byte sizes of compensators of a mean rank, however their ranks are assigned."""
         mean = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
         largest = CompensatorGeometry.of(geometry, (mean.most,) * 3).nbytes
         total = experts * (mean.nbytes + 2 * BLOCK)

@@ -57,5 +57,5 @@ class Limits:
 
     @property
     def prompt_rows(self) -> int:
-        """Most token rows of prompts that it is worth to run in one step: a context's, or those of several prompts."""
+        """Most token rows of prompts that are worth running in one step: a whole context, or several prompts."""
         return max(self.context, min(self.tokens, SHARED_ROWS))

@@ -70,7 +70,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a model needs of the limits, apart from how many experts they hold; arguments as for make_plan."""
+    """A model's need of the limits, apart from the number of experts in them; arguments as for make_plan."""
 
     model: PlannedModel
     limits: Limits
@@ -180,8 +180,8 @@ def _blocks(needs: _Needs, damage: Damage | None, planes: int) -> _Blocks:
     """Divides the bytes of experts into blocks.
 
     Args:
-        needs: what experts share the limits with.
-        damage: what fewer bits cost the model's experts; None: it is not known yet.
+        needs: the other parts of the model that the limits hold.
+        damage: the loss of quality from fewer bits of the model's experts; None: it is not known yet.
         planes: bytes that experts have in the first tier next to the whole KV and a long step.
     """
     model, settings, dram_limit = needs.model, needs.settings, needs.limits.dram
@@ -213,7 +213,7 @@ def _free_bytes(model: PlannedModel, limits: Limits) -> int:
 
 
 def _purposes(least: dict[str, int], each: str, limits: Limits, rows: int) -> tuple[str, str]:
-    """What the smallest limit is needed for, and what would make it smaller, for a message.
+    """The uses of the smallest limit, and a way to make it smaller, for a message.
 
     Args:
         least: field of MemoryPlan -> bytes, without experts.

@@ -24,7 +24,7 @@ class ModelShape:
     hidden: int
     intermediate: int
     heads: int
-    """Of queries."""
+    """Number of heads of queries."""
     kv: KVShape
     widest: int
     """Largest side of a dense matrix, except matrices with a row per word of the vocabulary."""

@@ -17,7 +17,7 @@ class MemoryPlan:
     """Bytes per purpose. Driver, dense, KV, workspace, long step, compensators and planes add up to the VRAM limit.
 
     In RAM the KV grows with the sequences, and a long prompt's step has its memory only while it runs: experts begin
-    with what these do not take (`first_blocks`), and have `plane_bytes` beside the whole of both.
+    with the memory that these leave at first (`first_blocks`), and keep `plane_bytes` next to the whole of both.
     """
 
     vram_limit_bytes: int
@@ -37,7 +37,7 @@ class MemoryPlan:
     """Block kind's name -> blocks in the VRAM tier."""
     dram_blocks: dict[str, int]
     experts: int = 0
-    """Of the model."""
+    """Number of experts of the model."""
     experts_bytes: int = 0
     """Bytes of all experts at the highest level."""
     driver_bytes: int = 0
@@ -45,7 +45,7 @@ class MemoryPlan:
     compensators_bytes: int = 0
     """Low-rank compensators in memory, what the process has for each, and what products with them take."""
     compensators_resident_bytes: int = 0
-    """Of these, most bytes of compensators in memory; the others are read when a step wants them."""
+    """Most bytes of compensators in memory; the others are read when a step wants them."""
     compensators_total_bytes: int = 0
     """Bytes of all compensators."""
     parallel: int = 1
@@ -59,15 +59,15 @@ class MemoryPlan:
     prefill_rows: int = BLOCK_ROWS
     """Most token rows of a prompt in one step: a longer prompt reads experts again for each step."""
     long_step_bytes: int = 0
-    """What the rows of a prompt's step beyond one block take while it runs."""
+    """Bytes of a prompt's step, for its rows beyond one block, while it runs."""
     first_kv_bytes: int = 0
     """KV that is set aside from the start: all of it on a device, else the first block of each sequence."""
     first_blocks: dict[str, int] = field(default_factory=dict)
-    """Block kind's name -> blocks of the VRAM tier beside so much KV; `vram_blocks`: beside all KV and a long step."""
+    """Block kind's name -> blocks of the VRAM tier with so much KV; `vram_blocks`: with all KV and a long step."""
 
     @property
     def vram_experts(self) -> int:
-        """Most experts in the VRAM tier, at any level, beside the whole KV and a long step."""
+        """Most experts in the VRAM tier, at any level, together with the whole KV and a long step."""
         return max(self.vram_blocks.values())
 
     @property
@@ -91,7 +91,7 @@ class MemoryPlan:
         return max(self.dram_blocks.values(), default=0)
 
     def limit_bytes(self, device: Device | None) -> int:
-        """Bytes that the model may take of a device's memory; of RAM, where both tiers lie, those of both limits."""
+        """Bytes that the model may take of a device's memory; in RAM, where both tiers lie, the sum of both limits."""
         return self.vram_limit_bytes + (0 if device else self.dram_limit_bytes)
 
     def used_bytes(self, form: ResidentForm) -> int:

@@ -40,7 +40,7 @@ class BlockSplit:
         """The split of a model under settings.
 
         Args:
-            shape, form, settings: of the model.
+            shape, form, settings: properties of the model.
             damage: the damage of its experts; None: it is not known yet.
 
         Raises:

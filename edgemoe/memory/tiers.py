@@ -52,7 +52,7 @@ def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, devi
         form: the form that form_of returned.
         plan: the plan of the limits.
         settings: their eviction and readers.
-        device: with its own memory, or None.
+        device: a device with its own memory; None: RAM.
 
     Raises:
         DoesNotFit: the device has too little free memory, or the system pins no memory.

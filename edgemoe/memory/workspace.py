@@ -1,4 +1,4 @@
-"""The memory that one step allocates beside weights and KV: upper estimates, from which a plan reserves it."""
+"""The memory that one step allocates in addition to weights and KV: upper estimates, from which a plan reserves it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
 
 PREFILL_FRACTION = 0.05
-"""Of the bytes of all experts, what the rows of a prompt's step may take by default beyond those of BLOCK_ROWS. A limit
+"""Default size of the rows of a prompt's step beyond BLOCK_ROWS, as a fraction of all experts' bytes. A limit
 decides nothing here, so that an answer does not depend on it."""
 
 DEVICE_ROWS, DEVICE_FRACTION = 4096, 0.02
-"""On a device: most rows of a step of prompts, and of the bytes of all experts what rows beyond those of BLOCK_ROWS may
-take. They are reserved as long as the engine is open."""
+"""On a device: most rows of a step of prompts, and the size of rows beyond BLOCK_ROWS as a fraction of all experts'
+bytes. They are reserved as long as the engine is open."""
 
 LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
 """A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
@@ -28,13 +28,13 @@ SUMS = 8
 """Numbers of 4 bytes for each token of the context while one layer's sums of attention are ranked."""
 
 TEXT_BYTES = 256
-"""What a token of the context takes in Python: ids in lists, its text, offsets (docs/decisions/0042)."""
+"""Bytes of a token of the context in Python: ids in lists, its text, offsets (docs/decisions/0042)."""
 
 INDEX_HEADS = 64
 """Heads of an index in published models: one row has a score of each for each token."""
 
 RECURRENT_BYTES = 28
-"""For each row and channel of the convolution, where the compiled kernel computes a recurrence; 20 to 26 measured."""
+"""Bytes per row and channel of the convolution, where the compiled kernel computes a recurrence; 20 to 26 measured."""
 
 CHUNK = 64
 """Otherwise a delta rule pads the tokens of a step to a multiple of this."""
@@ -97,7 +97,7 @@ def scored_rows(model: PlannedModel, limits: Limits, long_step: int) -> int:
 
 
 def _largest_part(model: PlannedModel, limits: Limits) -> int:
-    """What a step's largest part takes: attention, experts, the head, a product of a layer with what is projected."""
+    """Bytes of a step's largest part: attention, experts, the head, a product of a layer with its projections."""
     shape, rows = model.shape, limits.step_rows
     widest = max(*(shape.heads * part.key_dim for part in shape.kv.parts), shape.hidden, shape.widest)
     # Queries, keys and values.
@@ -109,12 +109,12 @@ def _largest_part(model: PlannedModel, limits: Limits) -> int:
 
 
 def _sums_bytes(shape: ModelShape) -> int:
-    """Of a token: each layer's sums of attention, before and after a step; and what ranks those of one."""
+    """Bytes per token of attention sums, before and after a step, plus one layer's ranking buffers."""
     return 4 * (2 * sum(len(part.layers) for part in shape.kv.parts) + SUMS)
 
 
 def _scratch_bytes(model: PlannedModel, context: int) -> int:
-    """What the kernel of experts and compiled attention take next to tensors: one memory, which stays."""
+    """Bytes of the memory that the kernel of experts and compiled attention keep, in addition to tensors."""
     shape = model.shape
     largest = max(part.key_dim for part in shape.kv.parts)
     attention = attention_bytes(largest, context) if shape.compiled_attention else 0
@@ -122,9 +122,9 @@ def _scratch_bytes(model: PlannedModel, context: int) -> int:
 
 
 def _bytes_a_row(shape: ModelShape) -> int:
-    """What each row of a long step takes through a whole layer.
+    """Bytes of each row of a long step in a whole layer.
 
-    Hidden states before the layer, behind attention, their norm and one more, bf16; the norm quantized for experts, and
+    Hidden states before the layer, after attention, their norm and one more, bf16; the norm quantized for experts, and
     their float32 sums; an index's choice; the router's logits and choice, and where each expert's rows lie.
     """
     states = shape.hidden * (4 * 2 + 4) + quantized_row_bytes(shape.hidden) + 4 * shape.index_topk
@@ -132,7 +132,7 @@ def _bytes_a_row(shape: ModelShape) -> int:
 
 
 def _device_bytes_a_row(shape: ModelShape) -> int:
-    """What each row of a long step takes on a device.
+    """Bytes of each row of a long step on a device.
 
     The results of all its experts, bf16, are summed at the end of a layer. The sums, float32, and the results that are
     added to them, bf16 and float32, exist next to them.
@@ -165,7 +165,7 @@ def _attention_bytes(shape: ModelShape, rows: int, context: int) -> int:
 
 
 def _index_bytes(shape: ModelShape, rows: int, context: int) -> int:
-    """An index's scores four times, its keys twice in float32, its choice as two integers; what one row attends to."""
+    """Bytes of an index: scores four times, keys twice in float32, its choice as two integers, and one row's inputs."""
     if not shape.kv.index:
         return 0
     keys = context * shape.kv.index.key_dim * 4 * 2
@@ -188,7 +188,7 @@ def _layer_bytes(shape: ModelShape, kv: KVShape, rows: int, context: int) -> int
 
 
 def _tile_bytes(shape: ModelShape, kv: KVShape, rows: int, context: int) -> int:
-    """A tile of quantized keys and values, its scores, and sums before and behind it, all float32."""
+    """Bytes of a tile of quantized keys and values, its scores, and sums before and after it, all float32."""
     value_dim = kv.latent or kv.value_dim
     tokens, queries = min(max(TILE, KEY_BLOCK), context), min(max(TILE_QUERIES, QUERY_BLOCK), rows)
     tile = tokens * kv.heads * (kv.key_dim + value_dim) * 4  # codes, scales, their product and a copy of it

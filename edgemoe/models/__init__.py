@@ -1,1 +1,1 @@
-"""From a model's name to an open store with a memory plan."""
+"""Opens a model by its name: an open store with a memory plan."""

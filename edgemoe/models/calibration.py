@@ -32,7 +32,7 @@ def calibration_of(store: Path, manifest: Manifest, level: int) -> Calibration |
 
 
 def damage_of(store: Path, manifest: Manifest, settings: RunSettings) -> Damage | None:
-    """What fewer bits of each expert cost, where settings go by it and the store has a calibration that fits."""
+    """The damage of fewer bits of each expert, where settings need it and the store has a calibration that fits."""
     if not (settings.priced and manifest.layers):
         return None
     with suppress(DamagedData):  # the engine names the file

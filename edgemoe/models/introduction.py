@@ -1,4 +1,4 @@
-"""What a model says about itself when a chat begins, from the `introduction` in its generation_config.json."""
+"""A model's introduction when a chat begins, from the `introduction` in its generation_config.json."""
 
 from __future__ import annotations
 

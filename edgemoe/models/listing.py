@@ -68,7 +68,7 @@ def _describe(name: CachedName) -> CachedModel:
 
 
 class StoreContents(NamedTuple):
-    """What is in a store.
+    """The contents of a store.
 
     Args:
         levels, layout, family, parameters, compensated: see CachedModel.

@@ -1,4 +1,4 @@
-"""What a store consists of, before any weight is loaded: read from its files, or foreseen from a checkpoint."""
+"""The parts of a store before any weight is loaded: read from its files, or foreseen from a checkpoint."""
 
 from __future__ import annotations
 

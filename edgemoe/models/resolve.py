@@ -38,9 +38,9 @@ class _Place:
 
     Args:
         store: its directory.
-        name: the model's, for people.
+        name: the model's name, for people.
         hub: the model on the Hub; None for a directory.
-        checkpoint: what will be converted, its headers read; None for a store that is used in place and on the Hub.
+        checkpoint: the checkpoint to convert, its headers read; None for a store that is used in place and on the Hub.
     """
 
     store: Path

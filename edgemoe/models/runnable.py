@@ -32,8 +32,8 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
     """Refuses a checkpoint whose store a chat would refuse.
 
     Args:
-        checkpoint: what will be converted; no weights are read.
-        dense_bits: 16 or 8, of the store's dense weights.
+        checkpoint: the checkpoint to convert; no weights are read.
+        dense_bits: bits of the store's dense weights, 16 or 8.
 
     Raises:
         ModelRefused, MissingTensor: its experts or dense tensors are not those that config.json describes, or
@@ -48,11 +48,11 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
 
 
 def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int) -> None:
-    """Refuses a checkpoint whose tensors are not those of the model that its config.json describes.
+    """Refuses a checkpoint that does not have exactly the tensors of the model that its config.json describes.
 
     Args:
         checkpoint: no weights are read.
-        directory: with its config.json, for messages.
+        directory: the directory that has its config.json, for messages.
         dense_bits: bits of a dense weight in the store, 8 or 16.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whether a store's manifest and dense header are those of the model that its config.json describes.
+"""Checks that a store's manifest and dense header describe the same model as its config.json.
 
 Kernels take every size from the manifest and the config. A store whose parts contradict each other would make them
 read and write past their buffers.

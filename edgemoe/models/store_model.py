@@ -171,7 +171,7 @@ class StoreModel:
         )
 
     def known_damage(self, settings: RunSettings) -> Damage | None:
-        """What fewer bits of each expert cost, where settings go by it and the store has a calibration."""
+        """The damage of fewer bits of each expert, where settings need it and the store has a calibration."""
         return damage_of(self.directory, self.manifest, settings)
 
     def compensator_bytes(self, settings: RunSettings) -> CompensatorBytes:

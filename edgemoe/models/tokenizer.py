@@ -19,10 +19,10 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 """Files of a tokenizer. Without any of them transformers makes an empty tokenizer and raises no error."""
 
 CPU_SECONDS = 20.0
-"""For loading and trying a tokenizer; one of 256,000 words takes some two seconds."""
+"""Limit on loading and trying a tokenizer; one of 256,000 words takes some two seconds."""
 
 MEMORY_BYTES = 1 << 30
-"""For the same, next to the program's own."""
+"""Limit on the memory of loading and trying a tokenizer, in addition to the program's own."""
 
 _SAMPLE = (
     "".join(map(chr, range(32, 0x250))) + "\n\t مرحبا 你好 こんにちは 🙂 " + "a" * 500 + " " * 50 + "1" * 50

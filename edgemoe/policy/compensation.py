@@ -1,4 +1,4 @@
-"""Which experts of a token are computed with their low-rank compensators: those that matter most to it.
+"""The choice of a token's experts that are computed with their low-rank compensators: the most important ones.
 
 Router-guided low-rank compensation restores the top n experts of each token by gate weight; the others stay as they
 are quantized. A compensator belongs to one level: an expert that is computed at another one does without.
@@ -39,7 +39,7 @@ class Compensation:
             )
 
     def __str__(self) -> str:
-        """As in tables: "compensate 2", or "compensate only 2" where likelier ones are left out."""
+        """The text in tables: "compensate 2", or "compensate only 2" where likelier ones are left out."""
         if not self.first:
             return f"compensate {self.count}"
         last = f" to {self.first + self.count}" if self.count > 1 else ""
@@ -47,12 +47,12 @@ class Compensation:
 
     @property
     def option(self) -> str:
-        """As on a command line."""
+        """The option on a command line."""
         return f"--compensate {self.count}"
 
     @property
     def end(self) -> int:
-        """The first place, from 0, behind the compensated ones."""
+        """The first place, from 0, after the compensated ones."""
         return self.first + self.count
 
     def of_tokens(self, gates: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The price of a bit: each expert gets the level that costs a token least (docs/decisions/0025).
 
 The damage of computing an expert at a level is its squared gate weight, times the mean squared error of the expert's
-output at that level, times the layer's sensitivity. Each level costs its damage, plus a price for every bit a weight
-that it reads. One price holds for a whole model, and is solved so that the mean is a wanted number of bits.
+output at that level, times the layer's sensitivity. Each level costs its damage, plus a price for every bit per
+weight that it reads. One price holds for a whole model. It is solved so that the mean is a given number of bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_POINTS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Damage:
-    """What fewer bits of each expert cost, and a sample of routers' choices.
+    """The damage of fewer bits of each expert, and a sample of routers' choices.
 
     >>> table = torch.tensor([[[0.0, 0.01, 0.1, 1.0], [0.0, 0.02, 0.2, 2.0]]])
     >>> chosen, gates = torch.tensor([[[0, 1], [1, 0]]]), torch.tensor([[[0.7, 0.3], [0.9, 0.1]]])
@@ -70,11 +70,11 @@ class Damage:
     def typical(
         cls, layers: Sequence[int], experts: int, chosen: torch.Tensor, gates: torch.Tensor
     ) -> Damage:
-        """Equal experts with the errors of TYPICAL_ERROR, for what is planned before a model runs.
+        """Equal experts with the errors of TYPICAL_ERROR, for a plan that is made before a model runs.
 
         Args:
             layers: numbers of the layers with experts.
-            experts: in a layer.
+            experts: number of experts in a layer.
             chosen: int64 [tokens, k], routers' choices in every layer, or [layers, tokens, k].
             gates: their gate weights, of the same shape.
         """
@@ -109,10 +109,10 @@ class Damage:
         """The price of a bit at which the mean over the sample is a number of bits.
 
         Args:
-            levels: to choose from, high to low.
-            bits: a weight; wanted mean.
-            tokens: of a prompt, in which an expert has one level for all of them and the mean is over the experts that
-                they chose; 0: of single tokens, with a mean over tokens and experts.
+            levels: the levels that are chosen from, high to low.
+            bits: the mean, in bits per weight.
+            tokens: length of a prompt, in which an expert has one level for all tokens and the mean is over the experts
+                that they chose; 0: single tokens, with a mean over tokens and experts.
         """
         if not tokens:
             return _curve(self, levels, 0).price(bits)
@@ -146,7 +146,7 @@ def prices(levels: tuple[int, ...], price: float) -> torch.Tensor:
 
 
 class PriceCurve:
-    """The mean bits a weight of the cheapest levels, at every price of a bit.
+    """The mean bits per weight of the cheapest levels, at every price of a bit.
 
     >>> curve = PriceCurve(torch.tensor([[0.0, 0.2], [0.0, 2.0]]), (4, 2))
     >>> [curve.bits(price) for price in (0.05, 0.5, 5.0)]
@@ -179,7 +179,7 @@ class PriceCurve:
         self._prices, self._bits = prices[points].double(), bits[points]
 
     def bits(self, price: float) -> float:
-        """The mean bits a weight at a price."""
+        """The mean bits per weight at a price."""
         below = int(torch.searchsorted(self._prices, price))
         return float(self._bits[below - 1]) if below else self._top
 

@@ -1,4 +1,4 @@
-"""How hot each expert is: what routers have chosen lately (DynaExq, sections 3.3 and 3.5).
+"""How hot each expert is: the latest choices of routers (DynaExq, sections 3.3 and 3.5).
 
 Two signals. `mass` is the moving average of gate weights, token by token (the first version's equation 2); `count`
 counts an expert's tokens over an interval, and averages over intervals (the second version). Neither paper gives a
@@ -18,7 +18,7 @@ from edgemoe.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 SIGNALS = ("mass", "count")
-"""What makes an expert hot: its gate weights, or how many tokens chose it."""
+"""Signals of an expert's heat: its gate weights, or the number of tokens that chose it."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Hotness:
         signal: one of SIGNALS.
         half_life: tokens after which a choice counts half, above 0.
         interval: tokens between two looks at which experts are hot, 1 or more; 0: see `seconds`.
-        seconds: between two looks, where `interval` is 0; above 0. Answers then depend on the machine's speed.
+        seconds: time between two looks, where `interval` is 0; above 0. Answers then depend on the machine's speed.
         margin: an expert enters the hot set of its layer if its score is above that of the coldest one there by so
             much, as a fraction of the hot set's mean score; 0 or more.
         warmup: tokens before the first choice, where no earlier run has left its heat; 0 or more.
-        prompt_weight: what a prompt's token counts, beside a new token's 1; 0 or more.
+        prompt_weight: weight of a prompt's token, where a new token's is 1; 0 or more.
         experts: most hot experts of a layer; None: as many as fit.
-        rate: bytes a second that move in the background, above 0; None: as the disk gives.
+        rate: bytes per second that move in the background, above 0; None: as the disk gives.
         settled: steps wait at the end of an interval until its experts have moved: the same answers at any speed of a
             disk.
 
@@ -71,7 +71,7 @@ class Hotness:
         if self.experts is not None and self.experts < 0:
             raise _wrong("0 or more experts for --hot-experts", self.experts, "leave it out")
         if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise _wrong("bytes a second above 0 for --migration-rate", self.rate, "choose 200MB")
+            raise _wrong("bytes per second above 0 for --migration-rate", self.rate, "choose 200MB")
 
     def __str__(self) -> str:
         """As in tables: "hot mass", "hot count, 12 a layer"."""
@@ -137,7 +137,7 @@ class GateMass(Scores):
         """Nothing: an average has no intervals."""
 
     def seed(self, heat: Floats, slots: int) -> None:
-        """As gate weights that add up to 1."""
+        """Sets the average to heat scaled to gate weights that add up to 1."""
         self.values = heat / np.maximum(heat.sum(1, keepdims=True), 1e-30)
 
 
@@ -167,7 +167,7 @@ class TokenCounts(Scores):
         self._counts[:] = 0
 
     def seed(self, heat: Floats, slots: int) -> None:
-        """As tokens with `slots` experts each."""
+        """Sets the average to heat scaled to tokens with `slots` experts each."""
         self.values = slots * heat / np.maximum(heat.sum(1, keepdims=True), 1e-30)
 
 

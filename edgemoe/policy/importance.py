@@ -50,7 +50,7 @@ class PromptAttention:
             received: float32 [N], attention that each of the tokens so far receives from the block's rows, from
                 first_counted on: the sum of the mean over heads. Overwritten.
             block: the rows among those of the step.
-            signal: as of `ranks`.
+            signal: the signal of `ranks`.
         """
         of_prompt = None if signal == "heavy-hitters-last" else self._sums.get(layer)
         earlier = self._step_sums.get(layer) if block.start else of_prompt
@@ -92,7 +92,7 @@ def first_counted(signal: str, block: range, rows: int) -> int:
     """The first row of a block whose attention counts for a signal of PromptAttention.ranks, from the block's start.
 
     Args:
-        signal: as there.
+        signal: the signal of `ranks`.
         block: rows among those of a step.
         rows: number of the step's rows.
     """
@@ -223,7 +223,7 @@ def hidden_keys(rows: range, keys: range, window: int | None, device: torch.devi
 
     Args:
         rows, keys: their positions.
-        window: as in attention_received.
+        window: see attention_received.
         device: the device of the mask.
     """
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]

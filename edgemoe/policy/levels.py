@@ -22,7 +22,7 @@ UNIFORM, RANKED, PRICED = range(3)
 
 @dataclass(frozen=True)
 class DecodeRule:
-    """How one layer chooses the levels of a new token's experts; the same rule in numbers that C evaluates.
+    """One layer's choice of the levels of a new token's experts, in numbers that C evaluates too.
 
     Args:
         kind: UNIFORM, RANKED or PRICED.
@@ -55,10 +55,10 @@ class LevelPolicy:
         settings: levels, bits, retention, critical, importance, heavy_hitters, depth, speculate and compensation are
             used.
         layers: numbers of the model's layers that have experts, ascending; retention falls over these alone.
-        experts: in a layer.
+        experts: number of experts in a layer.
         damage: the damage of the model's experts.
-        tiers: what planes cost a new token from where they are, where settings go by damage and are not exact; None:
-            all alike.
+        tiers: prices of planes for a new token by where they are, where settings go by damage and are not exact; None:
+            all planes cost the same.
         limits: layer -> its highest level, of layers whose codes have fewer bits than the store's highest level.
 
     Raises:
@@ -141,7 +141,7 @@ class LevelPolicy:
         """Chooses the pairs of one layer that are computed with compensators, where their level has any.
 
         Args:
-            chosen, gates, ranks: as in `levels`.
+            chosen, gates, ranks: see `levels`.
             decode: every token by its own gate weights. Otherwise every expert, by its importance to all T tokens.
 
         Returns:
@@ -160,7 +160,7 @@ class LevelPolicy:
     def _importance(
         self, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which experts [E] a prompt's tokens chose, and how important each is to them."""
+        """The experts [E] that a prompt's tokens chose, and the importance of each to them."""
         settings = self.settings
         active = torch.zeros(self.experts, dtype=torch.bool)
         active[chosen.reshape(-1)] = True
@@ -207,7 +207,7 @@ class LevelPolicy:
 
         Args:
             layer: number of the layer in the model.
-            rows: of lookahead.predict: the experts of each sequence's token, or of a prompt, the likeliest first.
+            rows: the result of lookahead.predict: experts of each sequence's token or of a prompt, the likeliest first.
             by_rule: the level of each, by the rule and the predicted gate weights; None: there are no such weights.
         """
         by_order: dict[int, int] = {}

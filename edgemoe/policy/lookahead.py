@@ -20,7 +20,7 @@ def predict(
     Args:
         logits: [T, E], any float dtype: the top k of a row are the next router's choice on what this layer's router
             sees.
-        top_k: experts a token is routed to, 1 to E.
+        top_k: number of experts of a token, 1 to E.
         decode: every token is one sequence's next; otherwise tokens are a prompt's.
         remapping: how tokens of several sequences agree on experts; None: each has its own choice.
 

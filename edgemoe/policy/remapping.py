@@ -31,7 +31,8 @@ class Remapping:
 
     Args:
         alpha: bins for each unit of a logit, above 0 (the paper's bin density). The paper gives no default.
-        bins: below the first, 1 to MOST_BINS; the last has all lower logits (the paper's number of bins).
+        bins: number of bins below the first, 1 to MOST_BINS; the last has all lower logits (the paper's number of
+            bins).
 
     Raises:
         UserError: one is out of its range.
@@ -47,7 +48,7 @@ class Remapping:
             raise UserError(f"1 to {MOST_BINS} bins for --lynx-beta", f"{self.bins}", "choose 4")
 
     def __str__(self) -> str:
-        """As in tables: "lynx 2/4"."""
+        """The text in tables: "lynx 2/4"."""
         return f"lynx {self.alpha:g}/{self.bins}"
 
     def choose(self, logits: torch.Tensor, top_k: int, only: Movable | None = None) -> torch.Tensor:
@@ -78,10 +79,10 @@ class Remapping:
 
 @dataclass(frozen=True)
 class Movable:
-    """Which of a token's experts may change (Lynx's figures 5 to 7). Without a field all may, but the likeliest.
+    """The part of a token's experts that may change (Lynx's figures 5 to 7). Without a field all but the likeliest may.
 
     Args:
-        bins: from the likeliest expert's, 0, down: votes order these alone.
+        bins: bins, counted from the likeliest expert's, 0, down: votes order these alone.
         ranks: the ranks of the token's own experts, 0 the likeliest; the others stay.
     """
 
@@ -90,7 +91,7 @@ class Movable:
 
 
 def prefer_resident(logits: torch.Tensor, top_k: int, alpha: float, resident: torch.Tensor) -> torch.Tensor:
-    """Chooses each token's experts: by bin, of a bin those that are resident first; its likeliest one always.
+    """Chooses each token's experts by bin, resident ones of a bin first; its likeliest one always.
 
     Args:
         logits: [T, E], any float dtype.

@@ -1,4 +1,4 @@
-"""Which experts of a layer are hot: the best scores, changed only where that is worth a move (DynaExq, section 3.5)."""
+"""The choice of a layer's hot experts: the best scores, changed only where that is worth a move (DynaExq, 3.5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class Moves(NamedTuple):
-    """What one layer's hot set should change.
+    """The changes of one layer's hot set.
 
     >>> Moves(promote=[3], demote=[1]).promote
     [3]
@@ -49,9 +49,9 @@ def moves(
     Args:
         scores: float64 [experts].
         hot: [experts], now in the hot set.
-        may_enter: [experts], those that could be promoted at once.
+        may_enter: bool [experts], experts that could be promoted at once.
         most: experts of a full hot set.
-        margin: as a fraction of the hot set's mean score.
+        margin: least difference of scores, as a fraction of the hot set's mean score.
 
     Returns:
         the changes, after which at most `most` experts are hot.

@@ -1,4 +1,4 @@
-"""Which level each expert gets, from its importance and its layer's depth (DyMoE section 4.3)."""
+"""The level of each expert, from its importance and its layer's depth (DyMoE section 4.3)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
     Args:
         layer: place among the layers that have experts, 0 to layers - 1.
         layers: L, how many have experts.
-        mean: of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1. Below 0.5, where lambda is negative, the
-            cosine falls from 2 mean to 0 instead.
+        mean: mean of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1. Below 0.5, where lambda is negative,
+            the cosine falls from 2 mean to 0 instead.
         depth: "cosine", or "equal" for the mean in every layer.
 
     Returns:

@@ -24,13 +24,13 @@ CRITICAL = ("carry", "ceil")
 """How the number of critical experts is rounded (schedule.critical_counts); "ceil" is DyMoE's eq. 5."""
 
 SIGNALS = ("heavy-hitters", "heavy-hitters-mean", "heavy-hitters-last", "load", "gate", "mix", "random")
-"""What makes an expert important in prefill (importance.expert_importance)."""
+"""Signals of an expert's importance in prefill (importance.expert_importance)."""
 
 IN_PLACE = ("on", "off")
 """Whether a device's kernels read experts that only DRAM has where they lie; if not, each is copied first."""
 
 PROMOTIONS = ("planes", "whole")
-"""What is read of an expert that is resident below its level: the missing planes, or all of it (DyMoE 4.4.2)."""
+"""Reads for an expert that is resident below its level: the missing planes, or all of it (DyMoE 4.4.2)."""
 
 SCANS = ("on", "off")
 """Whether experts of a prompt that wants most of a layer's are evicted first; if not, their use counts as any other."""
@@ -71,7 +71,8 @@ class RunSettings:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
         retention: mean fraction r of critical experts over the layers, above 0, at most 1. Without effect with one
             level. With three or more levels it stands for mean bits (bits.bits_of_retention).
-        bits: mean bits a weight; two levels then go by damage too, instead of by the paper's rule. None: retention.
+        bits: mean bits per weight; two levels then go by damage too, instead of by the paper's rule. None:
+            retention.
         tpot_target: seconds that a new token should take: the bits of new tokens change while the model runs, from
             `bits` or those of the retention on. None: they stay.
         exact: compute at exactly the scheduled level, even where more planes are resident.
@@ -85,10 +86,10 @@ class RunSettings:
         scan: one of SCANS.
         speculate: one of prefetch.base.MODES.
         remapping: how the tokens of a step of several sequences agree on experts; None: each has its own choice.
-        compensation: which experts of a token are computed with their low-rank compensators, where they run at the base
-            level of these; None: no expert.
+        compensation: the choice of a token's experts that are computed with their low-rank compensators, where they run
+            at the base level of these; None: no expert.
         compensators_limit: most bytes of compensators in memory, the others are read when a step wants them; None: all
-            where they fit beside the planes, else a part.
+            where they fit together with the planes, else a part.
         hotness: the precision of experts follows how hot they are (DynaExq): an expert has the lower of two levels, and
             the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
             levels are chosen token by token.
@@ -136,7 +137,7 @@ class RunSettings:
             low, high = (BITS_PER_WEIGHT[self.levels[i]] for i in (-1, 0))
             if len(self.levels) == 1 or not low < self.bits <= high:
                 raise UserError(
-                    f"mean bits a weight above {low:g}, at most {high:g}, for levels {format_levels(self.levels)}",
+                    f"mean bits per weight above {low:g}, at most {high:g}, for levels {format_levels(self.levels)}",
                     f"{self.bits:g}",
                     "give such a number, or --levels 8/4/2/0",
                 )
@@ -188,9 +189,10 @@ class RunSettings:
 
     @property
     def levels_by(self) -> tuple[object, ...]:
-        """What the levels of a prompt's experts follow from, beside its tokens and the model: equal for equal KV.
+        """The settings that the levels of a prompt's experts depend on, in addition to its tokens and the model.
 
-        Bits that change while the model runs, for a time a token, are left out.
+        Settings with equal values have equal KV. Bits that change while the model runs, for a time per token, are left
+        out.
         """
         ranking = [name for name in RANKING if name != "bits" or self.tpot_target is None]
         ranked = tuple(getattr(self, name) for name in ranking) if len(self.scheduled) > 1 else ()
@@ -198,12 +200,12 @@ class RunSettings:
 
     @cached_property
     def scheduled(self) -> tuple[int, ...]:
-        """The levels that a token's experts are requested at, high to low; what is hot comes in the background."""
+        """The levels that a token's experts are requested at, high to low; hot experts come in the background."""
         return self.levels[-1:] if self.hotness else self.levels
 
     @property
     def mean_bits(self) -> float:
-        """The mean bits a weight of a choice by damage."""
+        """The mean bits per weight of a choice by damage."""
         return bits_of_retention(self.retention, self.levels) if self.bits is None else self.bits
 
     @property

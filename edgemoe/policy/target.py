@@ -1,4 +1,4 @@
-"""A wanted time per token: finds the bits a weight that meet it on this machine, under this limit."""
+"""A target time per token: finds the bits per weight that meet it on this machine, under this limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOSE = 0.04
 """Relative difference of an interval's mean time from the target that changes nothing."""
 
 _ABOVE_LOWEST = 0.01
-"""Bits above those of the lowest level: fewer cannot be a mean of several levels."""
+"""Bits above the lowest level's: fewer cannot be a mean of several levels."""
 
 _MISS, _MISSES = 0.1, 6
 """Relative difference of an interval at the fewest bits that misses the target, and how many such intervals show it."""
@@ -30,7 +30,7 @@ _LARGEST_STEP = 1.5
 
 @dataclass
 class BitsController:
-    """Adjusts bits a weight until a token takes a wanted time.
+    """Adjusts bits per weight until a token takes the target time.
 
     After every interval of tokens the bits change by the relative difference of the interval's mean time from the
     target, times a gain. A difference that changes its sign halves the gain, so that the bits settle; one that keeps
@@ -44,7 +44,7 @@ class BitsController:
 
     Args:
         target: seconds.
-        bits: to begin with.
+        bits: the first bits.
         range: fewest and most bits.
 
     Attributes:

@@ -1,7 +1,7 @@
-"""What a level costs where some of an expert's planes are in memory: the seconds of those that are missing (0036).
+"""Prices of levels where some of an expert's planes are in memory: the seconds of the missing planes (0036).
 
-A bit from the slowest tier costs the price of a bit, a bit from DRAM the fraction of it that its transfer takes beside
-a read from disk, and a bit in the fastest tier nothing.
+A bit from the slowest tier costs the price of a bit. A bit from DRAM costs the fraction of it that its transfer takes
+relative to a read from disk. A bit in the fastest tier costs nothing.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Coding:
         return deque(map(_floats, self._experts.read(layer, expert)))
 
     def _inner(self, layer: int, expert: int, gate_up: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """What the expert's second matrix is given for the sampled inputs, float32 [n, I]."""
+        """The inputs of the expert's second matrix for the sampled inputs, float32 [n, I]."""
         return self._layers[layer].inner(expert, inputs @ gate_up.t())
 
     def _down(self, layer: int, expert: int, sample: LayerSample) -> torch.Tensor:

@@ -23,7 +23,7 @@ WINDOW = 512
 """Tokens of a window."""
 
 IMPORTANCE = {"low": {2: 1, 4: 4, 8: 16}, "high": {2: 1, 4: 8, 8: 64}}
-"""What codes favour -> level -> weight of its squared distances. `low` costs level 8 more than `high` does."""
+"""Favoured level -> level -> weight of its squared distances. `low` costs level 8 more than `high` does."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def make_app(serving: Serving, access: Access) -> ASGIApp:
     """Makes the ASGI application of a server.
 
     Args:
-        serving: what it serves; the model may come later.
-        access: who may send requests.
+        serving: the served model, which may come later.
+        access: the clients that may send requests.
     """
     protocols = protocols_of(serving)
 

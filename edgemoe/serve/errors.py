@@ -53,7 +53,7 @@ class ApiError(Exception):
         """Makes an ApiError of any error. Only texts about the request go to its client; the others are logged.
 
         Args:
-            error: what was raised.
+            error: the error that was raised.
             param: the field that holds the prompt.
         """
         if isinstance(error, cls):

@@ -58,7 +58,7 @@ class Guard:
 
     Args:
         app: the server.
-        access: who may send requests.
+        access: the clients that may send requests.
         refuse: makes the response to a request of a path that an error ends.
     """
 

@@ -177,13 +177,13 @@ class Job:
 
 
 class Queue:
-    """A bound on the requests that wait or run; those beyond it are refused, with the time of one as advice.
+    """A bound on the requests that wait or run. Requests beyond it are refused, with the time of one as advice.
 
-    A client that has none is let in beyond the bound, so that one client's requests keep no other one out; those let
-    in so are bounded too.
+    A client that has none is let in beyond the bound, so that one client's requests keep no other one out. The number
+    of such requests is bounded too.
 
     Args:
-        most: requests; and as many beyond them, of clients that had none.
+        most: number of requests; and as many beyond them, of clients that had none.
 
     Attributes:
         jobs: requests that wait or run.
@@ -196,7 +196,7 @@ class Queue:
 
     @property
     def taken(self) -> int:
-        """Places that are taken, those of requests that are not submitted yet included."""
+        """Number of taken places, including requests that are not submitted yet."""
         return self._of_client.total()
 
     def enter(self, client: str) -> None:

@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
 
     Args:
         serving: gets the model.
-        access: who may send requests.
+        access: the clients that may send requests.
         say: prints a line for people.
     """
 

@@ -126,8 +126,8 @@ class Serving:
         """Submits each prompt of a request with each of its choices; clients' requests begin in turn.
 
         Args:
-            request: the client's.
-            wanted: what it asks for.
+            request: the client's request.
+            wanted: the chat or completion that it contains.
             prompt_field: the field that the prompts are in, for errors of them.
 
         Raises:

@@ -26,11 +26,11 @@ QUANTITIES = (
 UNITS = (
     "answer|arm|attempt|batch|block|call|case|cell|character|checkpoint|chunk|class|client|code|column|command|"
     "component|conversation|core|day|directory|endpoint|engine|epoch|event|example|expert|family|figure|file|folder|"
-    "format|group|head|hit|hour|iteration|kernel|key|kind|lane|layer|level|line|loop|machine|matrix|measurement|message|"
-    "method|minute|miss|model|module|name|number|package|page|pair|part|peer|piece|plane|point|policy|position|process|"
-    "product|program|prompt|protocol|query|question|rank|record|request|round|row|run|sample|second|sequence|set|shard|"
-    "size|slot|step|store|study|task|tensor|test|thread|tier|tile|token|tool|transfer|turn|user|value|vector|warp|"
-    "weight|word"
+    "format|group|head|hit|hour|iteration|kernel|key|kind|lane|layer|level|line|loop|machine|matrix|measurement|"
+    "message|method|minute|miss|model|module|name|number|package|page|pair|part|peer|piece|plane|point|policy|"
+    "position|process|product|program|prompt|protocol|query|question|rank|record|request|round|row|run|sample|second|"
+    "sequence|set|shard|size|slot|step|store|study|task|tensor|test|thread|tier|tile|token|tool|transfer|turn|user|"
+    "value|vector|warp|weight|word"
 )
 
 PARTICIPLES = (
@@ -52,7 +52,7 @@ _ENTRY = re.compile(
     re.MULTILINE,
 )
 _FIRST_LINE = re.compile(
-    r"\bthose\b|(?:^|[.:;] )(?:what|whose|the same)\b|^(?:as|by|for|from|of|per|than|that|to|until|which)\b",
+    r"\bthose\b|(?:^|[.:;] )(?:what|whose|the same)\b|^(?:as|for|of|to)\b[^,]*$",
     re.IGNORECASE,
 )
 _FUNCTION = re.compile(r"^( *)(?:async )?def (\w+)\(", re.MULTILINE)
@@ -87,8 +87,8 @@ def places(path: str, text: str) -> list[Place]:
 
 def _in_docstrings(text: str) -> Iterator[tuple[str, int]]:
     for match in _LONG_STRING.finditer(text):
-        line = text.rfind("\n", 0, match.start()) + 1
-        if text[line : match.start()].strip() not in ("", "r"):
+        before = text[: match.start()].removesuffix("r").rstrip(" ")
+        if before and (not before.endswith("\n") or before.rstrip().endswith(tuple("([{,="))):
             continue
         if _FIRST_LINE.search(match[1].split("\n", 1)[0]):
             yield "first line", match.start(1)

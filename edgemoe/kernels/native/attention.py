@@ -255,7 +255,7 @@ class NativeAttention(_Attention):
 
 
 class StoredAttention(_Attention):
-    """Attention of queries to keys and values that the KV has already, those of the queries' tokens included.
+    """Attention of queries to keys and values that the KV has already, including the queries' own tokens.
 
     Args:
         heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.

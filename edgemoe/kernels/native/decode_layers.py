@@ -86,7 +86,7 @@ class NativeDecodeLayers:
         self._resident, self.most_rows = resident, rows
         self._logits = torch.empty(rows, outer.head[0].shape[0], dtype=torch.bfloat16)
         self.following = next_routers(programs)
-        """For each layer with a router, the next one; 0 for the last one and for other layers."""
+        """Number of the next layer with a router, for each layer with one; 0 for the last one and for other layers."""
         slots = max((program.router.top_k for program in programs if program.router), default=1)
         self.trace = torch.zeros(len(programs), 4, rows, slots, dtype=torch.int64)
         """int64 [layers, 4, rows, k], of the last call, which has the first rows: experts chosen, levels wanted and

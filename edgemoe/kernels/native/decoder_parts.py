@@ -54,7 +54,7 @@ def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
 
 
 def next_routers(programs: Sequence[LayerProgram]) -> list[int]:
-    """For each layer with a router the next layer with one; 0 for the last one and for other layers."""
+    """Returns, for each layer with a router, the next layer with one; 0 for the last one and for other layers."""
     routed = [i for i, program in enumerate(programs) if program.router]
     return [next((j for j in routed if j > i), 0) if i in routed else 0 for i in range(len(programs))]
 

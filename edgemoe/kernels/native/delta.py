@@ -13,13 +13,13 @@ MOST_KEY_DIM = 1024
 
 
 class DeltaRows(NamedTuple):
-    """What a recurrence takes of consecutive tokens of one sequence.
+    """The inputs of a recurrence for consecutive tokens of one sequence.
 
     Attributes:
         queries, keys: bf16 [T, key_heads, key_dim], as projected.
         values: bf16 [T, heads, value_dim]; heads is a multiple of key_heads.
         decay: float32 [T, heads, 1], or [T, heads, key_dim] where each number of a key has its own: the logarithm of
-            what stays of the state.
+            the fraction of the state that is kept.
         rate: float32 [T, heads], by how much a token replaces what its key finds.
     """
 
@@ -31,7 +31,7 @@ class DeltaRows(NamedTuple):
 
 
 def delta_rule(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
-    """Computes a recurrence token by token; the bits of a token do not depend on how many tokens a call has.
+    """Computes a recurrence token by token; a token's bits do not depend on the number of tokens in a call.
 
     The gated delta rule, with queries and keys divided by their norms; or with `skip` that of a selective state space
     (Mamba-2), where a token adds its value whatever its key finds, and queries and keys stay as they are.

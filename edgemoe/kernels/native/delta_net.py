@@ -41,7 +41,7 @@ class DeltaWeights(NamedTuple):
         added: [heads], added to `a` of a decay.
         factor: [heads], a head's state keeps e^(factor softplus(a + added)) of itself.
         norm: [value_dim], of the norm of results; where it is bf16 its product is rounded before the gate.
-        epsilon: what the norm adds to the mean of squares.
+        epsilon: is added to the mean of squares in the norm.
     """
 
     conv: torch.Tensor
@@ -52,7 +52,7 @@ class DeltaWeights(NamedTuple):
 
 
 class DeltaState(NamedTuple):
-    """A sequence's state in one layer before a call, and where the one after it is written: the same place, or another.
+    """A sequence's state in one layer before a call, and the place for the state after it, the same one or another.
 
     Attributes:
         before: the last inputs of the convolution, bf16 [channels, taps], and the state of the recurrence, float32
@@ -65,7 +65,7 @@ class DeltaState(NamedTuple):
 
 
 class NativeDeltaNet:
-    """What a gated delta net computes between its projections.
+    """The part of a gated delta net between its projections.
 
     Attributes:
         reads: numbers of a token's row: inputs of the convolution, z [heads, value_dim] of the output's gate, b [heads]

@@ -1,4 +1,4 @@
-"""What lies between the products of experts that are not silu(gate) up (csrc/experts/expert_ffn.c)."""
+"""The function between experts' products where it is not silu(gate) up (csrc/experts/expert_ffn.c)."""
 
 from __future__ import annotations
 

@@ -134,10 +134,10 @@ class ResidentTable:
 
     Args:
         kernel: prepares experts.
-        layers, experts: of the model, and in a layer.
+        layers, experts: number of layers of the model, and of experts in a layer.
 
     Attributes:
-        experts: in a layer.
+        experts: number of experts in a layer.
     """
 
     def __init__(self, kernel: NativeExpertKernel, layers: int, experts: int) -> None:

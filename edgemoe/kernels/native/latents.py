@@ -10,7 +10,7 @@ import torch
 from edgemoe.kernels.native.structures import LatentAttention
 
 HALVES, PAIRS, WIDE_PAIRS = range(3)
-"""Which numbers of a rotary part are rotated together (csrc/latents.h)."""
+"""Pairs of numbers of a rotary part that are rotated together (csrc/latents.h)."""
 
 
 class HeadMatrices(NamedTuple):

@@ -55,8 +55,8 @@ def failure(result: int, memory: str) -> Exception:
     """The error of a call that returned one of the failures of csrc/pool.h, and computed nothing.
 
     Args:
-        result: what a function of the library returned, below 0.
-        memory: what it needs memory for.
+        result: the negative number that a function of the library returned.
+        memory: the purpose of the memory that the call needs.
 
     Returns:
         MemoryError where there was none, or ValueError where sizes in structures contradict those of the buffers.
@@ -87,7 +87,7 @@ def available() -> bool:
 def dense_bf16_up_to() -> int:
     """Rows up to which this kernel's product with a bf16 weight is the fastest here.
 
-    With AVX512-BF16 that is any number, except beside AMX, which torch uses. Otherwise it is faster up to 128 rows than
+    With AVX512-BF16 that is any number, except with AMX, which torch uses. Otherwise it is faster up to 128 rows than
     converting the weight for torch's product.
     """
     return sys.maxsize if library().edgemoe_bf16(-1) and not torch.cpu._is_amx_tile_supported() else 128
@@ -237,7 +237,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     Args:
         x: bf16 [..., K], contiguous.
         weight: bf16 [K]; or float32 [K], and then the product alone is rounded.
-        epsilon: above 0.
+        epsilon: a number above 0.
 
     Returns:
         bf16 [..., K].

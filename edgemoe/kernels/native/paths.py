@@ -14,7 +14,7 @@ PATHS = (
     *("avx2", "avx-vnni", "avx512-vnni", "avx512-bf16", "amx", "amx-emulated"),
     *("neon", "neon-dotprod", "neon-i8mm"),
 )
-"""In the order of `path` in csrc/paths.h. A processor has those of its architecture: x86-64, or aarch64 (neon ..)."""
+"""Names of paths, in the order of `path` in csrc/paths.h. A processor has its architecture's: x86-64 or aarch64."""
 
 EMULATED = "amx-emulated"
 """AMX's tiles in plain C: for tests, on every processor."""
@@ -64,7 +64,7 @@ def candidates(work: str, rows: str) -> list[str]:
 
 
 def chosen() -> dict[tuple[str, str], str]:
-    """What is chosen now, for every kind of work and number of rows that has candidates; at first the widest paths."""
+    """The present choice for every kind of work and number of rows that has candidates; at first the widest paths."""
     library = native.library()
     return {
         (work, rows): PATHS[library.edgemoe_chosen_path(i, j)]

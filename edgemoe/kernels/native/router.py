@@ -27,7 +27,7 @@ class RouterForm:
         sigmoid: an expert's score is the sigmoid of its own number, not its part of a softmax.
         bias: float32 [E], added to the scores for the choice alone; None: none.
         groups: groups of consecutive experts, of which `best_groups` are taken; 1: all experts are one.
-        best_groups: at most `groups`.
+        best_groups: number of groups that are taken, at most `groups`.
         group_best: a group's rank goes by the sum of so many of its best numbers, 1 or 2.
         scale: factor of the gate weights.
     """
@@ -55,7 +55,7 @@ class NativeRouter:
 
     Args:
         weight: bf16 [E, H], contiguous.
-        top_k: at most E.
+        top_k: number of experts of a token, at most E.
         form: how it chooses.
     """
 

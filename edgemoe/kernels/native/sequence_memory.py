@@ -14,7 +14,7 @@ from edgemoe.kv import sequence as kv_sequence
 
 
 class SequenceMemory:
-    """The structures of sequences; those of a sequence's layers are made once.
+    """The C structures of sequences; a sequence's structures of its layers are made once.
 
     Args:
         programs: the lists of all layers.

@@ -218,9 +218,9 @@ def attend(
         most = highest
     row = (kv_head * SPLITS + part) * GROUP + group
     tl.store(scratch + row[:, None] * DIM + lane[None, :], sums, mask=known[:, None] & wide[None, :])
-    behind = scratch + KV_HEADS * SPLITS * GROUP * DIM
-    tl.store(behind + row, most, mask=known)
-    tl.store(behind + KV_HEADS * SPLITS * GROUP + row, total, mask=known)
+    largest = scratch + KV_HEADS * SPLITS * GROUP * DIM
+    tl.store(largest + row, most, mask=known)
+    tl.store(largest + KV_HEADS * SPLITS * GROUP + row, total, mask=known)
 
 
 @triton.jit
@@ -237,10 +237,10 @@ def combine(
     head = tl.program_id(0)
     part, lane = tl.arange(0, SPLITS), tl.arange(0, DIM_PADDED)
     row = (head // GROUP * SPLITS + part) * GROUP + head % GROUP
-    behind = scratch + KV_HEADS * SPLITS * GROUP * DIM
-    most = tl.load(behind + row)
+    largest = scratch + KV_HEADS * SPLITS * GROUP * DIM
+    most = tl.load(largest + row)
     weight = tl.exp2(most - tl.max(most, 0))
-    total = tl.sum(weight * tl.load(behind + KV_HEADS * SPLITS * GROUP + row), 0)
+    total = tl.sum(weight * tl.load(largest + KV_HEADS * SPLITS * GROUP + row), 0)
     sums = tl.load(scratch + row[:, None] * DIM + lane[None, :], mask=(lane < DIM)[None, :], other=0)
     summed = tl.sum(sums * weight[:, None], 0) / total
     tl.store(out + head * DIM + lane, summed.to(tl.bfloat16), mask=lane < DIM)

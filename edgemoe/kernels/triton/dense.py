@@ -44,7 +44,7 @@ def multiply(x: torch.Tensor, matrices: Sequence[Matrix], out: torch.Tensor) -> 
 
     Args:
         x: bf16 [K], contiguous.
-        matrices: of K columns each; all with a scale or all without, all with a bias or all without.
+        matrices: matrices with K columns each; all with a scale or all without, all with a bias or all without.
         out: bf16, as many elements as the matrices have rows: the products one after another.
     """
     arguments: list[torch.Tensor | int | None] = []

@@ -96,7 +96,7 @@ class TritonExpertKernel:
 
         Args:
             blocks: the expert's blocks, on the device.
-            level: that it is computed at; higher planes are not read.
+            level: the level that it is computed at; higher planes are not read.
         """
         addresses = self._addresses([Part(blocks, level, level, 1)])[:, 0]
         return np.concatenate((addresses, np.minimum(level, self._offsets[:, 5:])), 1)

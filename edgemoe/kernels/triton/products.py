@@ -41,7 +41,8 @@ class Product:
         slabs: the matrix's slabs.
         run: columns per run, a quarter of a slab: 8 or 16.
         group: columns that share a scale, a multiple of 32.
-        gating: of the halves h and u: custom (not fused), silu (silu(h) u), gelu, or gelu_tanh (gelu's approximation).
+        gating: function of the halves h and u: custom (not fused), silu (silu(h) u), gelu, or gelu_tanh (gelu's
+            approximation).
     """
 
     out: int

@@ -19,7 +19,7 @@ def choose_experts(
         report: int32 [3 k]: the experts chosen, the experts predicted, and the bits of the chosen ones' gate weights,
             float32.
         top_k: experts chosen.
-        normalise, rounded: as families.base.Gate.
+        normalise, rounded: see families.base.Gate.
     """
     experts = len(logits) // 2
     sizes = experts, triton.next_power_of_2(experts), top_k, triton.next_power_of_2(top_k)

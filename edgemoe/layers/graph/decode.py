@@ -1,7 +1,7 @@
 """New tokens through a whole model on a device, one after another, by captured launches.
 
 Where every expert that it needs lies in the device's memory or in the host's, a launch computes a group of layers
-(`groups`). Elsewhere there is a launch a layer, and one for its experts:
+(`groups`). Elsewhere there is one launch per layer, and one for its experts:
 
     layer l      norm ─ q k v ─ rotation ─ attention ─ o ─ norm ─ routers of l and l + 1 ─► report, in host memory
     host         waits for the report, chooses levels, brings the experts, writes their addresses into a table
@@ -180,7 +180,7 @@ class GraphDecode:
             self._request(step, layer, wanted, places, following)
             return None
         self._device.await_copies(pinned.arriving(wanted))
-        # Before the launch: an error behind it must not leave its kernels without an event.
+        # Before the launch: an error after it must not leave its kernels without an event.
         self._hits.append(list(wanted.items()))
         self._launch(step, [(key, level, self._resident(key)) for key, level in wanted.items()], places)
         if step.experts.predicting:
@@ -207,10 +207,10 @@ class GraphDecode:
             self._launch(step, [], places)
 
     def _looks_ahead(self, step: StepContext, layer: int) -> bool:
-        """Whether the next layer's predicted experts are read ahead: not those of a group, which has no requests."""
-        behind = layer + 1
-        in_group = behind < len(self._experts) and behind not in self._groups.of(layer)
-        return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(step, behind))
+        """Whether the next layer's predicted experts are read ahead. A group's are not: its layers have no requests."""
+        following = layer + 1
+        in_group = following < len(self._experts) and following not in self._groups.of(layer)
+        return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(step, following))
 
     def _levels(self, step: StepContext, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> list[int]:
         """The level of each of a token's experts, in the router's order."""

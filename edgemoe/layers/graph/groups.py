@@ -49,7 +49,7 @@ class Division:
     Args:
         layers: the number of layers.
         size: layers of a group; the last one may have fewer.
-        state: what a layer reads of the one before it.
+        state: the tensors that a layer reads from the previous layer.
 
     Attributes:
         groups: the layers of each group.
@@ -196,7 +196,7 @@ class GraphGroups:
         return end
 
     def _state(self) -> tuple[torch.Tensor, ...]:
-        """What a layer reads of the one before it."""
+        """The tensors that a layer reads from the previous layer."""
         return self._memory.hidden, self._memory.rows, self._memory.gates
 
     def _capture(self, division: Division) -> None:
@@ -248,7 +248,7 @@ class GraphGroups:
             self.note_choice(step, layer, row, of_row[None])
 
     def _move(self, step: StepContext) -> None:
-        """Marks the experts of the token before as used, and moves the hottest of those that it read in DRAM.
+        """Marks the previous token's experts as used, and moves the hottest ones that it read in DRAM.
 
         That takes the host longer than anything else of a token, so it is done while the device computes the next one.
         """

@@ -1,4 +1,4 @@
-"""What the captured launches of a new token read and write: in a device's memory, and in the host's."""
+"""Memory that the captured launches of a new token read and write: on the device, and in the host's memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GraphMemory:
         device: the device of the model.
         model: the model that layers.build made, with plain attention of one shape in every layer.
         inner: inner size I of an expert.
-        experts: in a layer.
+        experts: number of experts in a layer.
         slots: experts of a token.
 
     Attributes:

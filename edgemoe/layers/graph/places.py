@@ -24,10 +24,10 @@ class ExpertPlaces:
     """A table of all experts. A plane that both tiers have is read in the device's memory.
 
     Args:
-        device: that reads the table, and the slower tier's planes where they lie.
+        device: the device that reads the table, and the slower tier's planes where they lie.
         kernel: TritonExpertKernel.
         pinned: experts of both tiers.
-        layers, experts: of the model, and of a layer.
+        layers, experts: number of layers of the model, and of experts in a layer.
 
     Attributes:
         table: int64 [layers, experts, PLACE], on the device.
@@ -62,7 +62,7 @@ class ExpertPlaces:
         return items
 
     def send(self) -> None:
-        """Launches the copy of the table to the device, if it has changed, behind the copies of new experts.
+        """Launches the copy of the table to the device, if it has changed, after the copies of new experts.
 
         Nothing that was launched before with the table may still run.
         """

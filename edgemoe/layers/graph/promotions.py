@@ -1,4 +1,4 @@
-"""Which of the experts that a device reads in the host's memory move into its own."""
+"""The choice of experts that move from the host's memory, where a device reads them, into its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Promotions:
     {ExpertKey(layer=0, expert=2): 4}
 
     Args:
-        layers, experts: of the model, and of a layer.
+        layers, experts: number of layers of the model, and of experts in a layer.
     """
 
     def __init__(self, layers: int, experts: int) -> None:

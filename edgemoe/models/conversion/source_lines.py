@@ -1,4 +1,4 @@
-"""The table that a conversion of quantized weights prints: what it did with each type."""
+"""The table that a conversion of quantized weights prints: its treatment of each type."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ def option(text: str, default: Any = None, *, name: str = "", short: str = "", *
     """Makes a field of a dataclass that is an option.
 
     Args:
-        text: what --help prints.
+        text: the text that --help prints.
         default: the value of an option that is not given.
         name: how a command line writes it; by default two dashes and the field's name.
         short: a second name, of one dash and a letter; "" for none.

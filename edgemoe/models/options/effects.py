@@ -23,8 +23,8 @@ def require_several(settings: RunSettings, sequences: int, option: str) -> None:
     """Refuses --lynx where only one sequence runs at a time.
 
     Args:
-        settings: what the options stand for.
-        sequences: how many run at once.
+        settings: the settings that the options stand for.
+        sequences: number of sequences that run at once.
         option: makes them more, such as "--parallel 8".
     """
     if settings.remapping and sequences == 1:

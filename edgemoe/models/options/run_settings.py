@@ -70,7 +70,7 @@ def _automatic(
     Args:
         max_level, fits: see run_settings.
         rivals: the option that decides the mean of the bits, or none.
-        hotness: what the options stand for.
+        hotness: the hotness that the options stand for; None: no hotness.
 
     Returns:
         the levels; the hotness, where several levels are left; and settings that go with the levels.

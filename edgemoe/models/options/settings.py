@@ -1,4 +1,4 @@
-"""The options of a run's settings, in groups: those that users choose, and those of studies.
+"""The options of a run's settings, in groups: options that users choose, and options of studies.
 
 None and False stand for an option that is not given.
 """
@@ -29,15 +29,15 @@ class LevelOptions:
     )
     retention: float | None = option(
         "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
-        "Default: 0.75. With three or more levels it stands for bits: 0.5 for 3.2 a weight, 0.75 for 3.5, 0.9 for 3.9."
+        "Default: 0.75. With three or more levels: bits per weight (0.5: 3.2, 0.75: 3.5, 0.9: 3.9)."
     )
     bits: float | None = option(
-        "Mean bits a weight of experts that come from disk, such as 3.5, instead of --retention. Each expert of a "
+        "Mean bits per weight of experts that come from disk, such as 3.5, instead of --retention. Each expert of a "
         "token gets the level that costs least, by what `edgemoe calibrate` has measured and by where its planes are: "
         "what is in memory is used beyond that. Without --levels: out of 8, 4, 2 and 0."
     )
     tpot_target: str | None = option(
-        "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits a weight change "
+        "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits per weight change "
         "while the model runs until this machine meets it under this limit. Without --levels: out of 8, 4, 2 and 0."
     )
     policy: str | None = option(
@@ -67,7 +67,7 @@ class HotLimitOptions:
         "With --policy hotness: most hot experts of a layer. Default: as many as fit."
     )
     migration_rate: str | None = option(
-        "With --policy hotness: bytes a second that may move in the background, such as 200MB. Default: no limit."
+        "With --policy hotness: bytes per second that may move in the background, such as 200MB. Default: no limit."
     )
 
 
@@ -134,7 +134,7 @@ class RankingOptions:
 
 @dataclass(frozen=True)
 class TierOptions:
-    """Options of studies: what a tier keeps and reads."""
+    """Options of studies: the experts that a tier keeps and reads."""
 
     eviction: str | None = option(
         "What leaves a full tier: lfru, lru-planes, lru-experts, or lru-pool (DyMoE: whole experts of all levels in "

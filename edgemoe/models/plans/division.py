@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from edgemoe.policy.settings import RunSettings
 
 HOT_SEQUENCES, HOT_FRACTION = 8, 0.1
-"""From so many sequences at once on an automatic policy is hotness, if every expert fits at the lower level, and this
-fraction of them at the higher one (docs/decisions/0031)."""
+"""With so many sequences at once or more, an automatic policy is hotness, if every expert fits at the lower level
+and this fraction of them at the higher one (docs/decisions/0031)."""
 
 
 class ChooseSettings(Protocol):
@@ -35,7 +35,7 @@ class ChooseSettings(Protocol):
 
 @dataclass(frozen=True)
 class Division:
-    """What a memory plan divides, and for which sequences.
+    """Limits for a memory plan to divide, and the sequences that it is for.
 
     Args:
         vram, dram: limits in bytes, as StoreModel.plan takes them.
@@ -87,12 +87,12 @@ def parse_limits(limits: LimitOptions) -> tuple[int | None, int]:
 def plan_levels(
     store: StoreModel, choose: ChooseSettings, division: Division, *, shrink: bool = False
 ) -> tuple[MemoryPlan, RunSettings]:
-    """Divides the limits with the settings for a store all of whose experts fit, or with those for one that does not.
+    """Divides the limits with one of two settings: for a store whose experts all fit, or for one whose experts do not.
 
     Args:
         store: an open one.
         choose: run_settings with the options given.
-        division: what is divided.
+        division: the limits and the sequences.
         shrink: whether limits shrink to the machine's free memory, as in within_memory.
 
     Raises:

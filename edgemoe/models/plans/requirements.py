@@ -1,4 +1,4 @@
-"""What settings and sequences need of a store and a device; a refusal names the option to change."""
+"""Requirements of settings and sequences on a store and a device; a refusal names the option to change."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class AnnouncedWeight(Weight):
 
     @property
     def dtype(self) -> torch.dtype:
-        """bfloat16: what a model's files have as weights, or what they are read as."""
+        """bfloat16: the type of weights in a model's files, or the one that they are read as."""
         return torch.bfloat16
 
     def read(self) -> NoReturn:

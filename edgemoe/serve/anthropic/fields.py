@@ -156,7 +156,7 @@ class Tool(Cached):
 
 
 class ToolChoice(Known):
-    """Which tools are called."""
+    """The tools that are called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None

@@ -96,7 +96,7 @@ class OpenAIProtocol(Protocol):
         return JSONResponse(_model_object(self.serving))
 
     async def _tokenize(self, request: Request) -> Response:
-        """A text's token ids, or those of messages in the chat template."""
+        """The token ids of a text, or of messages in the chat template."""
         tokens = await self.serving.tokenized(request, self._tokens)
         found: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
         return JSONResponse(found | {"max_model_len": self.serving.require().engine.plan.context})

@@ -1,4 +1,4 @@
-"""Fields that vLLM, SGLang, llama.cpp and others have next to OpenAI's: what they mean here, or with which value."""
+"""Fields that vLLM, SGLang, llama.cpp and others add to OpenAI's: their meaning here, or the one accepted value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMPLETIONS: Neutral = {
     "structured_outputs": (),
     **{"add_special_tokens": (True,), "response_format": ({"type": "text"},)},
 }
-"""The same of completions."""
+"""Field of completions -> accepted values."""
 
 
 class Thinking(Fields):

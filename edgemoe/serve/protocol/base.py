@@ -38,7 +38,7 @@ class Exchange(ABC, Generic[Given]):
 
     Attributes:
         path: the endpoint's.
-        fields: what a body may have.
+        fields: the fields that a body may have.
         prompt_field: the field that holds the prompt, for errors of it.
     """
 
@@ -66,7 +66,7 @@ class Exchange(ABC, Generic[Given]):
         """
 
     def read(self, body: bytes) -> tuple[Given, Shape | ChatRequest | CompletionRequest]:
-        """What a body has, and the request that it means, or the answer where it has nothing to generate.
+        """A body's fields, and the request that it means, or the answer where it has nothing to generate.
 
         Raises:
             ApiError: it is no JSON, or a field is wrong.

@@ -93,7 +93,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def large_json_bytes(value: object) -> bytes:
-    """The same, written piece by piece: other threads run meanwhile."""
+    """Like `json_bytes`, but written piece by piece: other threads run meanwhile."""
     return "".join(_ENCODER.iterencode(value)).encode()
 
 

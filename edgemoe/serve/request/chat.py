@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from edgemoe.grammar.lark import Form
 
 MOST_TOOLS = 128
-"""As OpenAI has it."""
+"""OpenAI's limit."""
 
 _ROLES = {"developer": "system"}
-"""OpenAI's newer names of roles -> those that chat templates have."""
+"""OpenAI's newer names of roles -> names that chat templates have."""
 
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 """The form of a function's name."""
