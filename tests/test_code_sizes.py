@@ -32,7 +32,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "edgemoe/kernels/triton/place.py:place",
     },
 }
-"""What exceeds its limit: a file, or `file:name` of a class or function."""
+"""Exceptions from the limits: a file, or `file:name` of a class or function."""
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -70,7 +70,7 @@ def measured(path: str, source: str) -> Iterator[tuple[str, str, int]]:
 
 @cache
 def sizes_here() -> list[tuple[str, str, int]]:
-    """What `measured` yields for all modules of this checkout."""
+    """The result of `measured` for all modules of this checkout."""
     return [size for path, source in sources() for size in measured(path, source)]
 
 

@@ -190,7 +190,7 @@ def test_links_resolve(tmp_path: Path) -> None:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_named_paths_exist(path: Path) -> None:
-    """Every path of the repository that README and the documents beside it name exists."""
+    """Every path of the repository that README and the documents next to it name exists."""
     tops = {entry.name for entry in ROOT.iterdir()}
     named = [
         word for code in code_in(path.read_text(encoding="utf-8")) for word in re.findall(r"[\w./-]+", code)

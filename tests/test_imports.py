@@ -38,7 +38,7 @@ ROOMS = (
     *("grammar", "layers", "hub", "experts", "families", "console", "kernels", "kv", "policy", "speed"),
     *("prefetch", "cache", "storage", "machine", "errors"),
 )
-"""The rooms of edgemoe; each may import itself and those after it."""
+"""The rooms of edgemoe; each may import itself and later ones."""
 
 SERVE = (
     ("server",),
@@ -53,14 +53,14 @@ SERVE = (
     ("request",),
     ("limits", "errors"),
 )
-"""The parts of edgemoe.serve; each may import itself and those of later groups."""
+"""The parts of edgemoe.serve; each may import itself and later groups."""
 
 TOPS = ("edgemoe", *PLACES)
 """The folders of the checkout that the wheel installs."""
 
 
 def statements(nodes: list[Any]) -> Iterator[Any]:
-    """Statements, and those within them; expressions, which have no imports, are not entered."""
+    """Statements, also nested ones; expressions, which have no imports, are not entered."""
     for node in nodes:
         yield node
         for part in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -165,7 +165,7 @@ def test_rooms_import_only_rooms_after_them(room: str) -> None:
 
 
 def test_a_memory_plan_does_not_know_the_compiled_kernel() -> None:
-    """No module of memory imports from kernels.native: what a kernel takes is a number of edgemoe.kernels."""
+    """No module of memory imports from kernels.native: a kernel's bytes are a number of edgemoe.kernels."""
     for path in modules_of("memory"):
         assert "kernels.native" not in path.read_text(encoding="utf-8"), path
 
@@ -185,7 +185,7 @@ def test_a_memory_plan_does_not_know_the_compiled_kernel() -> None:
     ],
 )
 def test_wrong_rooms_are_seen(source: str, room: str, expected: list[tuple[int, str]]) -> None:
-    """Nested and aliased imports of rooms are seen; those that point to later rooms are not reported."""
+    """Nested and aliased imports of rooms are seen; imports of later rooms are not reported."""
     assert room_violations(source, room) == expected
 
 

@@ -1,4 +1,4 @@
-"""Commands import what they need: one new process runs them, those that need least first."""
+"""Commands import only the modules that they need: one new process runs them, the smallest first."""
 
 from __future__ import annotations
 

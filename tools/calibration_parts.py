@@ -2,7 +2,7 @@
 
     python -m tools.calibration_parts STORE
 
-Beside STORE come, of hard links but for the calibration: STORE-alone (every layer as sensitive as the others),
+Next to STORE come, of hard links but for the calibration: STORE-alone (every layer as sensitive as the others),
 STORE-mean (each expert has its layer's mean error), STORE-typical (every expert has the errors of typical weights) and
 STORE-random (no calibration: errors are measured on random tokens at first use). `edgemoe eval` measures them.
 """

@@ -1,4 +1,4 @@
-"""The checkout that the tools belong to, for child processes and files beside the packages."""
+"""The checkout that the tools belong to, for child processes and files next to the packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a model that tools.training.train_demo trained, and writes its model card and figures beside it.
+"""Measures a model that tools.training.train_demo trained, and writes its model card and figures next to it.
 
     python -m tools.model_card DIR
 
@@ -53,7 +53,7 @@ class Figures:
         parameters: number of the model's parameters.
         weight_bytes: bytes of its safetensors file.
         repeated: domain -> fraction of its held-out tokens that are in the training text (repeated_text.py).
-        perplexity: domain -> the model's perplexity a token on held-out tokens.
+        perplexity: domain -> the model's perplexity per token on held-out tokens.
         trigram: domain -> the trigram model's perplexity on the same tokens.
         accuracy: kind of task -> fraction of `count` held-out tasks answered right.
         count: held-out tasks of each kind.
@@ -231,7 +231,7 @@ def _quality(figures: Figures) -> str:
     overall = sum(figures.accuracy.values()) / len(figures.accuracy)
     kinds = [[kind, *percents([share])] for kind, share in figures.accuracy.items()]
     return f"""## Quality
-Held-out perplexity a token, of answers only for tasks. The trigram model (interpolated absolute discounting, same
+Held-out perplexity per token, of answers only for tasks. The trigram model (interpolated absolute discounting, same
 tokenizer) counted the whole training text, of which the network saw a part.
 
 {table(["domain", "this model", "trigram"], domains)}

@@ -14,7 +14,7 @@ _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = 
     ("TTFT, s", lambda row: {"": row["ttft_s"]["mean"]}),
     ("TPOT, ms", lambda row: {"": 1000 * row["tpot_s"]["mean"]}),
     ("hit rate", lambda row: {tier.upper(): row["hit_rate"][tier] or 0.0 for tier in ("vram", "dram")}),
-    ("MB a token", lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in TIERS}),
+    ("MB per token", lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in TIERS}),
 )
 """Title, and the lengths of a row's bars by their label."""
 

@@ -151,7 +151,7 @@ _SETTING: list[Column] = [
     ("setting", _text("setting")),
     ("prefetch", _text("prefetch")),
     ("eviction", _text("eviction")),
-    ("bits a weight", _number("bits_per_weight_read", 2)),
+    ("bits per weight", _number("bits_per_weight_read", 2)),
     ("effective r", _number("effective_retention", 3)),
 ]
 
@@ -192,7 +192,7 @@ def _batch(row: Row) -> str:
 
 _BATCH: list[Column] = [
     ("batch", _batch),
-    ("rows a step", _number("rows_per_step", 1)),
+    ("rows per step", _number("rows_per_step", 1)),
     ("requests", _text("requests")),
     *[
         (f"{name} {p} s", _number(f"{key}.{p}", 3))

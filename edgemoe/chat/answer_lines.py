@@ -108,7 +108,7 @@ def _cost(answer: Answer) -> str:
     """Bits and predicted KL, where levels go by damage."""
     if answer.bits is None or answer.predicted_kl is None:
         return ""
-    return f", {answer.bits:.2f} bits a weight for a predicted KL of {answer.predicted_kl:.2g}"
+    return f", {answer.bits:.2f} bits per weight for a predicted KL of {answer.predicted_kl:.2g}"
 
 
 def _times(answer: Answer) -> str:

@@ -185,7 +185,7 @@ SETTINGS = {
     "retention": Setting(
         "a fraction above 0, at most 1", _ranking("retention", float, bits=None, tpot_target=None)
     ),
-    "bits": Setting("mean bits a weight, such as 3.5,", _ranking("bits", float, tpot_target=None)),
+    "bits": Setting("mean bits per weight, such as 3.5,", _ranking("bits", float, tpot_target=None)),
     "tpot-target": Setting(
         "a time per token, such as 50ms,", _ranking("tpot-target", parse_duration, bits=None)
     ),

@@ -78,7 +78,7 @@ def compensate_command(
     else:
         text = (
             f"{directory}: level {made['base_level']} compensated at mean rank {made['mean_rank']} by {made['rule']}, "
-            f"{format_size(made['bytes'])}, {made['bits_per_weight']:.3g} bits a weight, "
+            f"{format_size(made['bytes'])}, {made['bits_per_weight']:.3g} bits per weight, "
             f"{made['left_error']:.3g} of the error left"
         )
         print(printable(text))

@@ -156,7 +156,7 @@ class Rules:
         if controller.least and self._missed != controller.target:
             self._missed = controller.target
             _log.warning(
-                "%.3g ms a token cannot be met: %.3g bits a weight take %.3g ms here: raise the limit",
+                "%.3g ms per token cannot be met: %.3g bits per weight take %.3g ms here: raise the limit",
                 *(1000 * controller.target, controller.range[0], 1000 * controller.least),
             )
 

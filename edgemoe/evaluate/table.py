@@ -66,7 +66,7 @@ _COLUMNS: dict[str, list[_Column]] = {
     ],
     "residency": [
         ("cache", lambda row: _number(row.cache, ".2f")),
-        ("KB a token", lambda row: _number(row.bytes_per_token and row.bytes_per_token / 1000, ".1f")),
+        ("KB per token", lambda row: _number(row.bytes_per_token and row.bytes_per_token / 1000, ".1f")),
         *_QUALITY,
     ],
     **dict.fromkeys(("cache-front", "cache-front-dram"), _FRONT),
@@ -173,7 +173,7 @@ def together_lines(rows: Sequence[EvalRow]) -> list[str]:
         for row in rows
         if row.turns
     ]
-    return ["study: lynx-tasks (beside its first row)", *_aligned([titles, *body], left=1)] if body else []
+    return ["study: lynx-tasks (and its first row)", *_aligned([titles, *body], left=1)] if body else []
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:

@@ -111,8 +111,8 @@ class MemoryPlan:
         """How many experts at which levels, for `lines`."""
         high, low, most = self.levels[0], self.levels[-1], self.first_experts
         if self.hot_experts is None:
-            beside = "the whole KV" + (" and a long prompt" if self.long_step_bytes else "")
-            fewer = f", {self.vram_experts} beside {beside}" if self.vram_experts < most else ""
+            others = "the whole KV" + (" and a long prompt" if self.long_step_bytes else "")
+            fewer = f", {self.vram_experts} with {others}" if self.vram_experts < most else ""
             return f"{most} experts resident at {format_levels(self.levels)} bits{fewer}"
         every = f"all {most}" if most == self.experts else f"{most} of {self.experts}"
         rest = "" if most == self.experts else "; the others are read when a token wants them"

@@ -74,7 +74,7 @@ class Hotness:
             raise _wrong("bytes per second above 0 for --migration-rate", self.rate, "choose 200MB")
 
     def __str__(self) -> str:
-        """As in tables: "hot mass", "hot count, 12 a layer"."""
+        """The text in tables: "hot mass", "hot count, 12 a layer"."""
         return f"hot {self.signal}" + ("" if self.experts is None else f", {self.experts} a layer")
 
 

@@ -60,7 +60,7 @@ def test_released_bytes_can_be_reserved_again() -> None:
 
 
 def test_threads_share_the_limit() -> None:
-    """Of many simultaneous reservations exactly as many succeed as fit."""
+    """Among many simultaneous reservations exactly as many succeed as fit."""
     budget, start, granted = Budget(1000), Barrier(8), []
 
     def reserve() -> None:

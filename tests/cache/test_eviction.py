@@ -149,7 +149,7 @@ def test_only_residents_are_used_or_forgotten(name: str) -> None:
 
 
 def test_policies_have_names() -> None:
-    """Each name makes a policy of its own class, a fresh one a call; two evict whole experts, one from a pool."""
+    """Each name makes a policy of its own class, a fresh one per call; two evict whole experts, one from a pool."""
     made = {name: make_policy(name) for name in POLICIES}
     assert {name: type(policy) for name, policy in made.items()} == {
         "lru-planes": LRU,

@@ -152,7 +152,7 @@ def test_a_refused_reservation_evicts_no_expert() -> None:
 
 
 def test_an_expert_is_not_evicted_for_its_own_promotion() -> None:
-    """A promotion that needs a block beside its own old one is refused."""
+    """A promotion that needs its new block and its old one at once is refused."""
     tier = tier_of(MERGED, 1, 1)
     put(tier, MERGED, A, 2)
     assert tier.reserve(A, 4) is None

@@ -55,7 +55,7 @@ def test_no_byte_belongs_to_two_blocks(calls: list[tuple[str, int]]) -> None:
 
 
 def test_room_is_what_can_be_taken() -> None:
-    """As many experts as `room` says can be taken one after another, and no more."""
+    """`room` is the number of experts that can be taken one after another, and no more."""
     pool = Pool(KINDS, {"base": 4, "d4": 4}, in_ram)
     pool.take(("d4",), pool.place(A, ("d4",), ()) or {})
     for kinds in (("base",), ("base", "d4")):
@@ -72,7 +72,7 @@ def test_room_is_what_can_be_taken() -> None:
     sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4),
 )
 def test_a_smaller_pool_keeps_whole_experts(levels: list[int], sizes: list[int]) -> None:
-    """The least recently used leave, others keep their bytes wherever they move, and none lies behind the end."""
+    """The least recently used leave, others keep their bytes wherever they move, and none lies beyond the end."""
     tier, leaves = tier_of(4), list[Victim]()
     for number, level in enumerate(levels):
         put(tier, SLICED, ExpertKey(1, number), level)
@@ -92,7 +92,7 @@ def test_a_smaller_pool_keeps_whole_experts(levels: list[int], sizes: list[int])
 
 
 def test_blocks_without_another_reference_make_place() -> None:
-    """`without` frees units in the search alone, and not those that another block shares."""
+    """`without` frees units in the search alone, but not units that another block shares."""
     pool = Pool(KINDS[:1], {"base": 1}, in_ram)
     taken = pool.take(("base",), pool.place(A, ("base",), ()) or {})
     assert pool.place(A, ("base",), ()) is None
@@ -132,7 +132,7 @@ def test_victims_are_whole_and_the_oldest() -> None:
 
 
 def test_leased_and_reserved_bytes_are_not_taken() -> None:
-    """A lease keeps its expert's bytes through eviction of all others; what is left over is refused."""
+    """A lease keeps its expert's bytes through eviction of all others; the rest is refused."""
     tier = tier_of(1)
     put(tier, SLICED, A, 4)
     lease = tier.acquire(A, 4)

@@ -56,7 +56,7 @@ CASES = {
         lambda: partial(pinned, DoubleDevice(), "dram"),
     ),
 }
-"""Every case has blocks for two experts at level 8, and for a promotion beside them."""
+"""Every case has blocks for two experts at level 8, and for a promotion next to them."""
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())

@@ -297,7 +297,7 @@ def test_a_refused_copy_leaves_everything_whole(rig, monkeypatch):
 
 
 def test_memory_that_cannot_be_pinned_makes_a_smaller_tier(caplog):
-    """Of every kind about the same fraction stays, pinned as a whole, and a warning names the bytes."""
+    """About the same fraction of every kind stays, pinned as a whole, and a warning names the bytes."""
     wanted = dict.fromkeys(SLICED.kinds, 32)
     whole = sum(kind.size * count for kind, count in wanted.items())
     device = DoubleDevice(pinnable=whole // 2)

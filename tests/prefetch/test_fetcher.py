@@ -93,7 +93,7 @@ def test_a_lease_ends_when_the_next_list_is_taken(rig: type[Rig]) -> None:
 
 
 def test_the_end_of_a_list_starts_reads(rig: type[Rig]) -> None:
-    """Misses without free blocks beside the hits are read as soon as the list of the hits has ended, all at once."""
+    """Misses for which hits leave no blocks are read as soon as the list of the hits has ended, all at once."""
     r = rig(MERGED, 2)
     put(r.vram, MERGED, A, 4)
     put(r.vram, MERGED, B, 4)
@@ -124,7 +124,7 @@ def test_a_hit_is_not_evicted_by_a_miss_of_its_layer(rig: type[Rig]) -> None:
 @FORMS
 @pytest.mark.parametrize("low", [2, 4])
 def test_promotion_reads_what_is_missing(rig: type[Rig], form: ToyForm, low: int) -> None:
-    """From a lower level only the planes above it are read."""
+    """A promotion reads only the planes above the present level."""
     r = rig(form, 2)
     r.fetch({A: low})
     r.fetcher.take_counts()
@@ -144,7 +144,7 @@ def test_a_partly_resident_expert_is_not_evicted_by_its_layer(rig: type[Rig], fo
 
 
 def test_promotion_in_a_tier_of_one_reads_anew(rig: type[Rig]) -> None:
-    """Where the new block does not fit beside the old one, the old one is evicted first."""
+    """Where the new block does not fit together with the old one, the old one is evicted first."""
     r = rig(MERGED, 1)
     r.fetch({A: 2})
     r.fetcher.take_counts()

@@ -51,7 +51,7 @@ def test_a_failed_read_is_raised_after_the_others(
 def test_leaving_early_waits_and_leaves_the_tiers_whole(
     rig: type[Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three misses and one worker, the one under way arrives, the others are never read."""
+    """With three misses and one worker, the one under way arrives, and the others are never read."""
     r = rig(MERGED, 4, workers=1)
     put(r.vram, MERGED, D, 4)
     begun, go = r.reader.delay(A)

@@ -118,7 +118,7 @@ def test_it_is_on_exactly_when_the_last_window_paid(layers: list[tuple[int, int]
 def test_several_layers_at_once_are_layers_in_a_row(
     calls: list[tuple[int, int, int]], window: int, rest: int
 ) -> None:
-    """One call for layers of a rest leaves the gate as one call a layer does."""
+    """One call for layers of a rest leaves the gate as one call per layer does."""
     together, apart = (LookaheadGate(window=window, rest=rest, longest_rest=4 * rest) for _ in range(2))
     for hidden, wasted, layers in calls:
         left = layers

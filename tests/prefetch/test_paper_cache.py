@@ -25,7 +25,7 @@ class PaperCache:
     """One LRU list of experts at 4 or 2 bits in one pool: no duplicates, promotion by a whole load, reuse from above.
 
     Args:
-        size: of the pool, in blocks.
+        size: the number of blocks in the pool.
         whole: a promotion loads the whole expert; False: the missing plane.
     """
 

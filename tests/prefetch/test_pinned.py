@@ -41,7 +41,7 @@ rig = pytest.fixture(rigs)
 
 TOKENS = torch.randint(3, 300, (24,), generator=torch.Generator().manual_seed(5)).tolist()
 MOE_LAYERS = 2
-"""Of the tiny store, whose middle layer is dense."""
+"""Number of MoE layers of the tiny store, whose middle layer is dense."""
 
 needs_native = pytest.mark.skipif(
     not native.available(), reason="only the compiled kernel computes experts without a request"
@@ -186,7 +186,7 @@ def hits(draw: st.DrawFn, residents: Mapping[ExpertKey, int]) -> list[Layer]:
 def test_count_hits_counts_as_requests_do(
     mode: str, rounds: list[tuple[dict[ExpertKey, int], dict[ExpertKey, int], bool]], data: st.DataObject
 ) -> None:
-    """Counters, order of eviction, evict-first marks and the gate equal those of one request a layer."""
+    """Counters, order of eviction, evict-first marks and the gate are as after one request per layer."""
     both = [Rig(MERGED, 6, None, 1, mode, LookaheadGate(window=3, rest=2, longest_rest=8)) for _ in range(2)]
     try:
         for wanted, predicted, scan in rounds:
@@ -214,7 +214,7 @@ def test_hits_are_no_victims_of_what_follows(rig: type[Rig]) -> None:
 
 
 def test_hits_end_the_marks_of_a_scan(rig: type[Rig]) -> None:
-    """As a request that is no scan does: A, the oldest, is evicted and not the expert of the scan."""
+    """Hits end the marks, as a request that is no scan does: A, the oldest, is evicted and not the scan's expert."""
     r = rig(SLICED, 3)
     for key in (A, B):
         r.fetch({key: 4})
@@ -240,7 +240,7 @@ def test_hits_resolve_a_prediction(rig: type[Rig]) -> None:
 
 
 def test_predictions_without_reads_are_counted(rig: type[Rig]) -> None:
-    """Recall, precision and the gate equal those of a prediction of residents and a request."""
+    """Recall, precision and the gate are as after a prediction of residents and a request."""
     both = [rig(SLICED, 6, look_ahead="auto", gate=LookaheadGate(window=4, rest=2)) for _ in range(2)]
     for r in both:
         for key in (A, X, Y, Z):
@@ -328,7 +328,7 @@ def test_both_paths_give_the_same(engines, tiny_store, sparse_store, dense, expe
 @needs_native
 @pytest.mark.parametrize(("look_ahead", "experts"), [("full", None), ("full", 5), ("base", 5), ("auto", 5)])
 def test_look_ahead_changes_no_logit(engines, sparse_store, experts, look_ahead) -> None:
-    """Also behind a prompt that evicts experts, with all of them resident in the end or few."""
+    """Also after a prompt that evicts experts, with all of them resident in the end or few."""
     both = engines(experts, sparse_store, speculate=look_ahead, **MIXED)
     want = decoded(engines(experts, sparse_store, **MIXED)[1], prompt=TOKENS[:12])
     for _ in range(2):

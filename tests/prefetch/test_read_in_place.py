@@ -1,4 +1,4 @@
-"""Experts that a device reads in DRAM: what it counts, and which move into its memory."""
+"""Experts that a device reads in DRAM: their counts, and the ones that move into its memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_counts_from_before_are_kept(full):
 
 
 def test_reads_in_place_count_as_requests(full):
-    """Bytes are those of the planes that VRAM lacks; an expert that has left VRAM is marked without an error."""
+    """Bytes count the planes that VRAM lacks; an expert that has left VRAM is marked without an error."""
     full.fetcher.promote({A: 2})
     full.fetcher.promote({B: 2})
     full.fetcher.take_counts()

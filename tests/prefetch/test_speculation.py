@@ -56,7 +56,7 @@ def test_a_read_ahead_under_way_is_awaited(rig: type[Rig]) -> None:
 
 
 def test_a_right_prediction_becomes_a_demand(rig: type[Rig]) -> None:
-    """With X under way: Y is wrong and never read; Z, which was behind Y, is read before the next demand."""
+    """With X under way: Y is wrong and never read; Z, which waited after Y, is read before the next demand."""
     r = rig(MERGED, 6, workers=1, look_ahead="full")
     begun, go = r.reader.delay(X)
     r.predict({X: 4, Y: 4, Z: 4})
@@ -258,7 +258,7 @@ def test_an_expert_read_ahead_and_evicted_is_wasted(rig: type[Rig]) -> None:
 
 @FORMS
 def test_base_reads_the_base_plane_only(rig: type[Rig], form: ToyForm) -> None:
-    """Of any predicted level 2 bits are read ahead; planes above them are read on demand."""
+    """Base mode reads 2 bits of any predicted level ahead; planes above them are read on demand."""
     r = rig(form, 4, look_ahead="base")
     r.predict({X: 4, Y: 8, Z: 2})
     r.landed(X, Y, Z)

@@ -155,7 +155,7 @@ CROWD = [ExpertKey(layer, expert) for layer in range(2) for expert in range(6)]
 
 
 class HastyReader(CountingReader):
-    """Of its reads some take a while, and some fail."""
+    """A reader some of whose reads take a while, and some fail."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -201,8 +201,8 @@ class Crowd:
     """Steps, looks at who is hot, ends and errors in a random order, in tiers that are checked after each.
 
     Args:
-        rig: with a HastyReader.
-        seed: of the order.
+        rig: a rig with a HastyReader.
+        seed: seed of the order.
     """
 
     def __init__(self, rig: Rig, seed: int) -> None:

@@ -126,7 +126,7 @@ def test_two_promotions_are_under_way_at_once(rig: type[Rig]) -> None:
 
 
 def test_the_rate_bounds_bytes_a_second(rig: type[Rig]) -> None:
-    """Of 4,096 bytes each at 4,096 a second: one at once, then one a second, two after a rest; never more."""
+    """Promotions of 4,096 bytes at 4,096 per second: one at once, then one each second, two after a rest."""
     r = cold(rig)
     moved = []
     r.fetcher.change_levels({}, dict.fromkeys((A, B, C, D, E, F), 4), rate=4096)
@@ -151,7 +151,7 @@ def test_bytes_without_a_rate_are_no_debt(rig: type[Rig]) -> None:
 
 
 def test_a_prompt_starts_nothing(rig: type[Rig]) -> None:
-    """Before a prompt nothing is demoted and no read begins; what has come is published."""
+    """Before a prompt nothing is demoted and no read begins; complete reads are published."""
     r = cold(rig)
     put(r.vram, SLICED, A, 4)
     change(r, {B: 4})
@@ -337,7 +337,7 @@ def test_a_demand_without_any_other_block_waits_for_a_move(
 
 @pytest.mark.parametrize("end", ["release_pins", "close", "fill", "promote"])
 def test_what_ends_all_pins_ends_moves(rig: type[Rig], monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    """A move that has begun is waited for and published; what waits is dropped."""
+    """A move that has begun is waited for and published; moves that wait are dropped."""
     r = cold(rig, resident="ABC")
     go = begin(r, {A: 4, B: 4, C: 4}, [A, B])
     ended = r.fetcher.changes.end
@@ -380,7 +380,7 @@ def test_settling_ends_with_all_that_fits(rig: type[Rig], rate: float | None) ->
 
 @pytest.mark.parametrize("settle", [False, True])
 def test_ctrl_c_leaves_the_tiers_whole(rig: type[Rig], monkeypatch: pytest.MonkeyPatch, settle: bool) -> None:
-    """SIGINT between a reservation and the end of its call is raised behind the call; the move goes on."""
+    """SIGINT between a reservation and the end of its call is raised after the call; the move goes on."""
     r = cold(rig)
     r.fetcher.change_levels({}, {A: 4}, rate=None)
     with monkeypatch.context() as patch:

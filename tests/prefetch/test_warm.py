@@ -72,7 +72,7 @@ def test_no_expert_is_evicted_or_read_again(rig: type[Rig]) -> None:
 
 
 def test_a_prompt_evicts_experts_of_the_last_layers_first(rig: type[Rig]) -> None:
-    """Neither those that it requests, nor an expert that was used before the others came."""
+    """The evicted are neither requested ones, nor an expert that was used before the others came."""
     r = rig(SLICED, 4)
     r.fetch({KEYS[2]: 4})
     fill(r, [KEYS[0], KEYS[3], KEYS[4]])
@@ -109,7 +109,7 @@ def test_an_expert_that_is_requested_again_stays(rig: type[Rig]) -> None:
 
 
 def test_a_scan_marks_its_predicted_experts_too(rig: type[Rig]) -> None:
-    """An expert that was read ahead for the scan is evicted before those that were resident."""
+    """An expert that was read ahead for the scan is evicted before experts that were resident."""
     r = rig(SLICED, 3, look_ahead="full")
     r.fetch({KEYS[5]: 4})
     with r.fetcher.request({KEYS[0]: 4}, scan=True) as request:
@@ -213,7 +213,7 @@ def test_a_prediction_ends_before_it(rig: type[Rig]) -> None:
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("experts", [None, 5])
 def test_an_engine_gives_the_same_logits_with_fewer_reads(engines, experts, on_device) -> None:
-    """To the bit; where every expert fits, without any read."""
+    """Logits are equal to the bit; where every expert fits, there is no read."""
 
     def device():
         return DoubleDevice(seed=1) if on_device else None

@@ -19,7 +19,7 @@ class CountedEngine(Engine):
         self._used = self._recording.enter_context(self.recorded())
 
     def take_counts(self):
-        """What moved between tiers since the last call."""
+        """Counts of moves between tiers since the last call."""
         total = StepTotals.of(self._moved).transfers
         self._moved.clear()
         return total
@@ -46,12 +46,12 @@ class CountedEngine(Engine):
 
     @property
     def runner(self):
-        """What runs steps through them."""
+        """The runner of its steps."""
         return self._parts.runner
 
     @property
     def source(self):
-        """What brings their experts."""
+        """The source of its experts."""
         return self._source
 
     @property

@@ -18,8 +18,8 @@ class Wording(NamedTuple):
     """A question written by hand, never in training.
 
     Args:
-        kind: of the question.
-        question: as a person might type it.
+        kind: the kind of question.
+        question: the text as a person might type it.
         expected: the answer, or its beginning for the kinds of BEGINNINGS.
     """
 

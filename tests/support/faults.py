@@ -86,7 +86,7 @@ from edgemoe.cli import main
 sys.exit(main())
 """
 """A program that runs edgemoe's command line: os.preadv fails while the time is before the one in the file that is its
-first argument. The first failure makes a file beside it whose suffix is .met."""
+first argument. The first failure makes a file next to it whose suffix is .met."""
 
 HALTING = """
 import sys, time
@@ -109,7 +109,7 @@ ByteProgress.update = halt
 sys.exit(main())
 """
 """A program that runs edgemoe's command line. A conversion halts in its second half while the file that is the first
-argument exists, and makes a file beside it whose suffix is .halted."""
+argument exists, and makes a file next to it whose suffix is .halted."""
 
 
 def error(number: int) -> Fault:

@@ -84,12 +84,12 @@ class Rig:
     """A fetcher over tiers with blocks for a number of experts at level 8.
 
     Args:
-        form: of both tiers.
+        form: the form of both tiers.
         vram: experts that the fast tier has blocks for, or blocks of each kind, by its name.
         dram: experts that the slow tier has blocks for; None: there is no slow tier.
-        workers, gate: as Fetcher.
-        look_ahead: as Fetcher.configure.
-        policy: of both tiers.
+        workers, gate: see Fetcher.
+        look_ahead: see Fetcher.configure.
+        policy: the eviction policy of both tiers.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Rig:
 
 
 def rigs() -> Iterator[type[Rig]]:
-    """For a fixture: Rig, whose fetchers are closed after the test and whose threads have ended then."""
+    """A fixture's Rig class, whose fetchers are closed after the test and whose threads have ended then."""
     made: list[Rig] = []
 
     class Closing(Rig):

@@ -1,4 +1,4 @@
-"""A fetcher whose step lasts as long as a test: what a step may do, the fetcher does for its only one."""
+"""A fetcher whose step lasts as long as a test: the fetcher has the methods of its only step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OneStepFetcher(Fetcher):
 
     @property
     def changes(self):
-        """The changes of level that wait, and those under way."""
+        """The changes of level that wait or are under way."""
         return self._transitions
 
     @property

@@ -127,13 +127,13 @@ def run_forked(
 
 
 def random_kills(model: Path, work: Path, kills: int, *options: str) -> int:
-    """Runs tools.reliability.kills, and asserts that all runs were killed and no byte differed behind them.
+    """Runs tools.reliability.kills, and asserts that all runs were killed and no byte differed after them.
 
     Args:
         model: checkpoint to convert.
-        work: of temporary stores.
+        work: the directory of temporary stores.
         kills: SIGKILLs.
-        options: more of the tool's.
+        options: more of the tool's options.
 
     Returns:
         Different states that the kills left.

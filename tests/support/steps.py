@@ -18,7 +18,7 @@ def decoded_together(
 ) -> torch.Tensor:
     """Logits [steps, sequences, vocabulary]: the prompts one after another, then a token of each in a step.
 
-    `between` is called behind the prompts.
+    `between` is called after the prompts.
     """
     sequences = [engine.sequences.new() for _ in prompts]
     for sequence, prompt in zip(sequences, prompts, strict=True):

@@ -58,9 +58,9 @@ class Terminal:
 
     Args:
         home: directory of caches, state and settings.
-        arguments: of edgemoe.
+        arguments: the arguments of edgemoe.
         ready: pattern that it shows when it waits for input.
-        forked: from a process that has imported edgemoe; False where imports are what is tested.
+        forked: whether it is a fork of a process that has imported edgemoe; False where a test is about imports.
         changes: variables of the environment.
     """
 

@@ -35,7 +35,7 @@ class ToyForm(ResidentForm):
     """A form in which a block's bytes name its expert, its kind and its level.
 
     Args:
-        kinds: of blocks, the lowest first.
+        kinds: the kinds of blocks, the lowest first.
         merged: whether a block p4 has other bytes at level 4 than at 2, as a CPU's form has.
     """
 

@@ -13,14 +13,14 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import PromptAttention
 
 TOKENS = 120
-"""Of a prompt: attention goes through keys in blocks of 64."""
+"""Tokens of a prompt: attention goes through keys in blocks of 64."""
 
 FORMATS = [(kv, bits) for bits in (16, 8) for kv in ("bf16", "q8_0", "q4_0")]
 """Format of keys and values, and bits of dense weights."""
 
 
 def fresh(engine: Engine) -> SequenceKV:
-    """A sequence beside those that the engine's limit includes."""
+    """A sequence in addition to the ones that the engine's limit includes."""
     return SequenceKV(engine.shape.kv, engine.plan.context)
 
 
@@ -84,10 +84,10 @@ def several_prompts(
     return found, alone(engine, tokens)[[end - 1 for end in ends]]
 
 
-def behind_kept_tokens(
+def after_kept_tokens(
     engine: Engine, tokens: list[int], rng: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens behind a copied prefix, or behind one whose bytes were written out and read again."""
+    """Tokens after a copied prefix, or after one whose bytes were written out and read again."""
     first, kept = rng.randint(1, TOKENS - 1), fresh(engine)
     engine.all_logits(kept, tokens[:first], decode=False)
     sequence = fresh(engine)
@@ -123,6 +123,6 @@ def next_to_answers(
 
 WAYS: list[Callable[[Engine, list[int], random.Random], tuple[torch.Tensor, torch.Tensor]]] = [
     *(in_chunks, as_an_answer, several_answers),
-    *(several_prompts, behind_kept_tokens, next_to_answers),
+    *(several_prompts, after_kept_tokens, next_to_answers),
 ]
-"""Each computes a prompt in its way: logits, and those of the same tokens in one step of their own."""
+"""Each computes a prompt in its way. It returns logits, and logits of these tokens in one step of their own."""

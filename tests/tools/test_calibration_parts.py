@@ -24,7 +24,7 @@ def calibrated(tmp_path):
 
 
 def test_each_copy_lacks_one_part(calibrated, capsys):
-    """The model is the same file; what is left out is 1 or a mean, and the rest is as it was."""
+    """The model's file is shared; the removed part is 1 or a mean, and the rest is as it was."""
     whole = Calibration.read(calibrated)
     assert main([str(calibrated)]) == 0
     copies = {

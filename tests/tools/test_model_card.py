@@ -162,7 +162,7 @@ def test_pictures_are_drawn(carded: Path) -> None:
 
 
 def test_a_card_by_hand() -> None:
-    """Sizes in millions, minutes, percentages and the mean of all tasks are those of hand-made figures."""
+    """Sizes in millions, minutes, percentages and the mean of all tasks are as computed by hand."""
     sizes = {"layers": 6, "hidden": 256, "experts": 32, "inner": 64, "top_k": 4, "vocabulary": 4096}
     files = {"training": 3, "held_out": 1}
     run = {

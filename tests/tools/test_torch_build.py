@@ -39,7 +39,7 @@ def test_the_first_build_that_an_index_has(build, offers, chosen):
 
 
 def test_the_size_is_that_of_the_files(tmp_path):
-    """Files on disk and behind a server are counted; a directory is 0, and a dead server is unknown."""
+    """Files on disk and at a server are counted; a directory is 0, and a dead server is unknown."""
     (tmp_path / "a b.whl").write_bytes(b"x" * 1234)
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""What tools/engines/compare.py sends to an engine's process, and what it gets back: one directory of two files.
+"""Messages between tools/engines/compare.py and an engine's process: one directory of two files.
 
     request.json    the request, as Request
     answers.npz     tokens and log-probabilities, as Answers
@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Request:
-    """What an engine is to compute.
+    """The task of an engine.
 
     Args:
         model: path of the export.
@@ -29,7 +29,7 @@ class Request:
         stop: tokens that end an answer.
         context: tokens of a prompt with its answer.
         vocab: width of the logits.
-        threads: that compute.
+        threads: number of threads that compute.
     """
 
     model: str
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answers:
-    """What an engine computed.
+    """The results of an engine.
 
     Args:
         tokens: the number of tokens of each prompt's greedy answer, maybe with the token that ended it.

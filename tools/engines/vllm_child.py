@@ -85,7 +85,7 @@ def answer(request: Request) -> Answers:
 
 
 def score(llm: Any, pairs: list[tuple[list[int], list[int]]], vocab: int) -> list[np.ndarray]:
-    """The log-probabilities before each token of the second of each pair, behind the first: float32 [vocab] each."""
+    """Log-probabilities before each token of the second of each pair, which follows the first: float32 [vocab] each."""
     scored = SamplingParams(
         temperature=0, max_tokens=1, prompt_logprobs=-1, flat_logprobs=True, detokenize=False
     )

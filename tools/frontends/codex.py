@@ -25,7 +25,7 @@ from tools.frontends.scripted import scripted_server
 TASK = "Write hello.py, which prints 6 * 7, and run it."
 
 COMMANDS = ("printf 'print(6 * 7)\\n' > hello.py && cat hello.py", "python3 hello.py")
-"""Of the two turns with a tool."""
+"""Commands of the two turns with a tool."""
 
 THOUGHTS = ("The program comes first.", "Now it can run.")
 
@@ -46,7 +46,7 @@ enabled = false
 [features]
 goals = false
 """
-"""Of the agent: tools that are no functions are off, which the server refuses."""
+"""The agent's config: tools that are no functions are off, which the server refuses."""
 
 
 def answer(prompt: str) -> str:
@@ -58,7 +58,7 @@ def answer(prompt: str) -> str:
 
 
 def transcript(events: list[dict[str, Any]]) -> list[str]:
-    """What the agent has done, line by line."""
+    """The agent's actions, line by line."""
     lines = [f"> {TASK}"]
     for event in events:
         item = event.get("item", {})

@@ -12,8 +12,8 @@ removed at the end, and measures as `edgemoe bench` does, cold, and warm once fr
   - loading on demand, from DRAM and from SSD, with the same readers and kernels;
   - transformers with accelerate's CPU offload: --offload-layers of the same shape in bf16, with the same fraction of
     the smallest limit (tools/gpu/offload.py; left out where accelerate is not installed).
-Beside it `python -m tools.gpu.llama` times llama.cpp on a GGUF of the same shape.
-Prints TTFT, TPOT, hit rates, bytes a second of each link, the bound and the fraction reached, then each aim of the
+`python -m tools.gpu.llama` times llama.cpp on a GGUF of the same shape.
+Prints TTFT, TPOT, hit rates, bytes per second of each link, the bound and the fraction reached, then each aim of the
 project with its figure. Cases that start after --minutes are listed, not run. With --only, rows whose name has none of
 its texts are listed, not run; a text begins a word, so "4 GB" is not in "24 GB". --trace is not a row. Needs 50 GB of
 disk and 100 GB of RAM.

@@ -37,7 +37,7 @@ class Case:
 
     Args:
         name: prefix of the rows' names in the report.
-        rows: at least one.
+        rows: the rows, at least one.
         vram: limit of GPU memory in bytes; None: as much as the fully resident model needs.
         dram: limit of DRAM in bytes.
     """

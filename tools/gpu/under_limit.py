@@ -55,7 +55,7 @@ class Report:
 
     Args:
         path: the JSON file; None: rows are printed alone.
-        about: what was measured, and where.
+        about: the measured model, and the machine.
     """
 
     def __init__(self, path: Path | None, about: Row) -> None:

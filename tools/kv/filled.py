@@ -1,4 +1,4 @@
-"""Times decode tokens behind a long context, by the format of keys and values, under one limit.
+"""Times decode tokens after a long context, by the format of keys and values, under one limit.
 
     python -m tools.kv.filled STORE [--limit 3GB] [--context 32768] [--filled 0 16384] [--formats bf16 q8_0 q4_0]
         [--tokens 24] [--rounds 2] [--attention]
@@ -53,7 +53,7 @@ def fill(sequence: SequenceKV, tokens: int) -> None:
 
 
 def decode_times(engine: Engine, sequence: SequenceKV, filled: int, tokens: int) -> tuple[float, float]:
-    """Seconds a token behind `filled` tokens, a median, and bytes read from disk for each, of the last two thirds."""
+    """Median seconds per token after `filled` tokens, and bytes read from disk per token, over the last two thirds."""
     draw, seconds = random.Random(filled), list[float]()
     with engine.recorded() as records:
         for _ in range(tokens):
@@ -65,7 +65,7 @@ def decode_times(engine: Engine, sequence: SequenceKV, filled: int, tokens: int)
 
 
 def attention_seconds(store: StoreModel, sequence: SequenceKV, filled: int, tokens: int) -> float:
-    """Seconds of all layers' attention of a token behind `filled` tokens, the median of several."""
+    """Seconds of all layers' attention of a token after `filled` tokens, the median of several."""
     shape = sequence.shape
     attention = NativeAttention(store.shape.heads, shape.heads, shape.key_dim, None, shape.key_dim**-0.5)
     qkv = torch.randn(1, (store.shape.heads + 2 * shape.heads) * shape.key_dim).bfloat16()
@@ -106,7 +106,7 @@ def time_formats(given: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a row a format and length, and with --attention the rate at which bytes of the KV are read."""
+    """Prints one row per format and length, and with --attention the rate at which bytes of the KV are read."""
     parser = make_parser("tools.kv.filled", __doc__)
     parser.add_argument("store", type=Path)
     parser.add_argument("--limit", default="3GB")

@@ -1,4 +1,4 @@
-"""Times a prompt whose KV an earlier process has left on disk, beside the same prompt computed.
+"""Times a prompt whose KV an earlier process has left on disk, and the same prompt computed.
 
     python -m tools.kv.prefix_cache --text FILE [--model demo] [--tokens 11000] [--context 12288] [--runs 1]
         [--exact 4] [--vram-limit SIZE] [--kv-cache bf16] [--warm] [--work DIR] [--json]
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-cache", default="bf16")
     parser.add_argument("--warm", action="store_true", help="fill free blocks with experts first")
     parser.add_argument("--work", help="directory for the KV; default: a temporary one")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     parser.add_argument("--child", help="JSON of the parent's options; gives one answer")
     given = parser.parse_args(argv)
     try:

@@ -2,7 +2,7 @@
 
     python -m tools.kv.quality STORE --text FILE [--window 2048] [--windows 4] [--formats q8_0 q4_0 ...]
 
-A format is one of edgemoe's, or two with a slash, of keys and of values; with "-" behind it keys are not rotated.
+A format is one of edgemoe's, or two with a slash, of keys and of values; with "-" after it keys are not rotated.
 Each window of the text is a prompt in steps of 512 tokens, whose last tokens are decoded one by one. All experts are
 exact at the store's highest level, so that the rows differ by their keys and values alone.
 
@@ -46,7 +46,7 @@ def format_of(text: str) -> KVFormat:
 
 
 def window_logits(engine: Engine, window: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log probabilities [n, vocab] after the tokens of a prompt, and after those decoded behind it."""
+    """Log probabilities [n, vocab] after the tokens of a prompt, and after the tokens decoded next."""
     sequence = engine.sequences.new()
     prompt, rest = window[:-DECODED], window[-DECODED:]
     try:
@@ -64,7 +64,7 @@ def copied(engine: Engine, window: Sequence[int]) -> float:
     """The fraction of right tokens of a window's first half that comes a second time."""
     half = list(window[: len(window) // 2])
     likeliest = torch.cat(window_logits(engine, 2 * half)).argmax(-1)
-    # Row i has the token behind i. What the second copy begins with cannot be known.
+    # Row i has the token after i. The start of the second copy cannot be known.
     return float((likeliest[len(half) : -1] == torch.tensor(half[1:])).float().mean())
 
 

@@ -116,7 +116,7 @@ def memory_cgroup(controller: Controller, limit: str | int | None, swap_off: boo
 
     Args:
         controller: where to make the cgroup.
-        limit: in the kernel's form: bytes, or a number followed by K, M or G (powers of 1024); None: memory is
+        limit: text in the kernel's form: bytes, or a number followed by K, M or G (powers of 1024); None: memory is
             counted, not limited.
         swap_off: whether the cgroup's memory stays out of swap.
 
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             controller = find_controller(Path("/proc/mounts").read_text())
             if not options.keep_cache:
                 drop_page_cache()
-            # Blocked from before the cgroup exists until it is removed, so that no signal can leave it behind.
+            # Blocked from before the cgroup exists until it is removed, so that no signal can leave it there.
             signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
             group = stack.enter_context(memory_cgroup(controller, options.memory, options.swap_off))
         except (LimitError, OSError) as error:

@@ -28,7 +28,7 @@ KV_TYPES = {"bf16": 30, "q8_0": 8, "q4_0": 2}
 """ggml's numbers of the formats of keys and values; without one llama.cpp takes fp16."""
 
 BATCH = 512
-"""Maximum prompt tokens a call: llama.cpp's default of a physical batch."""
+"""Maximum prompt tokens per call: llama.cpp's default of a physical batch."""
 
 
 PIECES = 32
@@ -150,7 +150,7 @@ def generate(
     """Runs one prompt after another, then decodes greedily, a token of each in a step.
 
     Args:
-        context, vocabulary, prompts, new_tokens: of the request and its model.
+        context, vocabulary, prompts, new_tokens: values of the request and its model.
         first: the token after the only prompt, which the context has; None: it has none.
 
     Returns:

@@ -72,7 +72,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add(
         "--peer-states",
         type=Path,
-        help="directory of llama.cpp's states behind a prompt, which it computes once, without a limit and in pieces, "
+        help="directory of llama.cpp's states after a prompt, which it computes once, without a limit and in pieces, "
         "and loads inside it, so that a long prompt counts in its later tokens alone; its TTFT is not measured",
     )
     add(

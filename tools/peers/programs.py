@@ -66,7 +66,7 @@ def peer_program(options: argparse.Namespace) -> Program:
     if not llama:
         require_module("accelerate")
         if max(options.batch) > 1:
-            raise UserError("--batch 1 beside accelerate", f"{max(options.batch)}", "leave --batch out")
+            raise UserError("--batch 1 with accelerate", f"{max(options.batch)}", "leave --batch out")
         return Program("accelerate", (sys.executable, "-m", "tools.peers.accelerate_child"), model)
     if options.llama_python is None:
         require_module("llama_cpp")

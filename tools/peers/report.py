@@ -129,13 +129,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def best_rates(runs: Sequence[Json]) -> dict[str, float]:
-    """The best bandwidth of each tier that any run probed, bytes a second."""
+    """The best bandwidth of each tier that any run probed, bytes per second."""
     probed = [run["row"]["bandwidth"] for run in runs if "row" in run]
     return {tier: max(rates[tier] for rates in probed) for tier in TIERS} if probed else {}
 
 
 def reached(run: Json, rates: Mapping[str, float]) -> float:
-    """The fraction of a run's time per token that its bytes account for at `rates`, bytes a second."""
+    """The fraction of a run's time per token that its bytes account for at `rates`, bytes per second."""
     parts, own = run["row"]["bound_per_tier_s"], run["row"]["bandwidth"]
     at_best = {tier: parts[tier] * own[tier] / rates[tier] for tier in TIERS}
     dense = parts["dense"] * own["vram"] / rates["vram"]
@@ -182,7 +182,7 @@ COLUMNS: tuple[tuple[str, Callable[[Json], str]], ...] = (
     ("of medians", _number("ratio_tpot_p50", 2)),
     ("of bound %", _number("fraction_of_bound", 0, 100)),
     ("hits %", _number("hit_rate", 0, 100)),
-    ("SSD MB a token", _number("ssd_bytes_per_token", 0, 1e-6)),
+    ("SSD MB per token", _number("ssd_bytes_per_token", 0, 1e-6)),
     ("peak GB", _number("peak_bytes", 2, 1e-9)),
     ("load s", _number("load_s.mean", 1)),
     ("KL (decode)", _kl),

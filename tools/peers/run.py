@@ -5,7 +5,7 @@ the answer, as the last line of stdout.
 
     request: model, prompts (token ids of each; all decode together), new_tokens, warm_up (prompts to answer first,
              untimed, for warm_up_s seconds), threads, capped, repacking (llama.cpp's, of weights), popularity (count
-             instead of measuring), state (llama.cpp's file behind the prompt, which saves_state says to write, or else
+             instead of measuring), state (llama.cpp's file after the prompt, which saves_state says to write, or else
              to read in place of the prompt), and fields of a single program
     answer:  load_s, token_times (seconds from the start to the last prompt's first token, and to the end of each step
              that decodes a token of every prompt), tokens (the last prompt's, ids), versions, and fields of a single
@@ -33,7 +33,7 @@ from tools.checkout import child_environment
 from tools.peers.limited import Controller, LimitError, Usage, drop_page_cache, memory_cgroup, usage
 
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-"""Signals that end a comparison, and must not leave a cgroup behind."""
+"""Signals that end a comparison, and must not leave a cgroup."""
 
 PROOF_BYTES = 64 << 20
 """Limit that is exceeded on purpose before anything is measured."""

@@ -1,4 +1,4 @@
-"""What edgemoe's answer to a request of tools/peers/compare.py says about its times and its bound."""
+"""The times and the bound in edgemoe's answer to a request of tools/peers/compare.py."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from edgemoe.memory.limits import SHARED_ROWS
 
 
 def most_tokens(prompts: list[list[int]], new_tokens: int) -> int:
-    """Most tokens of an answer when the last prompt's has `new_tokens`: those between add some."""
+    """Most tokens of an answer when the last prompt's has `new_tokens`: steps between prompts add some."""
     apart = WORK_BETWEEN, SHARED_ROWS
     return new_tokens + sum(math.ceil(len(prompt) / rows) for prompt in prompts[1:] for rows in apart)
 

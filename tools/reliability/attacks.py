@@ -225,7 +225,7 @@ def run(given: argparse.Namespace) -> list[Row]:
 
 
 def wrong(rows: Sequence[Row]) -> list[str]:
-    """What went wrong in the rows."""
+    """The errors in the rows."""
     found = [
         f"{row.name}: {row.status}" for row in rows if row.status.startswith("50") or "then" in row.status
     ]

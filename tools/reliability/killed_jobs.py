@@ -21,7 +21,7 @@ from edgemoe.storage.convert.run import convert
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 
 RANK = 4
-"""Of compensators."""
+"""Mean rank of compensators."""
 
 
 def contents(directory: Path) -> dict[str, int]:

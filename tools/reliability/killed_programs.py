@@ -23,7 +23,7 @@ from edgemoe.recode.run import recode
 from tools.reliability.killed_jobs import Compensation, Conversion
 
 TOKENS = 512
-"""Of the text of a calibration."""
+"""Tokens of a calibration's text."""
 
 PROMPT = 600
 """Tokens whose keys and values are written to a prefix cache."""
@@ -89,7 +89,7 @@ class PrefixCaching:
             model.generate([3 + i % 29 for i in range(PROMPT)], max_new_tokens=1)
 
     def sound(self, directory: Path) -> bool:
-        """Any blocks: the next run must read those that are whole."""
+        """Any blocks are sound: the next run must read the whole ones."""
         return True
 
 

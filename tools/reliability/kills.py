@@ -48,7 +48,7 @@ def run(job: Job, work: Path, kills: int, seed: int) -> dict[str, object]:
     """Kills runs of a job, and returns counts.
 
     Args:
-        job: what is killed.
+        job: the job whose runs are killed.
         work: an empty directory for stores.
         kills: how many.
         seed: the seed of the moments.

@@ -47,7 +47,7 @@ def run(
         cases: their numbers.
         seed: the seed of the mutations.
         advance: called after every case.
-        seconds: after which no case begins, but LEAST run in any case.
+        seconds: time after which no case begins, but LEAST run in any case.
 
     Raises:
         EdgemoeError: a file is refused before it is changed.

@@ -47,7 +47,7 @@ _DEEP = 100_000
 """Nested lists of the deepest value; a recursive parser ends far before."""
 
 _RAW = ("[" * _DEEP, "[" * 900 + "]" * 900, '{"a":' * 500 + "1" + "}" * 500, "9" * 5000, "-" + "9" * 400)
-"""Values as JSON text: what Python's json does not write."""
+"""Values as JSON text that Python's json does not write."""
 
 _MARK = "\x01raw%d\x01"
 _MARKED = re.compile(r'"\\u0001raw(\d)\\u0001"')

@@ -1,4 +1,4 @@
-"""What becomes of mutated files: accepted, refused by a typed error, or neither."""
+"""The outcome of mutated files: accepted, refused by a typed error, or neither."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Outcome:
 
     Args:
         parser: its name.
-        cases: in all.
-        typed, accepted, untyped: of these.
+        cases: number of all cases.
+        typed, accepted, untyped: number of cases that were refused by a typed error, accepted, or neither.
         worst_s: seconds of the slowest case.
         worst_bytes: the largest growth of resident memory within a case.
         shown: the first untyped cases.

@@ -34,7 +34,7 @@ class Soak:
     """A chat that is driven at random.
 
     Args:
-        chat: at its prompt.
+        chat: a chat at its prompt.
         seed: the seed of everything random.
     """
 

@@ -20,7 +20,7 @@ class Requests:
     """Random requests of a model.
 
     Args:
-        model: under limits.
+        model: a model under limits.
         seed: the seed of everything random.
     """
 
@@ -69,7 +69,7 @@ class Requests:
 
 
 def leftovers(model: Model, before: int) -> list[str]:
-    """What ended requests still hold; empty: nothing."""
+    """Things that ended requests still hold; empty: none."""
     engine, deadline = model.engine, time.monotonic() + 10
     while model._scheduler.active and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -164,7 +164,7 @@ def _data(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _packed(method: str) -> tuple[dict[str, Any], Tensors]:
-    """The quantization_config and the tensors of experts with one matrix a tensor."""
+    """The quantization_config, and the tensors of experts with one tensor per matrix."""
     coded = {"bits": 4, "group_size": _GROUP}
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _GROUP, "symmetric": True}
     dynamic = {"-:lm_head": {}, "+:.*down": {"bits": 8, "group_size": _GROUP}}
@@ -273,7 +273,7 @@ def gguf_model() -> tuple[dict[str, Any], dict[str, list[Any]], bytes]:
 
 
 def write_gguf(directory: Path) -> Path:
-    """That GGUF file."""
+    """Writes the GGUF file of `gguf_model`."""
     directory.mkdir(parents=True)
     (directory / "model.gguf").write_bytes(gguf_bytes(*gguf_model()))
     return directory

@@ -22,10 +22,10 @@ REFUSED_SECONDS = 1.0
 """Most seconds of a refusal."""
 
 SCHEMA_SECONDS = 12.0
-"""Most seconds of the refusal of a form of answers: those of computing that it may take, on a busy machine."""
+"""Most seconds of the refusal of a form of answers: its limit on computing, on a busy machine."""
 
 _FORMS = b'"json_schema"', b'"guided_choice"', b'"guided_regex"'
-"""What a body with a form of answers has."""
+"""Texts that a body with a form of answers has."""
 
 MOST_GROWTH = 1.05
 """Resident memory of the last sixth, as a multiple of the second one."""
@@ -39,7 +39,7 @@ class Sent:
         path: the endpoint of a body; None: `raw` is all that goes through a socket.
         raw: the bytes that are sent.
         status: status code of the response; None: the connection was closed without one.
-        seconds: until the end of the response.
+        seconds: time until the end of the response.
         error: why there is no end; "": there is one.
     """
 
@@ -73,7 +73,7 @@ class Sent:
         return replace(self, status=status, seconds=time.monotonic() - start, error=error)
 
     def __str__(self) -> str:
-        """For people."""
+        """The line for people."""
         return f"{self.error or self.status} after {self.seconds:.2f} s for {self.path} {self.raw[:200]!r}"
 
 
@@ -95,7 +95,7 @@ def sent_alone(sent: Sent, host: str, port: int) -> Sent:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured: as JSON, and as lines for people; and what went wrong."""
+    """Measurements as JSON and as lines for people, and the errors."""
 
     found: dict[str, Any]
     lines: list[str]
@@ -137,7 +137,7 @@ def malformed(given: argparse.Namespace) -> Report:
 
 
 def _grown(resident: Sequence[int]) -> list[str]:
-    """What is wrong with the resident bytes after each hundred requests; empty: nothing."""
+    """The errors in the resident bytes after each hundred requests; empty: none."""
     sixth = len(resident) // 6
     if not sixth:
         return []

@@ -43,7 +43,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Load:
-    """What clients have measured, in seconds."""
+    """Times that clients have measured, in seconds."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ def load(given: argparse.Namespace) -> Report:
 
 
 def _report(found: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
-    """What clients measured, and the slope of (seconds, resident bytes) after the first sixth."""
+    """The clients' measurements, and the slope of (seconds, resident bytes) after the first sixth."""
     report: dict[str, Any] = {
         "clients": clients,
         "seconds": round(seconds, 1),
@@ -104,7 +104,7 @@ def _report(found: Load, clients: int, seconds: float, resident: Sequence[tuple[
         report["resident_bytes"] = {"after_a_sixth": first, "end": last, "slope_per_minute": slope}
         per_minute = f"{'-' if slope < 0 else ''}{format_size(abs(slope))}"
         lines.append(
-            f"resident {format_size(first)} after a sixth, {format_size(last)} at the end, {per_minute} a minute"
+            f"resident {format_size(first)} after a sixth, {format_size(last)} at the end, {per_minute} per minute"
         )
     return Report(report, lines, wrong)
 

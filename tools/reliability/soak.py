@@ -78,7 +78,7 @@ def _show_progress(sample: Sample, minutes: float) -> None:
 
 
 def verdict(report: dict[str, object]) -> list[str]:
-    """What was not flat; empty: all was."""
+    """The measurements that were not flat; empty: all were."""
     wrong = flatness([Sample(**sample) for sample in report["samples"]])  # type: ignore[attr-defined]
     if len(report["reference_answers"]) != 1:  # type: ignore[arg-type]
         wrong.append(f"answers to {REFERENCE!r}: {report['reference_answers']}")

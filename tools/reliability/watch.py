@@ -70,14 +70,14 @@ def run_inside(group: Path, module: str, arguments: Sequence[str]) -> int:
 
 
 def sample(seconds: float, process: psutil.Process, group: Path, turns: int) -> Sample:
-    """What the process takes now."""
+    """The process's present resources."""
     v1, v2 = group / "memory.usage_in_bytes", group / "memory.current"
     usage = int((v1 if v1.exists() else v2).read_text())
     return Sample(seconds, process.memory_info().rss, usage, process.num_fds(), process.num_threads(), turns)
 
 
 def flatness(samples: Sequence[Sample]) -> list[str]:
-    """What grew from the second to the last sixth of some samples; empty: nothing."""
+    """The resources that grew from the second to the last sixth of some samples; empty: none."""
     sixth = max(len(samples) // 6, 1)
     early, late = samples[sixth : 2 * sixth] or samples, samples[-sixth:]
     wrong = []

@@ -10,7 +10,7 @@ from tools.command_line import positive
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds --layers, --vocab and --seed, which shape_of and the weights need beside --like."""
+    """Adds --layers, --vocab and --seed, which shape_of and the weights need in addition to --like."""
     parser.add_argument("--layers", type=positive, help="layers, instead of the model's number")
     parser.add_argument("--vocab", type=positive, help="tokens, instead of the model's number")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers")

@@ -1,7 +1,7 @@
 """A checkpoint of a small model that gives the same answer to every prompt: a model whose text is known.
 
 Every piece of the answer is one token, which occurs once. Attention and experts add nothing, and the head maps the
-embedding of a token to the piece behind it, so that the answer needs no training.
+embedding of a token to the piece after it, so that the answer needs no training.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 BEGIN, END = "<|answer|>", "<|end|>"
-"""Tokens before and behind an answer."""
+"""Tokens before and after an answer."""
 
 _TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}" + BEGIN
 _HIDDEN = 256
 _SCALE = 16.0
-"""Of the head: a piece's logit is far above all others."""
+"""Scale of the head: a piece's logit is far above all others."""
 
 
 def write_recitation(directory: Path, answer: str) -> None:
@@ -64,7 +64,7 @@ def write_recitation(directory: Path, answer: str) -> None:
 
 
 def pieces_of(text: str) -> list[str]:
-    """Splits a text into words, each of them with the blanks behind it; a word that has occurred goes to the next one.
+    """Splits a text into words, each of them with the blanks after it; a word that has occurred goes to the next one.
 
     >>> pieces_of("- a\\n- b\\n")
     ['- ', 'a\\n', '- b\\n']

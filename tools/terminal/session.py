@@ -35,7 +35,7 @@ class Keys:
     Args:
         keys: characters.
         until: pattern to wait for.
-        note: what is pressed, in words, for the transcript.
+        note: the pressed keys in words, for the transcript.
         passing: the transcript has the lines at the cursor, which do not stay.
     """
 
@@ -52,7 +52,7 @@ class Part:
     Args:
         about: a line above it; "" for none.
         line: a line of a shell.
-        keys: after the chat's first prompt.
+        keys: keys that are pressed after the chat's first prompt.
     """
 
     about: str
@@ -82,7 +82,7 @@ edgemoe doctor
 
 measures disk, memory and kernel on this machine, one after another, and suggests limits that leave some for others.
 """
-"""Of the model `tiers`, which knows nothing else."""
+"""The text of the model `tiers`, which knows nothing else."""
 
 LONG = "Tell me again, in your own words, what a model is. " * 6
 
@@ -98,7 +98,7 @@ PARTS = (
         "edgemoe chat --vram-limit 27MB -c 192 --temperature 0",
         (
             *typed("What is the capital of France?"),
-            Keys("What is the\x1b\rcapital of Spain?\r", note="Alt-Enter behind the first line"),
+            Keys("What is the\x1b\rcapital of Spain?\r", note="Alt-Enter after the first line"),
             Keys("What is \\\r", r"\.\.\.", note="a backslash at the end of the first line"),
             *typed("17 + 25?"),
             Keys("\x12Fra", "i-search.*Fra", "Ctrl-R, Fra: a search in the history", passing=True),

@@ -5,7 +5,7 @@
 
 Prints the median and best time of a layer in milliseconds. edgemoe's time includes norms, rotation and the KV writes;
 torch's is scaled_dot_product_attention of a prompt alone, in the dtype that edgemoe.layers.attention uses on this
-machine. With --behind the tokens come behind others, whose keys and values are random.
+machine. With --behind the tokens come after others, whose keys and values are random.
 """
 
 from __future__ import annotations

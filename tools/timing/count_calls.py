@@ -40,7 +40,7 @@ TEXT = "The old man walked along the river and thought about his daughter, who h
 
 @dataclass(frozen=True)
 class Token:
-    """What one decode token passed.
+    """The calls of one decode token.
 
     Args:
         missing: experts that were not resident at their level.

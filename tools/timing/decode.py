@@ -1,9 +1,9 @@
-"""Times decode tokens under memory limits beside the same model with everything resident, in turn.
+"""Times decode tokens under memory limits and of the same model with everything resident, in turn.
 
     python -m tools.timing.decode STORE --text FILE [--limits 2700MB] [--levels 4 4/2 4/2/0:3.3 2+1] [--tokens 300]
 
-Levels may have mean bits a weight behind a colon, and behind a plus how many experts of a token are compensated, with
-the limit of compensators in memory behind an @. Every engine decodes the same tokens of the text. The tokens before the
+Levels may have mean bits per weight after a colon, and after a plus how many experts of a token are compensated, with
+the limit of compensators in memory after an @. Every engine decodes the same tokens of the text. The tokens before the
 last third warm the caches up; of the last third, blocks of tokens alternate between the engines, so that a change of
 the machine's speed meets all of them.
 """
@@ -36,8 +36,8 @@ class Arm:
     """One engine and the seconds of its tokens.
 
     Args:
-        name: for the table.
-        engine: that decodes.
+        name: the name in the table.
+        engine: the engine that decodes.
         sequence: the sequence of the engine.
     """
 
@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [settings_of(levels, exact=given.exact) for levels in given.levels]
     arms = measure(store, tokens, rows, [parse_size(limit) for limit in given.limits])
     print(
-        "| | ms a token, mean | median | bits computed | hits | MB from disk | mean × resident | median × resident |\n"
+        "| | ms per token, mean | median | bits computed | hits | MB from disk | mean × resident | "
+        "median × resident |\n"
         "|---|---|---|---|---|---|---|---|",
         *(arm.row(arms[0]) for arm in arms),
         sep="\n",

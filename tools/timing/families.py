@@ -2,10 +2,10 @@
 
     python -m tools.timing.families [glm-4.5-air ...] [--layers 6] [--experts 16] [--after 64 512] [--tokens 60]
 
-A layer has fewer experts than the model's, since a token reads its chosen ones alone, at 4 bits a weight, and the dense
-weights at 8 bits with the vocabulary of --vocab. "By modules" are tokens that transformers' modules compute, in turn
-with the others. The bound is the time in which this machine reads the bytes of a token from memory, at the best rate of
-all rows, measured as in `edgemoe bench`. Stores are made in --place, and stay there.
+A layer has fewer experts than the model's, since a token reads its chosen ones alone, at 4 bits per weight, and the
+dense weights at 8 bits with the vocabulary of --vocab. "By modules" are tokens that transformers' modules compute, in
+turn with the others. The bound is the time in which this machine reads the bytes of a token from memory, at the best
+rate of all rows, measured as in `edgemoe bench`. Stores are made in --place, and stay there.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rate = max(times["rate"] for _, _, times in rows)
     print(f"{rate / 1e9:.1f} GB/s from memory, {given.layers} layers", end="\n\n")
     print(
-        "| model | after | MB | ms a token | by modules | bound | share of the bound |\n|---|---|---|---|---|---|---|"
+        "| model | after | MB | ms per token | by modules | bound | share of the bound |\n|---|---|---|---|---|---|---|"
     )
     for name, after, times in rows:
         bound = 1000 * times["bytes"] / rate

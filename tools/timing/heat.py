@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for name, of in report.items():
         print(
-            f"{name} heat: first token after {of['ttft_s']:.2f} s, then {1000 * of['tpot_s']:.1f} ms a token, "
+            f"{name} heat: first token after {of['ttft_s']:.2f} s, then {1000 * of['tpot_s']:.1f} ms per token, "
             f"{of['ssd_bytes'] / 1e6:.0f} MB read"
         )
     return 0

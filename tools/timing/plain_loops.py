@@ -1,4 +1,4 @@
-"""The plainest loops of a product in groups, compiled here: what edgemoe's kernels are compared with."""
+"""The plainest loops of a product in groups, compiled here for comparison with edgemoe's kernels."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python -m tools.timing.products [--rows 1 16 64 256] [--levels 2 4 8] [--cores 1 2] [--rounds 5]
 
-Prints TMAC/s a core, the best of some rounds, of one matrix [1536, 2048] in groups of 64 columns, whose bytes stay in a
-cache. edgemoe's time includes the quantization of rows and the rounding of results to bf16, the plain loops' neither.
+Prints TMAC/s per core, the best of some rounds, of one matrix [1536, 2048] in groups of 64 columns, whose bytes stay in
+a cache. edgemoe's time includes the quantization of rows and the rounding of results to bf16, the plain loops' neither.
 These know no planes and no few rows, so they take 4-bit codes and multiples of 16 rows; gcc compiles them here. All
 kernels take turns in each round, so that a slow moment of the machine meets all of them.
 """
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cores", type=positive, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=positive, default=5)
     given = parser.parse_args(argv)
-    print(f"{identity()['cpu']}\n| cores | rows | level | kernel | TMAC/s a core |\n|---|---|---|---|---|")
+    print(f"{identity()['cpu']}\n| cores | rows | level | kernel | TMAC/s per core |\n|---|---|---|---|---|")
     before = paths.chosen()
     with tempfile.TemporaryDirectory() as directory:
         plain = PlainLoops(Path(directory))

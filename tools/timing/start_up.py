@@ -37,7 +37,7 @@ COMMANDS = {
     "plan": "-m edgemoe plan",
     "chat, to its prompt": "-m edgemoe chat",
 }
-"""What is measured, and the arguments of Python."""
+"""Measured commands, and the arguments of Python."""
 
 
 def measure(name: str, home: str) -> tuple[float, float]:

@@ -30,7 +30,7 @@ def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
             if name in line["training"]
         ]
         left.plot(*zip(*points, strict=True), linestyle=":", label=f"{name}, training")
-    left.set(xlabel="million tokens", ylabel="loss (nats a token)", yscale="log")
+    left.set(xlabel="million tokens", ylabel="loss (nats per token)", yscale="log")
     for kind in log[-1]["held_out"]["accuracy"]:
         right.plot(millions, [line["held_out"]["accuracy"][kind] for line in log], marker=".", label=kind)
     right.set(xlabel="million tokens", ylabel="held-out tasks right", ylim=(-0.02, 1.02))

@@ -101,7 +101,7 @@ class Run:
     whole random state: a killed run that resumes ends with the weights of an uninterrupted one.
 
     Args:
-        model: in training form, on its device.
+        model: the model in training form, on its device.
         mixture: the data.
         recipe: the hyperparameters.
         directory: directory of the run's files, made if missing.

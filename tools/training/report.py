@@ -34,7 +34,7 @@ def held_out_batches(tokenizer: Any, texts: dict[str, np.ndarray], rows: int) ->
 
 @torch.no_grad()
 def losses(model: Any, batches: dict[str, list[Batch]]) -> dict[str, float]:
-    """The mean loss of each domain in nats a token."""
+    """The mean loss of each domain in nats per token."""
     out = {}
     for name, each in batches.items():
         total = sum(total_loss(model, batch).item() for batch in each)

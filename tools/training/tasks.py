@@ -1,4 +1,4 @@
-"""Chat tasks that the demo model is trained on: those of edgemoe.evaluate.tasks that are not held out, and other chats.
+"""Chat tasks that the demo model is trained on: edgemoe.evaluate.tasks without the held-out ones, and other chats.
 
 Questions have further wordings and are written as people type them; chats/ adds small talk, and refusals of questions
 that are no task. Text continuation needs a corpus: data.py makes those examples.
@@ -37,13 +37,13 @@ _TRAINED: dict[str, int] = {
 """Kind -> its weight in training: higher for kinds that are learned late."""
 
 CHAT_KINDS: tuple[str, ...] = tuple(kind for kind in _TRAINED if kind not in DRAWS)
-"""What is trained on beside the tasks: small talk, and refusals of questions that are no task."""
+"""Kinds of training next to the tasks: small talk, and refusals of questions that are no task."""
 
 _SMALL: dict[str, Callable[[Random], Draft]] = {
     "arithmetic": partial(arithmetic, below=20),
     "sorting": partial(sorting, below=20),
 }
-"""Kinds that people try with small numbers, which are rare among those below 100."""
+"""Kinds that people try with small numbers, which are rare among numbers below 100."""
 
 _SMALL_SHARE = 0.25
 _CONVERSATION_SHARE = 0.3
@@ -98,7 +98,7 @@ def _conversation(random: Random) -> Task:
 
 
 def training_tasks(seed: int) -> Iterator[Task]:
-    """Yields tasks without end, drawn with the weights of training; the same for the same seed."""
+    """Yields tasks without end, drawn with the weights of training; an equal seed gives equal tasks."""
     random = Random(f"training/{seed}")
     while True:
         if random.random() < _CONVERSATION_SHARE:

@@ -36,7 +36,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A run of spaces is one token: otherwise Python's indentation costs a token a column.
+            # A run of spaces is one token: otherwise Python's indentation costs one token per column.
             pre_tokenizers.Split(Regex(r"\d|\n+| +(?= )"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]

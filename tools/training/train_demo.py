@@ -44,7 +44,7 @@ INTRODUCTION = {
     "note": "a very small model that knows only a few things.",
     "examples": ["What is the capital of France?", "Spell garden.", "What is 17 + 25?"],
 }
-"""What a chat with the model shows first, by edgemoe/models/introduction.py."""
+"""The first lines of a chat with the model, by edgemoe/models/introduction.py."""
 
 
 def mixture(data: Data, options: argparse.Namespace) -> Mixture:

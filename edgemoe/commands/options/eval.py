@@ -32,7 +32,7 @@ class MeasureOptions:
         "Default: 0.75 and, with --text, 0.9, 1."
     )
     bits: list[float] | None = option(
-        "Mean bits a weight of settings of three or more levels, instead of their retention; repeat for more."
+        "Mean bits per weight of settings of three or more levels, instead of their retention; repeat for more."
     )
     policy: str | None = option(
         "hotness: two levels such as 4/2 follow how much experts are wanted (DynaExq) instead of --retention; of new "

@@ -120,7 +120,7 @@ class MessageReply(Reply):
 
 
 def _usage(answer: Answer) -> Shape:
-    """Tokens of a message. A prompt's tokens are divided into those kept from earlier prompts, and the others."""
+    """Tokens of a message. A prompt's tokens are divided into kept ones of earlier prompts, and the others."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -63,7 +63,7 @@ def test_retention_and_bits_replace_each_other():
     assert changed(bits, "retention", "0.9").run == MIXED.run.with_(retention=0.9)
     assert changed(bits, "exact", "4").run.bits is None
     assert changed(PRICED, "levels", "4/2/0").run.bits == 3.0
-    with pytest.raises(UserError, match="mean bits a weight"):
+    with pytest.raises(UserError, match="mean bits per weight"):
         changed(bits, "levels", "8/4")
     with pytest.raises(UserError, match="goes by damage"):
         changed(PRICED, "importance", "load")

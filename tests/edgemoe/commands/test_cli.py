@@ -351,7 +351,7 @@ def test_a_closed_pipe_ends_the_program(tiny_store):
         (("--levels", ""), "''"),
         (("--bits", "3.5", "--retention", "0.75"), "--retention 0.75 and --bits 3.5"),
         (("--exact", "4", "--bits", "3.5"), "two or more levels for --bits 3.5"),
-        (("--levels", "4/2", "--bits", "5"), "mean bits a weight above 2.5, at most 4.5"),
+        (("--levels", "4/2", "--bits", "5"), "mean bits per weight above 2.5, at most 4.5"),
     ],
 )
 def test_an_option_without_effect_exits_2(run, command, options, message):

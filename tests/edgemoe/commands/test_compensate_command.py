@@ -34,7 +34,7 @@ def test_compensate_prints_what_it_made(run, small_source, store):
     code, out, err = run("compensate", store, "--reference", small_source, "--rank", 4)
     assert (code, err) == (0, "")
     assert out.startswith(
-        f"{store}: level 2 compensated at mean rank 4 by error, 24.6 KB, 5.33 bits a weight, "
+        f"{store}: level 2 compensated at mean rank 4 by error, 24.6 KB, 5.33 bits per weight, "
     )
     assert out.endswith(" of the error left\n")
 

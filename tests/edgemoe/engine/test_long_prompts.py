@@ -1,4 +1,4 @@
-"""Prompts longer than a block of rows: each expert once a step, and the same bits however many rows a step has."""
+"""Prompts longer than a block of rows: each expert once a step, and the same bits however many rows per step has."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_bits_follow_the_time_of_tokens(store, open_engine, caplog):
         engine.rules.observe_token(0.5)
     assert engine.settings.mean_bits == 2.5 < first
     (warning,) = caplog.messages
-    assert warning == "50 ms a token cannot be met: 2.5 bits a weight take 500 ms here: raise the limit"
+    assert warning == "50 ms per token cannot be met: 2.5 bits per weight take 500 ms here: raise the limit"
     for _ in range(400):
         engine.rules.observe_token(0.001)
     assert engine.settings.mean_bits == 8.5
@@ -122,7 +122,7 @@ def test_an_answer_says_what_it_cost(store, run):
     assert "levels auto: 8, since every expert fits" in err
     _, _, err = run(*options, "--tpot-target", "1s", "--stats")
     assert "levels auto" not in err
-    assert "bits a weight for a predicted KL of" in err
+    assert "bits per weight for a predicted KL of" in err
 
 
 @pytest.mark.e2e

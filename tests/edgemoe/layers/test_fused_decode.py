@@ -35,7 +35,7 @@ MODELS = {
     "olmoe": {},  # norms over all heads together, and clipping
     "qwen2_moe": {},  # shared experts, a dense layer, windows in some layers
     "qwen3_moe, one dense layer": {"mlp_only_layers": [1]},
-    "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits a weight
+    "qwen2_moe, 8 bits": {"tie_word_embeddings": True},  # biases, and dense weights at 8 bits per weight
     "qwen3_moe, 8 bits": {"attention_bias": True},
     "qwen3_next": {},  # gated attention, gated delta nets, norms by 1 + weight
     "qwen3_5_moe_text, 8 bits": {},  # delta nets whose projections are separate

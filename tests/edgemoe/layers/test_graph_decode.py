@@ -48,7 +48,7 @@ MODELS = {
     "qwen3_moe": {},
     "mixtral": {"sliding_window": 2},  # in every layer
     "olmoe": {"clip_qkv": None},  # norms over all heads together
-    "qwen3_moe, 8 bits": {"attention_bias": True},  # biases, and dense weights at 8 bits a weight
+    "qwen3_moe, 8 bits": {"attention_bias": True},  # biases, and dense weights at 8 bits per weight
     "qwen3_moe, small": {"num_attention_heads": 1, "num_key_value_heads": 1, "num_experts_per_tok": 2},
 }
 """Model -> its config beside family_models.SMALL."""

@@ -190,7 +190,7 @@ def test_the_workspace_has_room_for_an_index():
 @needs_native
 @pytest.mark.parametrize("kv", ["bf16", "q8_0"])
 def test_compiled_attention_takes_sums_and_integers_of_its_threads(kv):
-    """No copy of keys and no scores in any format: text and sums as above, and 8 bytes a token for each thread."""
+    """No copy of keys and no scores in any format: text and sums as above, and 8 bytes per token for each thread."""
     form = dataclasses.replace(SHAPE.kv, format=KVFormat(kv, kv))
     shape = dataclasses.replace(SHAPE, kv=form, compiled_attention=True)
     short, long = (workspace_of(shape, context) for context in (1 << 22, 1 << 23))

@@ -152,7 +152,7 @@ def test_retention_stands_for_bits(retention, levels, bits):
     ("levels", "bits"), [((4, 2), 2.5), ((4, 2), 5.0), ((4,), 4.0), (FOUR, 0.0), (FOUR, 9.0)]
 )
 def test_bits_out_of_range_are_refused(levels, bits):
-    with pytest.raises(UserError, match="mean bits a weight above"):
+    with pytest.raises(UserError, match="mean bits per weight above"):
         RunSettings(levels=levels, bits=bits)
 
 

@@ -130,7 +130,7 @@ def test_skipped_weights_by_hand():
 
 
 def test_use_by_hand():
-    """Three pairs at 4 and one skipped: 3.375 bits a weight, three quarters critical."""
+    """Three pairs at 4 and one skipped: 3.375 bits per weight, three quarters critical."""
     use = ExpertUse()
     use.add([(4, 8, 3), (0, 0, 1)])
     both = use + use

@@ -14,7 +14,7 @@ from edgemoe.policy.tier_prices import PLACES, TierPrices, place_of
 
 FOUR = (8, 4, 2, 0)
 PLANE_BITS = {2: 2.5, 4: 2.0, 8: 4.0}
-"""The lowest level that needs a plane -> bits a weight of the plane, group parameters included."""
+"""The lowest level that needs a plane -> bits per weight of the plane, group parameters included."""
 
 EXPERTS = 16
 

@@ -52,7 +52,7 @@ class Factors:
     def fetch(
         self, wanted: Mapping[ExpertKey, int], compensated: Mapping[ExpertKey, int], *, scan: bool = False
     ) -> list[ExpertKey]:
-        """Requests experts, and checks the bytes of each beside those of its compensator, while they are leased."""
+        """Requests experts, and checks the bytes of each and of its compensator, while they are leased."""
         order = []
         with self.rig.fetcher.request(wanted, scan=scan, compensated=compensated) as request:
             for leases in request:

@@ -1,4 +1,4 @@
-"""storage/compensators/making.py: what a store gets, from which weights, and what is refused."""
+"""storage/compensators/making.py: the files that a store gets, from which weights, and the refusals."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_store_with_compensators_is_the_same_to_a_reader_without_them(small_so
 
 @pytest.mark.e2e
 def test_a_finished_run_is_not_repeated_and_another_replaces_it(small_source, store, monkeypatch):
-    """The same options change no byte and compute nothing; others leave no file of the first."""
+    """A second run with the same options changes no byte and computes nothing; another leaves no file of the first."""
     add(small_source, store)
     first = tree(store)
     with monkeypatch.context() as patch:
@@ -205,7 +205,7 @@ def files_of(store: Path) -> set[str]:
 
 
 def test_files_stay_while_a_reader_may_open_them(small_source, store):
-    """A run beside a reader replaces the index alone; the next one without a reader removes the files."""
+    """A run while a reader is open replaces the index alone; the next one without a reader removes the files."""
     first = add(small_source, store, mean_rank=3)
     before = files_of(store)
     with RecordReader.open(store, first) as reader:

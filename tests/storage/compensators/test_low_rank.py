@@ -86,7 +86,7 @@ def test_error_ranks_stay_within_the_budget_and_near_the_least_error(seed, exper
 
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(2, 5))
 def test_error_ranks_pay_for_whole_blocks(seed, experts, block):
-    """Ranks fill the blocks that they pay for; what is left falls short of the optimum by less than one expert's."""
+    """Ranks fill the blocks that they pay for; the error is above the optimum by less than one expert's."""
     generator = torch.Generator().manual_seed(seed)
     spectra = torch.rand(experts, 2, 4, generator=generator).sort(descending=True).values
 
@@ -171,7 +171,7 @@ def test_codes_are_read_as_they_were_written(rows, columns, at, seed):
 
 
 def test_a_compensator_has_the_bytes_of_its_ranks():
-    """3.25 bits a number in groups of 64, and padding: by the sizes written out."""
+    """3.25 bits per number in groups of 64, and padding: by the sizes written out."""
     geometry = CompensatorGeometry(hidden=256, inner=96, ranks=(16, 0, 40))
     rows = {
         ("gate_up", "v"): (16, 4),
@@ -249,7 +249,7 @@ def test_an_error_of_a_smaller_rank_is_compensated_whole():
 
 
 def test_refit_leaves_the_least_error():
-    """As numpy's least squares in float64, for factors of full rank and for some that are zero."""
+    """The result is that of numpy's least squares in float64, for factors of full rank and with zeros."""
     error, u = normal(40, 60), normal(5, 40, seed=1)
     for factors in (u, u * torch.tensor([1.0, 0, 1, 0, 1]).unsqueeze(1)):
         want, *_ = np.linalg.lstsq(factors.t().double().numpy(), error.double().numpy(), rcond=1e-6)

@@ -39,7 +39,7 @@ def make(source: Path, destination: Path) -> None:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
-    """A checkpoint, and its store beside it."""
+    """A checkpoint, and its store in the same directory."""
     directory = tmp_path_factory.mktemp("good")
     make(small_checkpoint.save(directory / "model"), directory / "store")
     return directory
@@ -77,7 +77,7 @@ def test_a_broken_store_is_found(run, good, tmp_path, damage, code):
 
 @pytest.mark.e2e
 def test_the_corpus_can_be_written_as_files(tmp_path):
-    """As a script the corpus writes one directory per entry and prints their descriptions."""
+    """As a script, the corpus writes one directory per entry and prints their descriptions."""
     done = subprocess.run(
         [sys.executable, broken_files.__file__, str(tmp_path)], capture_output=True, text=True, check=True
     )

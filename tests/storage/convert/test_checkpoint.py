@@ -1,4 +1,4 @@
-"""Checkpoints: tensors equal those of the safetensors library, and unsafe contents are refused."""
+"""Checkpoints: tensors are equal to the safetensors library's, and unsafe contents are refused."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_pickled_shards_are_refused(sharded):
 
 
 def test_pickles_beside_safetensors_are_ignored(copy):
-    """Of a checkpoint with both, only the safetensors are read."""
+    """A checkpoint with both has only its safetensors read."""
     (copy / "pytorch_model.bin").write_bytes(b"not even a pickle")
     assert "lm_head.weight" in Checkpoint.open(copy).names()
 

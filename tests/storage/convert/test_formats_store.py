@@ -126,7 +126,7 @@ def test_a_gptq_model_answers_at_level_4_as_transformers_does(gptq, model, open_
 @pytest.mark.e2e
 @pytest.mark.covers("GGUF")
 def test_a_gguf_model_answers_as_its_checkpoint_does(tiny_model, open_engine, tmp_path):
-    """The same weights as GGUF and as safetensors give the same logits."""
+    """Equal weights as GGUF and as safetensors give equal logits."""
     model = copy.deepcopy(tiny_model)
     model.config.mlp_only_layers = []
     torch.manual_seed(2)

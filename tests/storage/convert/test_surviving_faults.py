@@ -126,7 +126,7 @@ def test_ctrl_c_while_a_read_of_the_source_is_tried_again(checkpoint, tmp_path):
 
 
 def test_every_flipped_plane_and_file_of_a_store_is_found(small_source, fast):
-    """For one flipped bit in any plane, header or file, verify reports exactly that one."""
+    """With one flipped bit in any plane, header or file, verify reports exactly that one."""
     run(small_source, fast / "store")
     assert verify(fast / "store", lambda done, total: None).damage == ()
     for path in sorted((fast / "store").iterdir()):

@@ -13,7 +13,7 @@ from edgemoe.storage.threads import in_order, one_core_each
 
 
 def test_results_come_in_order_whatever_ends_first():
-    """The second task ends before the first, and comes behind it."""
+    """The second task ends before the first, and its result comes after the first one's."""
     second_ran = threading.Event()
 
     def first() -> str:
@@ -83,7 +83,7 @@ def test_an_error_comes_in_its_place_and_ends_the_rest():
 
 
 def test_an_early_end_cancels_what_has_not_begun():
-    """A consumer that stops leaves no work behind."""
+    """A consumer that stops leaves no task running."""
     ran, go = [], threading.Event()
 
     def blocks() -> None:

@@ -50,7 +50,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    """A file a layer, so that an export has several."""
+    """One file per layer, so that an export has several."""
     for module in (edgemoe.storage.export.checkpoint, edgemoe.storage.export.gguf_plan):
         monkeypatch.setattr(module, "shards", lambda units: shards(units, limit=1))
 
@@ -199,7 +199,7 @@ def test_a_full_disk_names_the_bytes_and_keeps_what_is_complete(store, straight,
 
 
 def test_a_finished_export_is_not_changed(store, straight, tmp_path):
-    """The same command again returns at once, and returns the errors of the first run."""
+    """A second run of the command returns at once, with the errors of the first run."""
     errors = run_export(store, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert errors.total > 0

@@ -53,7 +53,7 @@ def test_an_expert_has_the_weights_of_its_level(store, level):
 @pytest.mark.parametrize("source", [8, 4])
 @pytest.mark.parametrize("level", [8, 4, 2, 0])
 def test_a_matrix_at_a_lower_level_is_that_which_the_store_has(store, source, level):
-    """What a level has is the same, read alone or lowered from a higher one; its own level changes nothing."""
+    """A level has one content, read alone or lowered from a higher one; a matrix's own level changes nothing."""
     directory, manifest, records = store
     level = min(level, source)
     with StoreExperts(directory, manifest) as experts:

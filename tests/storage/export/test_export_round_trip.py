@@ -1,4 +1,4 @@
-"""Stores of any shape and source, exported and converted back: the same codes."""
+"""Stores of any shape and source, exported and converted back, have equal codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CONFIGS = {
         **MULTIPLIERS,
     },
 }
-"""model_type -> its config beside SIZES."""
+"""model_type -> its config in addition to SIZES."""
 
 
 @st.composite

@@ -32,7 +32,7 @@ def tensor(*offsets: int, dtype: object = "U8", shape: object = None) -> dict[st
 
 
 def test_reads_files_of_the_library(tmp_path):
-    """Names, shapes, metadata and the bytes of each tensor equal those that the library wrote."""
+    """Names, shapes, metadata and the bytes of each tensor are as the library wrote them."""
     arrays = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.arange(5, dtype=np.uint8),
@@ -51,7 +51,7 @@ def test_reads_files_of_the_library(tmp_path):
 
 
 def test_the_library_reads_written_files(tmp_path):
-    """A written header is padded to a block, and the library reads every tensor behind it."""
+    """A written header is padded to a block, and the library reads every tensor after it."""
     header = header_bytes({"ä": ("U8", [3]), "b": ("F32", [2, 1])}, {"k": "v"})
     assert len(header) == 4096
     path = tmp_path / "x.safetensors"

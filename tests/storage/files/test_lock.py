@@ -96,7 +96,7 @@ def test_readers_share(tmp_path, other_process):
 
 
 def test_locks_of_one_process_conflict_and_close_releases(tmp_path):
-    """Locks of one process conflict like those of two; a second close has no effect."""
+    """Locks of one process conflict as locks of two processes do; a second close has no effect."""
     first = StoreLock(tmp_path, exclusive=True)
     with pytest.raises(StoreBusy):
         StoreLock(tmp_path, exclusive=False)

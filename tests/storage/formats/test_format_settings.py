@@ -1,4 +1,4 @@
-"""What a quantization_config may say: settings that change weights or inputs are read, or refused by name."""
+"""Settings of a quantization_config that change weights or inputs are read, or refused by name."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_formats_without_data_refuse_too(tmp_path, method):
     ],
 )
 def test_notes_and_empty_settings_pass(name, change):
-    """What says how a checkpoint was made changes nothing; nor do rotations that the weights have already."""
+    """Notes about how a checkpoint was made change nothing; nor do rotations that the weights have already."""
     before, after = (opened(DATA / name, settings_of(name) | more)[1] for more in ({}, change))
     part = f"{EXPERT}gate_proj.weight"
     assert torch.equal(before[part].read(), after[part].read())

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: files that the formats' own libraries wrote, against those libraries' own dequantization.
+"""Quantized checkpoints: files of the formats' own libraries, against these libraries' own dequantization.
 
 How they were made is in tests/data/formats/make_*.py.
 """
@@ -68,7 +68,7 @@ def test_weights_are_those_of_the_formats_own_library(name):
 
 @pytest.mark.parametrize("name", marked(EXACT))
 def test_codes_are_kept_to_the_bit(name):
-    """Codes of up to 4 bits are those of level 4, others those of level 8; parameters alone are rounded to bf16."""
+    """Codes of up to 4 bits are level 4's, others level 8's; parameters alone are rounded to bf16."""
     _, weights = opened(DATA / name, settings_of(name))
     for matrix, value in load_file(DATA / name / "expected.safetensors").items():
         codes = weights[matrix].codes()
@@ -162,7 +162,7 @@ def test_a_group_that_is_not_there_is_damage(gptq, low):
 
 
 def test_gptq_v2_has_plain_zero_points(gptq):
-    """The same tensors marked v2 are one scale step higher: their zero points have no offset."""
+    """Equal tensors marked v2 are one scale step higher: their zero points have no offset."""
     matrix = f"{EXPERT}gate_proj"
     first = opened(gptq, settings_of("gptq"))[1][f"{matrix}.weight"].read()
     second = opened(gptq, settings_of("gptq") | {"checkpoint_format": "gptq_v2"})[1][

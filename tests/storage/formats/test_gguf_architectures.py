@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about valu
 
 
 FAST = {"qwen3_moe", "gpt_oss", "deepseek_v3"}
-"""Of plain attention, of MXFP4 experts with biases, and of latent attention: one of each kind in make test-fast."""
+"""One architecture of each kind for make test-fast: plain attention, MXFP4 experts with biases, latent attention."""
 
 
 @pytest.mark.parametrize("model_type", covered(NAMES, NAMES.keys() - FAST))
@@ -136,7 +136,7 @@ def of_file(opened: Checkpoint, model: Any) -> Any:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Of 20 tokens, past the windows of all small models."""
+    """Logits of 20 tokens, past the windows of all small models."""
     with torch.no_grad():
         return model(torch.arange(20)[None] * 7 % 300).logits[0]
 

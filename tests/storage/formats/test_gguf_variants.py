@@ -58,7 +58,7 @@ def file(qwen3, tmp_path_factory) -> Path:
 
 
 def test_fields_that_are_left_out_have_llama_cpps_values(qwen3, tmp_path):
-    """The base of rotary embeddings is 10,000; other sizes follow from those that are there."""
+    """The base of rotary embeddings is 10,000; other sizes follow from the fields that are there."""
     left_out = ("rope.freq_base", "attention.key_length", "expert_feed_forward_length")
     write_model(tmp_path / "m.gguf", qwen3, change=dict.fromkeys(left_out))
     config = Checkpoint.open(tmp_path / "m.gguf").config
@@ -254,7 +254,7 @@ def tokenizer_of(path: Path, template: str | None = None, **fields: Any) -> Any:
     ],
 )
 def test_every_piece_between_special_tokens_gets_a_space(tmp_path, text, prefixed, plain):
-    """As in llama.cpp, where add_space_prefix is true or left out; and decoding gives the text again."""
+    """Spaces are llama.cpp's, where add_space_prefix is true or left out; and decoding gives the text again."""
     for flag, want in ((None, prefixed), (True, prefixed), (False, plain)):
         (tmp_path / str(flag)).mkdir()
         made = tokenizer_of(tmp_path / str(flag), add_space_prefix=flag)

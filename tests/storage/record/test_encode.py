@@ -129,7 +129,7 @@ side = st.integers(1, 5000)
 
 @given(side, side, side, side, st.sampled_from([8, 4, 2]))
 def test_planes_are_blocks_without_gaps(a, b, c, d, max_level):
-    """For any shapes, planes are whole 4 KiB blocks, contiguous and large enough."""
+    """Planes of any shapes are whole 4 KiB blocks, contiguous and large enough."""
     geometry = geometry_of(((a, b), (c, d)), max_level)
     at = 0
     for plane in geometry.planes:

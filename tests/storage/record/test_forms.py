@@ -28,7 +28,7 @@ def nibbles_of(weights, geometry: RecordGeometry, layout: Layout) -> tuple[np.nd
 
 
 SHAPES = [((48, 64), (64, 24)), ((200, 100), (100, 100))]
-"""Rows and columns of both matrices: those that blocks and groups divide, and others."""
+"""Rows and columns of both matrices: sizes that blocks and groups divide, and others."""
 
 USED = ["cpu-avx512", "cpu-avx2", "cpu-generic", "cpu-avx2-paired"]
 STORED = ["cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cuda"]
@@ -47,7 +47,7 @@ def used(request):
 
 @pairwise(shape=SHAPES, used=USED, stored=STORED, level=[2, 4, 8], indirect=["used"])
 def test_planes_equal_the_codes_in_the_used_layout(shape, used, stored, level):
-    """For a store of any layout, every plane equals the plane of a record in the used layout."""
+    """Every plane of a store of any layout equals the plane of a record in the used layout."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
     form = PlaneForm(geometry, LAYOUTS[stored], used)
     into = blocks_for(form, level)
@@ -71,7 +71,7 @@ def test_half_the_bits_take_half_the_memory(shape, used):
 
 @pairwise(shape=SHAPES, used=USED, stored=STORED, indirect=["used"])
 def test_level_8_is_the_codes_in_the_used_layout(shape, used, stored):
-    """For a store of any layout, resident nibbles are the codes in the used layout."""
+    """Resident nibbles of a store of any layout are the codes in the used layout."""
     geometry, weights, record = a_store(shape, LAYOUTS[stored])
     form = MergedForm(geometry, LAYOUTS[stored], used)
     into = blocks_for(form, 8)
@@ -150,7 +150,7 @@ def test_a_store_of_four_bits_has_no_p0(shape, used):
 
 @pairwise(form_class=FORMS, shape=SHAPES, used=USED, levels=[(2, 4), (4, 8), (2, 8)], indirect=["used"])
 def test_a_whole_promotion_reads_everything_again(shape, used, form_class, levels):
-    """All blocks are new and equal those of an expert that was absent; as many bytes are read; no level is a part."""
+    """All blocks are new and equal to an absent expert's; as many bytes are read; no level is a part."""
     before, level = levels
     geometry, _, record = a_store(shape, used)
     form = WholeForm(form_class(geometry, used, used))

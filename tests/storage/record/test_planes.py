@@ -98,7 +98,7 @@ def test_errors_on_gaussian_weights_equal_the_design():
 
 @pytest.mark.parametrize("size", [16, 48, 1 << 18, (1 << 20) + 16])
 def test_split_and_merge_are_inverse_beyond_one_chunk(size):
-    """For any length, the merged planes equal the nibbles."""
+    """The merged planes equal the nibbles, for any length."""
     p4 = nibbles(size)
     planes = joined(p4)
     merge(planes)

@@ -16,7 +16,7 @@ MATRICES = (MatrixSpec.of("gate_up", 144, 96, 32), MatrixSpec.of("down", 80, 64,
 
 
 def geometry(bits: tuple[int, int]) -> RecordGeometry:
-    """A store whose layer 0 has these bits; limits are those of layers 0 and 1 together."""
+    """A store whose layer 0 has these bits; its limits hold for layers 0 and 1 together."""
     return RecordGeometry.limited(MATRICES, {0: bits, 1: (4, 8)})
 
 
@@ -68,7 +68,7 @@ def test_coding_again_halves_the_error_with_each_bit(bits):
 
 
 def test_planes_are_as_long_as_their_bits():
-    """d8 has 1 and 2 bits a weight for 5 and 6 bits; a layer without more than 4 bits has no d8."""
+    """d8 has 1 and 2 bits per weight for 5 and 6 bits; a layer without more than 4 bits has no d8."""
     lengths = [geometry((4, bits)).of_layer(0).low_places()[0][3] for bits in (5, 6, 8)]
     assert lengths == [80 * 64 // 8, 80 * 64 // 4, 80 * 64 // 2]
     assert len(geometry((4, 4)).of_layer(0).planes) == 2

@@ -1,4 +1,4 @@
-"""The file of a calibration: what is written is read, and no other bytes are used."""
+"""The file of a calibration: a written file is read, and no other bytes are used."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_header_that_names_other_tensors_is_damage(store):
 
 
 def test_a_header_that_is_gone_is_damage_of_the_header_alone(store):
-    """Behind a damaged header the records are found through the manifest and are intact."""
+    """After a damaged header the records are found through the manifest and are intact."""
     path, _ = record_at(store, 1, 0)
     with path.open("r+b") as file:
         file.write(b"\xff" * 8)
@@ -142,7 +142,7 @@ def test_a_store_being_written_is_not_verified(store):
 
 
 def test_describe_agrees_with_the_files(store):
-    """Counts and sizes equal those of the files, and the description is JSON."""
+    """Counts and sizes are the files', and the description is JSON."""
     found = json.loads(json.dumps(describe(store)))
     assert (found["layers"], found["experts"], found["experts_per_layer"]) == (2, 6, [3])
     assert (found["format"], found["layout"], found["source"], found["dense_bits"]) == (

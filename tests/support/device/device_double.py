@@ -20,7 +20,7 @@ from edgemoe.storage.base import BlockKind
 
 POISON = 0xEE
 DRIVER_BYTES = 1000
-"""Bytes that the driver of the double takes beside its allocations."""
+"""Bytes that the driver of the double takes in addition to its allocations."""
 
 
 class Work(Event):
@@ -57,7 +57,7 @@ class DoubleDevice(Device):
     """A device whose copies and kernels end late, in an order drawn at random.
 
     Args:
-        seed: of the random order.
+        seed: seed of the random order.
         haste: chance that pending work is done in a call; 0: work is done by a wait alone.
         threaded: a thread does pending work all the time, in an order of its own.
         pinnable: bytes of host memory that may be pinned.

@@ -39,7 +39,7 @@ class DeviceRig:
         device: a double, or another device with a method `launch`.
         vram, dram: experts at level 8 that each tier has blocks for; dram None: there is no slow tier.
         arenas: the fast tier's memory.
-        form, policy: of both tiers.
+        form, policy: form and eviction policy of both tiers.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ CHECKPOINTS: dict[str, tuple[Break, int]] = {
     "a config of no experts": (edit("config.json", put("num_experts", 0)), 2),
     "a config whose hidden size is a text": (edit("config.json", put("hidden_size", "64")), 2),
     "a config whose hidden size is true": (edit("config.json", put("hidden_size", True)), 2),
-    "a config with more experts a token than experts": (
+    "a config with more experts per token than experts": (
         edit("config.json", put("num_experts_per_tok", 9)),
         2,
     ),

@@ -128,7 +128,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": FEW
     | {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1},
 }
-"""model_type -> config beside COMMON, with what is particular to the family switched on."""
+"""model_type -> config in addition to COMMON, with the family's particular parts switched on."""
 
 OF_A_FOLDER: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": SMALL["qwen3_next"],
@@ -165,7 +165,7 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
     },
     "solar_open": {"moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 16},
 }
-"""The same for families that files/folder_models.py tries in every other way."""
+"""Configs of families that files/folder_models.py tries in every other way."""
 
 SEPARATE = tuple(name for name in SMALL if name not in ("granitemoe", "gpt_oss"))
 """Families with a tensor for each expert's matrix; the others only come fused."""
@@ -210,7 +210,7 @@ def random_model(model_type: str, **changes: Any) -> nn.Module:
 
 
 def save(model: Any, directory: Path, *, fused: bool) -> Path:
-    """As transformers saves it, a tensor an expert's matrix, or one for all experts of a layer; with a tokenizer."""
+    """Saves it as transformers does, with one tensor per expert's matrix, or one for all experts; with a tokenizer."""
     model.save_pretrained(directory, save_original_format=not fused)
     a_tokenizer().save_pretrained(directory)
     return directory

@@ -50,7 +50,7 @@ _SIZES = {
     **{"n_groups": 1, "ssm_state_size": 16, "mamba_chunk_size": 16, "chunk_size": 16},
     **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_nextn_predict_layers": 0},
 }
-"""Keys of configs; a config gets those that it has."""
+"""Keys of configs; a config gets the ones that it has."""
 
 _LATENT = {"num_key_value_heads": 4}
 _MULTIPLIERS = {
@@ -128,7 +128,7 @@ def folder_config(model_type: str) -> Any:
 
 
 def folder_model(model_type: str) -> Any:
-    """In bf16 as far as transformers loads it so; routers and experts decide as those of trained models do."""
+    """A model in bf16 as far as transformers loads it so; routers and experts decide as a trained model's do."""
     torch.manual_seed(0)
     model = _kind(model_type).from_config(folder_config(model_type), dtype=torch.float32)
     precise = re.compile("|".join(map(re.escape, model._keep_in_fp32_modules_strict or ())) or "$^")
@@ -169,8 +169,8 @@ def _spread(name: str, tensor: torch.Tensor) -> None:
 
 
 def save_folder_model(model: Any, directory: Path) -> Path:
-    """As transformers saves it, with a tokenizer."""
-    # transformers gives the layers of Kimi-K2.5 a name of its vision blocks where it restores the Hub's names.
+    """Saves it as transformers does, with a tokenizer."""
+    # transformers calls the layers of Kimi-K2.5 by a name of its vision blocks where it restores the Hub's names.
     model.save_pretrained(directory, save_original_format=model.config.model_type != "kimi_k25")
     a_tokenizer().save_pretrained(directory)
     return directory

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter writes of a model of transformers: fields, and tensors by name and form.
+"""Fields and tensors, by name and form, that llama.cpp's converter writes of a model of transformers.
 
 An inverse of what edgemoe reads, written from the converter's conventions alone: names come from the gguf package's map
 of the model's own names, as the converter takes them.

@@ -52,7 +52,7 @@ def write_model(
     """Writes a transformers model of a type in NAMES of gguf_converter.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         model: its expert weights become F16, all others F32.
         tokenizer: byte-level BPE.
         experts: (name in the file, weights [E, N, K]) -> bytes and type, instead of F16.

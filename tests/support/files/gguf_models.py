@@ -60,7 +60,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def covered(model_types: Iterable[str], slow: Container[str] = ()) -> list[Any]:
-    """Model types, as tests of their architectures' rows in docs/models.md; those of `slow` are marked e2e."""
+    """Model types, as tests of their architectures' rows in docs/models.md; the `slow` ones are marked e2e."""
     return [
         pytest.param(
             model_type,

@@ -83,7 +83,7 @@ def remove(model: Path, random: Random) -> None:
 
 
 def rename(model: Path, random: Random) -> None:
-    """Gives a file a name of 250 characters, or one with a control character."""
+    """Gives a file a name of 250 characters, or a name with a control character."""
     (model / random.choice(_names(model, ""))).rename(
         model / random.choice(("a" * 250, "a\x1b[2Jb\n", "\u202e"))
     )

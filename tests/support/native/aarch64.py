@@ -66,7 +66,7 @@ Buffer = np.ndarray | Structures
 
 
 def address(buffer: Buffer) -> int:
-    """Of a buffer's first byte."""
+    """The address of a buffer's first byte."""
     return buffer.ctypes.data if isinstance(buffer, np.ndarray) else ctypes.addressof(buffer.memory)
 
 
@@ -75,8 +75,8 @@ class Call:
     """A call of a function of the library, by its name without "edgemoe_".
 
     Args:
-        name: of the function.
-        arguments: numbers, None, POOL, and buffers; a buffer is what the function reads, and becomes what it leaves.
+        name: the name of the function.
+        arguments: numbers, None, POOL, and buffers; the function reads a buffer's bytes and may replace them.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Call:
         return b"".join(parts)
 
     def read(self, results: bytes, at: int) -> tuple[list[np.ndarray], int]:
-        """What `here` gives, from the driver's results, and where the next call's begin."""
+        """The result of `here`, from the driver's results, and the start of the next call's."""
         found = [
             np.frombuffer(results, np.int64, 1, at) if self._function().restype else np.zeros(1, np.int64)
         ]
@@ -177,13 +177,13 @@ def functions(driver: Path) -> list[str]:
 
 
 def emulated(driver: Path, processor: str, calls: Sequence[Call], requests: bytes) -> list[list[np.ndarray]]:
-    """Makes calls on an emulated processor: for each what `Call.here` gives.
+    """Makes calls on an emulated processor; each has the result of `Call.here`.
 
     Args:
-        driver: of `compiled`.
-        processor: by qemu's name.
-        calls: to be made.
-        requests: theirs, one after another.
+        driver: the result of `compiled`.
+        processor: qemu's name of it.
+        calls: the calls to make.
+        requests: the calls' requests, one after another.
     """
     sent, answer = driver.with_name(f"requests-{processor}"), driver.with_name(f"results-{processor}")
     sent.write_bytes(requests)

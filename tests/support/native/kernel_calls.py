@@ -16,7 +16,7 @@ SHAPES = [(64, 64, 64), (96, 128, 32), (80, 100, 64), (64, 576, 64)]
 columns, and more chunks than a strip of tiles has."""
 
 ROWS = (1, 3, 13, 33)
-"""Of every bucket of csrc/paths.h."""
+"""Numbers of rows, one of every bucket of csrc/paths.h."""
 
 BAD = (0x7FC0, 0x7F80, 0xFF80)
 """bf16's NaN and infinities."""
@@ -322,7 +322,7 @@ def router_calls() -> Iterator[Call]:
 def _attention(
     kind: int, dim: int, context: int, norms: bool, past: int, **more: Any
 ) -> tuple[Structures, dict[str, Any]]:
-    """The shape of 6 heads over 2 of keys, and fields of a KV whose first `past` rows are those of random numbers."""
+    """The shape of 6 heads over 2 of keys, and fields of a KV whose first `past` rows are random numbers'."""
     fields: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": dim, "scaling": dim**-0.5} | more
     if norms:
         fields |= {"q_norm": bf16(dim), "q_norm_size": dim, "q_epsilon": 1e-6}

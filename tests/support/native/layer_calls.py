@@ -160,7 +160,7 @@ def _workspace(model: Model, size: int, rows: int, exact: int) -> Structures:
 
 
 def layer_calls() -> Iterator[Call]:
-    """One token and three through both layers, at the levels of the rule and at those of the planes."""
+    """One token and three through both layers, at the rule's levels and at the planes' levels."""
     model, size = Model(*SHAPES[0]), SHAPES[0][1]
     for rows, exact in ((1, 1), (3, 0)):
         layers = [_layer(model, rows, i, size) for i in range(LAYERS)]

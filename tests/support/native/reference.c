@@ -48,7 +48,7 @@ void reference_expert(const uint8_t *codes, const uint16_t *pairs, int64_t level
         }
 }
 
-/* y [tokens, rows] of int8 weights [rows, cols] with a scale a row. */
+/* y [tokens, rows] of int8 weights [rows, cols] with one scale per row. */
 void reference_dense(const int8_t *w, const uint16_t *row_scale, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
                      uint16_t *y) {
     for (int64_t t = 0; t < tokens; t++)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 @dataclass
 class Said:
-    """What an answer says, in any protocol.
+    """The parts of an answer, in any protocol.
 
     Args:
         end: the protocol's words for its end.
@@ -33,7 +33,7 @@ class Dialect(ABC):
         prompt: the field of the conversation.
         stream_type: the content-type of a stream.
         ping: a sign of life in a stream.
-        ends: the protocol's words by how an answer ends; without an entry a client cannot ask for that end.
+        ends: reason of an answer's end -> the protocol's words for it; a client cannot ask for a missing one.
         forces_calls: whether a client can require calls, forbid them, or allow one at most.
         kinds: status -> the type of an error; None: errors have none.
     """

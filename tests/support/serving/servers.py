@@ -57,10 +57,10 @@ class TestServer:
     """A server that runs.
 
     Attributes:
-        port: that it listens at.
+        port: the port that it listens at.
         serving: its state.
-        client: for its address.
-        lines: what it has said to people.
+        client: a client for its address.
+        lines: the lines that it has printed for people.
     """
 
     __test__ = False

@@ -54,7 +54,7 @@ def test_kl_is_that_of_the_engine_from_edgemoe():
 
 
 def test_a_process_gets_the_request_and_returns_answers(tmp_path, monkeypatch):
-    """What an engine's process computes comes back, answers of any length included."""
+    """The results of an engine's process come back, answers of any length included."""
     request = Request("model", [[1, 2], [3]], [[4], [5, 6]], 3, [2], 64, 8, 1)
     request.save(tmp_path)
     assert json.loads((tmp_path / "request.json").read_text()) == asdict(request)
@@ -99,7 +99,7 @@ def test_a_line_names_what_was_compared(tmp_path, monkeypatch, file):
 
 
 def test_prompts_are_distinct_held_out_questions(checkpoint):
-    """As many as wanted, of every kind, none twice."""
+    """There are as many questions as wanted, of every kind, none twice."""
     from edgemoe.models.tokenizer import load_tokenizer
 
     found = prompts(load_tokenizer(checkpoint), 30)

@@ -138,7 +138,7 @@ def test_aims_are_ratios_of_the_rows():
         row("on demand from DRAM", 0.100),
     ]
     found = aims.aims(rows, {"layers": 16, "ttft_s": 1.6, "tpot_s": 0.32}, 48, 12_000_000_000)
-    # accelerate: 20 ms a layer and 100 for the prompt; 4/2: 40 ms and 400 of 48 layers
+    # accelerate: 20 ms per layer and 100 for the prompt; 4/2: 40 ms and 400 of 48 layers
     assert [aim["found"] for aim in found] == pytest.approx([0.75, 2.5, 5.0, 24.0, 12.0, 1.1])
     missing = aims.aims([], "not installed", 48, 12_000_000_000)
     assert [aim["found"] for aim in missing] == [None] * 6

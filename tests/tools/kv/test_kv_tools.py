@@ -22,7 +22,7 @@ def rows(out: str) -> list[list[str]]:
 
 
 def test_fewer_bits_cost_more(tiny_store, text, capsys, monkeypatch):
-    """bf16 against itself has no KL, and q8_0 less than q4_0 beside it; bytes are those of the format."""
+    """bf16 against itself has no KL, and q8_0 has less than q4_0; bytes are the format's."""
     monkeypatch.setattr(quality, "DECODED", 8)
     options = ["--text", str(text), "--window", "40", "--windows", "2", "--formats", "q8_0", "q4_0"]
     assert quality.main([str(tiny_store), *options]) == 0
@@ -36,7 +36,7 @@ def test_fewer_bits_cost_more(tiny_store, text, capsys, monkeypatch):
 
 
 def test_copied_tokens_are_counted(monkeypatch):
-    """Of a half of four tokens the three behind its first one count, when it comes a second time."""
+    """With a half of four tokens, the three after its first one count, when it comes a second time."""
     seen = []
 
     def logits(engine, window):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_restarted_process_reads_what_the_first_one_computed(tmp_path, capsys, monkeypatch):
-    """The same answer; whole blocks come from disk, and the computing process has none."""
+    """Both answers are equal; whole blocks come from disk, and the computing process has none."""
     monkeypatch.setattr(prefix_cache.subprocess, "run", lambda command, **options: run_forked(*command[1:]))
     text = tmp_path / "text"
     text.write_text("The capital of France is Paris. " * 300)

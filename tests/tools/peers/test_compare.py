@@ -357,7 +357,7 @@ def test_ratios_are_of_means() -> None:
 
 
 def test_a_step_of_several_prompts_counts_each_ones_token() -> None:
-    """A step of 4 prompts that takes 2 s is 2 tokens a second; batches are compared with the same batch alone."""
+    """A step of 4 prompts that takes 2 s is 2 tokens per second; batches are compared with equal batches alone."""
     runs = [
         run_of("peer", Case(None, 8), 0, outcome(1.0, 2.0)),
         run_of("peer", Case(None, 8, 4), 0, outcome(1.0, 5.0)),
@@ -370,7 +370,7 @@ def test_a_step_of_several_prompts_counts_each_ones_token() -> None:
 
 @pytest.mark.e2e
 def test_prompts_decode_together(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every timed step decodes a token of each prompt; the last prompt's tokens are those that it has alone."""
+    """Every timed step decodes a token of each prompt; the last prompt's tokens are as if it ran alone."""
     program, steps = edgemoe_program("4", store), list[tuple[bool, int]]()
     begin = Engine.begin
 

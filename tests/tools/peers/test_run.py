@@ -1,4 +1,4 @@
-"""tools/peers/run.py: limits that are in force, and what a signal leaves behind."""
+"""tools/peers/run.py: limits that are in force, and the state after a signal."""
 
 from __future__ import annotations
 

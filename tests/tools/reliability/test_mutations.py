@@ -18,7 +18,7 @@ from tools.reliability.parsers import EVERY_FAMILY, PARSERS, Parser
 
 CASES = 200
 SECONDS = 1.5
-"""Of one parser; on a busy machine it sees fewer cases."""
+"""Time for one parser; on a busy machine it sees fewer cases."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about values
 
@@ -80,7 +80,7 @@ VALUES = [b"1", b"0", b"[]", b'"x"']
 
 
 def case_value(case: int) -> bytes:
-    """What the runner above gives its parser in a case: its random numbers come from seed, name and case."""
+    """The bytes that the runner above gives its parser in a case: random numbers come from seed, name and case."""
     random = Random(f"0/some/{case}")
     random.choice([Path("file")])
     return random.choice(VALUES)

@@ -36,7 +36,7 @@ def test_malformed_requests_are_counted(server, capsys):
 
 
 def test_a_500_and_an_unanswered_request_are_failures(server, capsys, monkeypatch):
-    """A server whose submissions fail is found out, by the good request behind a hundred too."""
+    """A server whose submissions fail is noticed, also by the good request after a hundred others."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
@@ -49,7 +49,7 @@ def test_a_500_and_an_unanswered_request_are_failures(server, capsys, monkeypatc
 
 
 def test_load_reports_times_and_ends(server, capsys):
-    """Two clients for a second: answers, percentiles of both times, no failure; the same as JSON."""
+    """Two clients for a second: answers, percentiles of both times, no failure; JSON has equal figures."""
     command = ["load", "--clients", "2", "--minutes", "0.02", "--url", server.url]
     assert tool.main(command) == 0
     out = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_load_reports_times_and_ends(server, capsys):
 
 
 def test_the_report_has_percentiles_and_the_slope_of_memory():
-    """Times of 1 to 199 ms; 3 MB a minute behind a first sixth in which memory fell; a failed request is named."""
+    """Times of 1 to 199 ms; 3 MB per minute after a first sixth in which memory fell; a failed request is named."""
     milliseconds = [n / 1000 for n in range(1, 200)]
     found = tool.Load(
         first=milliseconds, between=milliseconds, statuses=Counter({"200": 9, "429": 2, "500": 1})
@@ -76,7 +76,7 @@ def test_the_report_has_percentiles_and_the_slope_of_memory():
     report = tool._report(found, 4, 120, resident)
     assert report.found["ttft_ms"] == report.found["itl_ms"] == {"p50": 100, "p99": 198, "count": 199}
     assert report.found["resident_bytes"]["slope_per_minute"] == 3_000_000
-    assert any("3 MB a minute" in line for line in report.lines)
+    assert any("3 MB per minute" in line for line in report.lines)
     assert report.wrong == ["1 times 500"]
     nothing = tool._report(tool.Load(), 4, 120, [])
     assert nothing.wrong == ["0 times of TTFT", "0 times of ITL"]

@@ -46,7 +46,7 @@ def test_sizes(written: Path) -> None:
 
 
 def test_types(tensors: dict[str, gguf.ReaderTensor]) -> None:
-    """Matrices are Q4_K, routers and norms float32, experts fused; 12 tensors a layer and 3 others."""
+    """Matrices are Q4_K, routers and norms float32, experts fused; 12 tensors per layer and 3 others."""
     assert len(tensors) == 12 * SMALL.layers + 3
     for name, tensor in tensors.items():
         plain = "norm" in name or "ffn_gate_inp" in name

@@ -60,7 +60,7 @@ def test_experts_look_like_quantized_gaussians(tmp_path: Path) -> None:
 
 
 def test_experts_are_distinct_and_reproducible(tmp_path: Path) -> None:
-    """No two experts are equal; the same seed gives the same store, another seed another store."""
+    """No two experts are equal; an equal seed gives an equal store, another seed another store."""
     one, same = make(tmp_path / "a"), make(tmp_path / "b")
     other = make(tmp_path / "c", "--seed", "1")
     everything = [weights(one, ExpertKey(layer, e), 8)[1] for layer in range(2) for e in range(8)]
@@ -94,7 +94,7 @@ def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_dense_weights_at_8_bits(tmp_path: Path) -> None:
-    """Matrices become int8 with a scale a row, close to bf16; norms and routers stay."""
+    """Matrices become int8 with one scale per row, close to bf16; norms and routers stay."""
     full = load_file(make(tmp_path / "16") / "dense.safetensors")
     small = load_file(make(tmp_path / "8", "--dense-bits", "8") / "dense.safetensors")
     for name, tensor in full.items():

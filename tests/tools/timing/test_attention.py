@@ -22,7 +22,7 @@ def test_every_kernel_has_its_rows(capsys):
 @needs_native
 @pytest.mark.parametrize("form", ["bf16", "q8_0"])
 def test_a_token_behind_others_has_a_row_for_each_path(capsys, monkeypatch, form):
-    """Of the compiled kernel alone, over 71 keys and values of each of 4 heads in the wanted format."""
+    """The compiled kernel alone has rows, over 71 keys and values of each of 4 heads in the given format."""
     stored = []
 
     def encoded(kind, rows):

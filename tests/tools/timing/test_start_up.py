@@ -1,4 +1,4 @@
-"""tools/timing/start_up.py: every command is answered, and its times are those of real processes."""
+"""tools/timing/start_up.py: every command is answered, and its times are real processes' times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_times_are_those_of_real_processes(demo_cache):
 
 
 def test_a_name_is_completed(monkeypatch, tmp_path):
-    """What is timed as a completion is one: the shell gets the name."""
+    """The timed completion is a real one: the shell gets the name."""
     shown = []
     spawn = start_up.pexpect.spawn
 

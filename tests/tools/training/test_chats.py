@@ -1,4 +1,4 @@
-"""What the demo is taught beside its tasks: small talk, refusals, and questions as people type them."""
+"""Lessons of the demo next to its tasks: small talk, refusals, and questions as people type them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_question_has_one_answer() -> None:
 
 
 def test_unknown_subjects_are_unknown() -> None:
-    """What the demo must decline is not among what it is taught."""
+    """Subjects that the demo must decline are not among its lessons."""
     assert not set(subjects.UNKNOWN_COUNTRIES) & {country for country, _ in CAPITALS}
     assert not set(subjects.UNKNOWN_CITIES) & {city for _, city in CAPITALS}
     random = Random(0)

@@ -61,7 +61,7 @@ def test_held_out_wordings_are_answered_sensibly(new_chat: Callable[[], Conversa
 
 
 def test_a_conversation_stays_sensible(new_chat: Callable[[], Conversation]) -> None:
-    """48 of them in conversations of four turns of any kinds: no turn spoils those after it."""
+    """48 wordings in conversations of four turns of any kinds: no turn spoils later ones."""
     wordings = read_wordings()
     random.Random(0).shuffle(wordings)
     found = []

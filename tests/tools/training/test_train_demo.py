@@ -112,7 +112,7 @@ def test_olmoe_keeps_the_routers_probabilities() -> None:
 
 
 def test_granitemoe_trains_and_its_checkpoint_fuses_experts(tmp_path: Path) -> None:
-    """Its routers are counted, every matrix has a gradient, and the written checkpoint has two tensors a layer."""
+    """Its routers are counted, every matrix has a gradient, and the written checkpoint has two tensors per layer."""
     model = build(TINY, seed=0, special=SPECIAL, family="granitemoe")
     balance = Balance(model)
     model.train()
@@ -518,7 +518,7 @@ def test_run_resumes_with_its_own_data(
 
 @pytest.fixture
 def trained(demo: Path, tmp_path: Path) -> Path:
-    """The model of a finished run, with the figures that the model card writes beside it."""
+    """The model of a finished run, with the figures that the model card writes next to it."""
     model = tmp_path / "model"
     shutil.copytree(demo / "out" / "model", model)
     run = json.loads((demo / "out" / "run" / "run.json").read_text())

@@ -1,4 +1,4 @@
-"""What the demo model is taught beside its tasks: small talk, honest refusals, and how people type.
+"""Lessons of the demo model next to its tasks: small talk, honest refusals, and how people type.
 
 small_talk.py   greetings, thanks and questions about the demo itself, each with its answer
 outside.py      questions outside the demo's tasks, and the refusal that names what it knows

@@ -1,4 +1,4 @@
-"""Questions outside the demo's tasks, and its answer to them: what it does not know, what it knows, and an example."""
+"""Questions outside the demo's tasks, and its answer: it does not know, names its tasks, and gives an example."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ QUESTIONS = _lines(
     What is the currency of {country}?
     Name a city in {country}."""
 )
-"""Templates of questions; slots are those of SUBJECTS, and n, word, name, things, city and country."""
+"""Templates of questions; slots are SUBJECTS', and n, word, name, things, city and country."""
 
 REMARKS = _lines(
     """Why?

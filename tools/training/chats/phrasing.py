@@ -38,7 +38,7 @@ def rephrase(question: str, random: Random, *, talk: bool = False) -> str:
     """Returns a question with the same answer, written carelessly; one in three stays as it is.
 
     Args:
-        question: as the tables write it.
+        question: the text as the tables write it.
         random: source of every choice.
         talk: the question is small talk, which other words stand around.
     """
@@ -76,6 +76,6 @@ def _respace(text: str, random: Random) -> str:
 
 
 def normalised(text: str) -> str:
-    """Returns the letters, digits and signs of a text: what every careless form of one wording has in common."""
+    """Returns the letters, digits and signs of a text, which every careless form of one wording shares."""
     kept = "".join(c if c.isalnum() or c in "+-*/=<>" else " " for c in text.lower())
     return " ".join(kept.split())

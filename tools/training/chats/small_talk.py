@@ -14,12 +14,12 @@ def _lines(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Intent:
-    """What a person means by any of several wordings.
+    """The meaning of any of several wordings.
 
     Args:
         kind: the kind of task.
-        answer: the same for every wording.
-        wordings: as the tables write them.
+        answer: one answer for every wording.
+        wordings: the texts as the tables write them.
     """
 
     kind: str
@@ -736,5 +736,5 @@ def draw(kind: str, random: Random) -> tuple[str, str]:
 
 
 def _weight(wording: str) -> int:
-    """Returns how often a wording is drawn beside others: more often the more choices it has."""
+    """Returns how often a wording is drawn relative to others: more often the more choices it has."""
     return 1 + wording.count("|") // 2

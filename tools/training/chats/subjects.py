@@ -1,4 +1,4 @@
-"""Subjects outside the demo's tasks: what questions that it must decline are about."""
+"""Subjects of questions outside the demo's tasks, which it must decline."""
 
 from __future__ import annotations
 
@@ -189,4 +189,4 @@ WISHES = _items(
     balances a tree; encrypts a password; makes a web server; removes duplicates; flattens a list; finds the
     median; converts miles to kilometers; writes a log"""
 )
-"""What Python functions do that the demo cannot write."""
+"""Tasks of Python functions that the demo cannot write."""
