@@ -96,7 +96,7 @@ def test_without_tools_a_call_is_content():
 
 
 def test_one_call_at_most():
-    """Behind it nothing is read; the reader says that it is full."""
+    """After it nothing is read; the reader says that it is full."""
     reader = read(AnswerForm(CALLS_AS_JSON), [f"a {CALL}", f"\n{CALL} b"], most=1)
     assert (called(reader), reader.texts, reader.full) == ([("f", {"x": 1})], {"content": "a"}, True)
 
@@ -113,7 +113,7 @@ def test_reasoning_that_the_prompt_has_begun():
 
 
 def test_special_tokens_are_no_content():
-    """Those that end nothing are left out of texts."""
+    """Special tokens that end nothing are left out of texts."""
     form = AnswerForm(CALLS_AS_JSON, ["<|im_start|>"])
     assert read(form, ["a", "<|im_start|>", "b"]).texts == {"content": "ab"}
 

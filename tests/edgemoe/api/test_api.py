@@ -1,4 +1,4 @@
-"""The Python API: every line of its page, requests of several threads, and what an end leaves behind."""
+"""The Python API: every line of its page, requests of several threads, and the state after each end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_page_names_all_that_is_exported():
 
 @pytest.mark.e2e
 def test_a_stream_a_future_and_a_call_agree(model):
-    """The same prompt gives the same text by every road, and the stream's pieces are its text."""
+    """A prompt gives one text by every road, and the stream's pieces are its text."""
     want = model.generate(PROMPT)
     with model.stream(PROMPT) as stream:
         assert "".join(stream) == want.text
@@ -160,7 +160,7 @@ def test_scores_are_the_log_probabilities_of_single_steps(model):
 
 
 def test_a_prompt_is_scored_and_answered_at_once(model):
-    """The prompt's log probabilities are those of `logprobs`, and the answer is that of an unscored prompt."""
+    """The prompt's log probabilities are as from `logprobs`, and the answer is an unscored prompt's."""
     want, (scores,) = model.generate(PROMPT), model.logprobs([PROMPT], top=2)
     answer = model.generate(PROMPT, prompt_logprobs=2)
     assert answer.tokens == want.tokens
@@ -169,7 +169,7 @@ def test_a_prompt_is_scored_and_answered_at_once(model):
 
 
 def test_progress_counts_the_tokens_of_an_answer(model):
-    """At each piece the prompt is done; at the end, new tokens are those of the answer, and times are in order."""
+    """At each piece the prompt is done; at the end, new tokens are the answer's, and times are in order."""
     seen, ready = [], threading.Event()
 
     def note(piece: str) -> None:

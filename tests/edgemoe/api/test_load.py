@@ -18,7 +18,7 @@ from edgemoe.models.options.settings import SettingOptions
 
 
 def test_every_option_of_a_model_is_a_keyword():
-    """Those of an opening, of the settings and of KV on disk, and the two of the pace of prompts."""
+    """Options of an opening, of the settings and of KV on disk, and the two of the pace of prompts, are keywords."""
     declared = {
         each.name for group in (Opening, SettingOptions, PrefixCacheOptions) for each in fields(group)
     }

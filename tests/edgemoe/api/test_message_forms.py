@@ -37,7 +37,7 @@ AS_GIVEN = {
 
 @pytest.mark.parametrize("name", AS_GIVEN)
 def test_null_and_objects_come_first(name):
-    """As transformers writes the same messages."""
+    """Messages are written in transformers' order."""
     tokenizer = a_tokenizer()
     tokenizer.chat_template = AS_GIVEN[name]
     want = tokenizer.apply_chat_template(HISTORY, tokenize=False, add_generation_prompt=True)

@@ -10,7 +10,7 @@ from edgemoe.api.replay import Replays
 
 
 def answer(city: str) -> SimpleNamespace:
-    """What a reader has found in an answer with one call."""
+    """The result of a reader that has found one call in an answer."""
     return SimpleNamespace(
         texts={"reasoning_content": "hm"}, calls=[Call("weather", {"city": city, "days": 2})]
     )
@@ -28,7 +28,7 @@ def message(city: str, *, id: str | None = None) -> dict:
 
 
 def test_an_answer_is_found_by_id_or_by_what_it_says(monkeypatch):
-    """The latest of those that say the same; one that has left is not found, and leaves nothing behind."""
+    """The latest of equal answers is found; one that has left is not found, and leaves no entry."""
     monkeypatch.setattr(replay, "MOST_TURNS", 2)
     replays, oslo = Replays(), answer("Oslo")
     replays.add([1], oslo)

@@ -26,7 +26,7 @@ def model(tiny_store):
 
 @pytest.mark.e2e
 def test_each_way_to_an_answer_has_the_schema(model):
-    """generate, stream and submit: the same text, which parses; hot ones too, with any seed."""
+    """generate, stream and submit give one text, which parses; hot answers have the schema too, with any seed."""
     want = model.generate(PROMPT, schema=WORD, max_new_tokens=20)
     assert json.loads(want.text).isalpha()
     assert want.finish_reason == "stop"
@@ -77,7 +77,7 @@ def test_tables_of_the_vocabulary_are_no_part_of_the_model(model, monkeypatch):
 
 @pytest.mark.e2e
 def test_no_step_runs_while_the_tables_are_made(tiny_store, monkeypatch):
-    """The memory that a step takes beside them would be left out of the peak."""
+    """The memory that a step takes meanwhile would be left out of the peak."""
     turns = []
     with chatml_model(tiny_store) as model:
         monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as from transformers, and limits on time, memory and size."""
+"""Chat templates: texts equal transformers', and time, memory and size are limited."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def limited():
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_text_equals_transformers(name):
-    """For every feature that templates of known models use."""
+    """Every feature that templates of known models use gives transformers' text."""
     tokenizer = a_tokenizer()
     tokenizer.chat_template = TEMPLATES[name]
     want = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)

@@ -1,4 +1,4 @@
-"""What a chat template says about calls: whether it has tools, and how it writes them."""
+"""Calls in a chat template: whether it has tools, and how it writes them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OUTER_FORM = {
 
 
 def test_the_form_of_calls_in_tags():
-    """As Qwen 3 writes them; what the template does for reasoning is no part of it."""
+    """Calls are found as Qwen 3 writes them; the template's treatment of reasoning is no part of the form."""
     tokenizer = chatml_tokenizer()
     form = require_tools(tokenizer, AnswerForm.of(tokenizer), {})
     for variables in ({}, {"enable_thinking": False}, {"thinking_begun": True}):
@@ -54,7 +54,7 @@ def test_the_form_of_calls_in_tags():
 
 
 def test_the_form_of_calls_within_a_frame():
-    """Texts before all calls and behind them."""
+    """Texts before all calls and after them belong to the form."""
     tokenizer = chatml_tokenizer(OUTER)
     found = call_form(tokenizer, AnswerForm(OUTER_FORM), {}, ENDS)
     assert (found.before + found.begin, found.middle) == ("[calls][call]", " with ")

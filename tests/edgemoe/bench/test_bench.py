@@ -138,7 +138,7 @@ def test_times_follow_from_the_samples(report):
 
 
 def test_bytes_and_the_bound_follow_from_the_counts(report):
-    """Every miss reads one expert; the bound is the time of those bytes at the bandwidths beside it."""
+    """Every miss reads one expert; the bound is the time of these bytes at the reported bandwidths."""
     whole = report(3)
     for row in whole["rows"]:
         counts = [sample["decode"]["counts"] for sample in row["samples"]]
@@ -169,7 +169,7 @@ def test_bytes_and_the_bound_follow_from_the_counts(report):
 
 @pytest.mark.usefixtures("accounted")
 def test_bytes_are_the_operating_systems(report):
-    """The bytes that a sample reports are those that the operating system read for the process, within 2 %.
+    """The bytes that a sample reports are the bytes that the operating system read for the process, within 2 %.
 
     Never fewer. More only when dropped pages of code are read again, which happens once.
     """
@@ -239,7 +239,7 @@ def test_rows_take_turns(tiny_store, monkeypatch):
 
 def test_the_bandwidth_is_that_of_the_levels_in_use(tiny_store):
     """The disk is measured at each row's highest level that it reads; every row has the best of all probes, or of its
-    own prompts where these read faster, as beside other work."""
+    own prompts where these read faster, as with other work on the machine."""
     store = StoreModel.open(tiny_store)
     done = run_bench(store, BenchRequest(two_rows(), prompt_tokens=4, new_tokens=2, runs=1))
     probes = done["environment"]["bandwidth_probes"]

@@ -1,4 +1,4 @@
-"""Benchmarks of several requests at once: what a report says of them, and which requests are refused."""
+"""Benchmarks of several requests at once: their reports, and the requests that are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arr
         assert row["valid"]
         layers = [of["layer"] for of in row["active_per_layer"]["decode"]]
         assert layers == [0, 2]
-    assert one["active"]["decode"] == 2 / 8  # two experts a token, of eight
+    assert one["active"]["decode"] == 2 / 8  # two of eight experts per token
     # More of them, the more sequences a step has; those of arrivals by chance may run one after another.
     assert 2 / 8 <= three["active"]["decode"] <= 6 / 8
     assert three["active"]["decode"] > 2 / 8 or arrival != "closed"
@@ -107,7 +107,7 @@ def test_wrong_arrivals_are_refused(arrival):
     ],
 )
 def test_options_without_effect_are_refused(run, tiny_store, arguments):
-    """Options of batches without --batch, and other rows beside it, exit 2."""
+    """Options of batches without --batch, and other rows with it, exit 2."""
     code, _, err = run("bench", "--model", tiny_store, *arguments)
     assert code == 2
     assert "--batch" in err

@@ -187,7 +187,7 @@ def test_only_waiting_is_a_wait(after, spans):
 
 
 def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
-    """A read beside a computation has a span beside it; in this test neither ends before the other began."""
+    """A read during a computation has a span next to it; in this test neither ends before the other began."""
     reading, computing = threading.Event(), threading.Event()
     reads = itertools.count()
     read, compute = RecordReader.read, TimedKernel.forward
@@ -215,8 +215,8 @@ def test_overlap_is_seen(tiny_store, tmp_path, monkeypatch):
     )
     events = complete(json.loads(path.read_text()))
     experts = next(e for e in events if e["name"] == "experts")
-    beside = [e for e in events if e["cat"] == SSD and e["ts"] < experts["ts"] + experts["dur"]]
-    assert any(end(read) > experts["ts"] + 0.002 for read in beside)
+    early = [e for e in events if e["cat"] == SSD and e["ts"] < experts["ts"] + experts["dur"]]
+    assert any(end(read) > experts["ts"] + 0.002 for read in early)
 
 
 def end(event) -> float:

@@ -157,7 +157,7 @@ def interrupted(monkeypatch):
 @pytest.mark.e2e
 @pytest.mark.parametrize("saves", [1, 5])
 def test_a_resumed_run_equals_an_uninterrupted_one(store, uninterrupted, interrupted, saves):
-    """Stopped after one of its parts, and run again: the same bytes, no part done twice, and no file left."""
+    """A run stopped after one of its parts, and run again, gives equal bytes, repeats no part, and leaves no file."""
     at, done = interrupted
     at.add(saves)
     with pytest.raises(KeyboardInterrupt):
@@ -218,7 +218,7 @@ def test_killed_at_random_moments(store, uninterrupted):
     for _ in range(2):
         child = ForkedPython(*command, env=environment, stderr=subprocess.PIPE, text=True)
         assert child.stderr
-        child.stderr.readline()  # the first line of progress: behind the imports
+        child.stderr.readline()  # the first line of progress: after the imports
         time.sleep(chance.uniform(0, 0.5))
         child.kill()
         child.communicate()
@@ -366,7 +366,7 @@ def test_removal_takes_it_along(store, monkeypatch, tmp_path):
 
 
 def test_the_demo_ships_calibrated():
-    """Its calibration is that of the checkpoint beside it, on a text, and small."""
+    """Its calibration was made for the shipped checkpoint, on a text, and is small."""
     source = Checkpoint.open(DEMO)
     found = load_calibration(DEMO, source.fingerprint(), 8, list(range(6)), 32)
     assert found is not None

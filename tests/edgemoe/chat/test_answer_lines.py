@@ -83,7 +83,7 @@ def test_the_line_for_people(changes, device, line):
 
 
 def test_the_full_line_has_both_rates():
-    """Tokens a second stand beside the time per token."""
+    """The line has tokens per second next to the time per token."""
     assert stats_line(ANSWER).startswith(
         "TTFT 0.68 s, TPOT 41 ms (24.6 tok/s), 42 tokens (4 of 10 prompt tokens reused)"
     )

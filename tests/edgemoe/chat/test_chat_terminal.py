@@ -43,7 +43,7 @@ class Watch:
             module.Engine.__init__ = note
 sys.meta_path.insert(0, Watch())
 """
-"""Of a sitecustomize.py: names modules for terminals that are imported once an engine is being opened.
+"""A sitecustomize.py that names modules for terminals which are imported once an engine is being opened.
 
 And says when torch has been imported: before edgemoe.models.store_model.
 """

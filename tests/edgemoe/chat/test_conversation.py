@@ -128,7 +128,7 @@ def test_an_interrupted_regenerate_keeps_the_first_answer(converse):
 
 
 def test_a_cancelled_answer_leaves_its_prompt_in_the_kv(converse):
-    """The same turn after Ctrl-C reuses the KV computed before it."""
+    """A turn that is repeated after Ctrl-C reuses the KV computed before it."""
     conversation, pieces = converse(max_new_tokens=8), []
 
     def interrupt(piece: str) -> None:
@@ -240,7 +240,7 @@ def test_sampling_can_change_between_turns(converse):
 
 
 def test_seeds_reproduce(converse):
-    """The same seed gives the same sampled answers; another seed gives different ones."""
+    """An equal seed gives equal sampled answers; another seed gives different ones."""
     texts = []
     for seed in (1, 1, 2):
         conversation = converse(temperature=1.0, seed=seed, max_new_tokens=12)

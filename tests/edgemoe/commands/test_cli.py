@@ -140,7 +140,7 @@ def test_short_options_and_threads(tiny_store):
 
 
 def test_a_kernel_is_forced_without_a_change_of_answer(run, tiny_store):
-    """The same answer by AVX2 as by the fastest paths; a name that is not here exits 2 and says which are."""
+    """AVX2 gives the answer of the fastest paths; a name that is not here exits 2 and says which are."""
     if not native.available():
         pytest.skip("no compiled kernel on this machine")
     ask = "chat", "-m", tiny_store, "-p", "the fox", "-n", "4", "--temperature", "0"

@@ -1,4 +1,4 @@
-"""`edgemoe compensate` and `convert --compensate`: what they print, and where compensators are listed."""
+"""`edgemoe compensate` and `convert --compensate`: their output, and where compensators are listed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_damaged_factor_fails_verification(run, small_source, store):
 
 @pytest.mark.e2e
 def test_compensated_models_are_listed(run, tmp_path, monkeypatch):
-    """The mean rank stands beside the levels."""
+    """The list has the mean rank next to the levels."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = resolve_store(small_checkpoint.save(tmp_path / "small"))
     assert json.loads(run("models", "--json")[1])["compensated"] is None

@@ -141,7 +141,7 @@ def test_a_model_with_multipliers_loads_in_transformers_without_them(run, family
     ("model_type", "level"), [("qwen3_moe", 4), ("qwen3_moe", 8), ("olmoe", 4), ("granitemoe", 8)]
 )
 def test_gguf_is_the_file_of_llama_cpps_converter(run, family_store, tmp_path, model_type, level):
-    """Against a file that tests write as llama.cpp's converter does: the same fields, names, shapes and weights."""
+    """Fields, names, shapes and weights equal a file that tests write as llama.cpp's converter does."""
     from small_tokenizer import a_tokenizer
 
     changes = {"qwen3_moe": {"head_dim": 32}, "olmoe": {"clip_qkv": None, "num_key_value_heads": 4}}

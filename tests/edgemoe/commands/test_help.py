@@ -1,4 +1,4 @@
-"""What --help prints of commands with many options, --help-all, and the settings of --study."""
+"""--help of commands with many options, --help-all, and the settings of --study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `--policy hotness`: what reaches the settings, what is refused, and what commands say of it."""
+"""The options of `--policy hotness`: settings that they reach, refusals, and the commands' messages."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_automatic_policy_contradicts_nothing(tiny_store, given):
 
 
 def test_set_refuses_what_has_no_effect():
-    """What ranks a token's experts, and levels that contradict hotness."""
+    """Refused are rankings of a token's experts, and levels that contradict hotness."""
     now = Tuning(run_settings(8, **HOT), Sampling(0, 1, 0, 1, 0, 6, frozenset({2})))
     for name, value in (("retention", "0.9"), ("importance", "load"), ("levels", "8/4/2/0"), ("exact", "4")):
         with pytest.raises(UserError):
@@ -158,7 +158,7 @@ def test_chat_says_what_moved(run, tiny_store):
 
 
 def test_the_api_takes_the_options(tiny_store):
-    """As keyword arguments of load; answers of requests that ran together say what moved."""
+    """load takes them as keyword arguments; answers of requests that ran together say what moved."""
     how = {"policy": "hotness", "levels": "4/2", "hot_interval": "2t", "hot_warmup": 0, "hot_experts": 3}
     with edgemoe.load(tiny_store, parallel=3, context=64, **how) as model:
         assert model.engine.settings.hotness == Hotness(interval=2, warmup=0, experts=3)

@@ -66,7 +66,7 @@ def test_a_device_and_a_latent_refuse_what_they_cannot_read(tiny_store):
 
 @pytest.mark.e2e
 def test_answers_bench_and_the_api_use_them(run, tiny_store, monkeypatch):
-    """Answers differ from those of bf16 keys and values, and the API's are those of the command."""
+    """Answers differ from the answers of bf16 keys and values, and the API's equal the command's."""
     probe_briefly(monkeypatch)
     chosen = {"temperature": 0, "max_new_tokens": 24}
 

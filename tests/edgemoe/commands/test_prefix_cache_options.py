@@ -10,7 +10,7 @@ import edgemoe
 from edgemoe.kv.blocks import BLOCK
 
 LONG = "the quick brown fox jumps over the lazy dog " * 16
-"""Of more tokens than a block."""
+"""A text of more tokens than a block has."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is printed for people fits 100 columns, and says its units."""
+"""Output for people fits 100 columns, and says its units."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_reasoning_that_is_cut_ends_its_line_alone(terminal, monkeypatch, markdo
 
 
 def test_tags_within_an_answer_are_text(terminal):
-    """A tag behind other text is none, and a tag that stays unfinished is printed."""
+    """A tag after other text is none, and a tag that stays unfinished is printed."""
     assert terminal("Write <think> here.", range(30)) == "Write <think> here.\n"
     assert terminal("<thi", range(10)) == "<thi\n"
     assert terminal("") == "\n"
@@ -148,7 +148,7 @@ def test_markdown_is_rendered_block_by_block(terminal):
 
 @given(st.text(alphabet="ab\n`-1. ", max_size=60))
 def test_splitting_keeps_the_text(text):
-    """Both parts together are the text, and a split comes behind a blank line."""
+    """Both parts together are the text, and a split comes after a blank line."""
     done, rest = split_blocks(text)
     assert done + rest == text
     assert not done or not done.splitlines()[-1].strip()

@@ -39,7 +39,7 @@ def test_lines_and_quoted_lines_are_turns():
 
 
 def test_a_backslash_continues_a_turn():
-    """A turn goes on behind each line that ends in a backslash; in quotes, and at the end of the input, one stays."""
+    """A turn goes on after each line that ends in a backslash; in quotes, and at the end of the input, one stays."""
     text = 'one \\\ntwo\\\nthree\na\\b\n"""in\\\nquotes"""\nlast\\\n'
     expected = ["one \ntwo\nthree", "a\\b", "in\\\nquotes", "last\\"]
     assert [turn.text for turn in turns(text)] == expected

@@ -1,4 +1,4 @@
-"""What a command does while it imports packages."""
+"""A command while it imports packages."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08"
 
 
 def test_control_characters_are_removed():
-    """Those of 7 and of 8 bits, and DEL; newlines, tabs and every other character stay."""
+    """Control characters of 7 and of 8 bits, and DEL, go; newlines, tabs and every other character stay."""
     assert printable(f"a{HOSTILE}\x7f\x00\n\tö漢🙂") == "a]0;owned[2J31m\n\tö漢🙂"
 
 

@@ -72,7 +72,7 @@ def test_sizes_are_shown_in_powers_of_1000(size, text):
 
 @given(st.integers(1, 10**15))
 def test_a_least_size_suffices_as_an_option(size):
-    """What a message names as the smallest size is short, enough when it is copied, and at most 1 % too much."""
+    """The smallest size that a message names is short, enough when it is copied, and at most 1 % too much."""
     text = format_least(size)
     assert size <= parse_size(text) <= size + size // 100
     assert len(text) <= len("1.23GB")

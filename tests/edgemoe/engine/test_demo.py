@@ -23,7 +23,7 @@ from tools.timing.count_calls import count_tokens, nearest
 
 
 def test_demo_model_has_its_documented_size():
-    """At most 40 MB; at least 6 layers of 32 experts, 4 a token; a model card."""
+    """At most 40 MB; at least 6 layers of 32 experts, 4 per token; a model card."""
     config = json.loads((DEMO / "config.json").read_text())
     assert (DEMO / "model.safetensors").stat().st_size <= 40_000_000
     assert (config["model_type"], config["num_experts_per_tok"]) == ("qwen3_moe", 4)

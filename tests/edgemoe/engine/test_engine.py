@@ -65,7 +65,7 @@ def converted(source: Path, destination: Path, *, dense_bits: int) -> Path:
 
 
 def a_sequence(engine: Engine) -> SequenceKV:
-    """A sequence beside the one that the engine's limit includes."""
+    """A sequence in addition to the one that the engine's limit includes."""
     return SequenceKV(engine.shape.kv, engine.plan.context)
 
 

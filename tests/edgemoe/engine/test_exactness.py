@@ -23,7 +23,7 @@ DECODED = [11, 250, 11, 42, 99, 7, 180, 64]
 
 @pytest.fixture(scope="module")
 def store(checkpoint, tmp_path_factory) -> Path:
-    """The tiny model with 4 experts a token: a sum of two would be the same in any order."""
+    """The tiny model with 4 experts per token: a sum of two would be equal in any order."""
     directory = tmp_path_factory.mktemp("four")
     source = Path(shutil.copytree(checkpoint, directory / "source"))
     config = json.loads((source / "config.json").read_text())
@@ -55,7 +55,7 @@ def logits(open_engine, store):
     [(8, 1, "bf16"), (4, 4, "bf16"), (2, 4, "bf16"), (8, 4, "q8_0"), (4, 1, "q4_0")],
 )
 def test_limits_do_not_change_a_bit(logits, level: int, readers: int, kv: str):
-    """All resident, the smallest limit, a middle one; no second tier, a small and a large one: the same bits."""
+    """Bits do not change with all experts resident, the smallest limit, a middle one, and three second tiers."""
     want, counts = logits(level=level, kv=kv)
     assert counts.ssd_bytes > 0
     reads, hits = {}, {}
@@ -90,7 +90,7 @@ def test_formats_of_the_kv_differ(logits):
 )
 @pytest.mark.parametrize(("level", "kv"), [(8, "bf16"), (4, "bf16"), (4, "q8_0"), (4, "q4_0")])
 def test_a_token_has_the_bits_that_it_has_in_a_prompt(open_engine, tiny_store, level: int, kv: str):
-    """In a prompt, in two calls, or all behind the third one by one, each attending to up to 180 others."""
+    """A token has its bits in a prompt, in two calls, or one by one from the third on, attending to up to 180."""
     engine = open_engine(tiny_store, level=level, kv=kv, context=192)
     tokens = torch.randint(3, 300, (180,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -111,7 +111,7 @@ def test_a_token_has_the_bits_that_it_has_in_a_prompt(open_engine, tiny_store, l
 def test_a_store_of_another_layout_answers_the_same_and_warns(
     checkpoint, tiny_store, open_engine, tmp_path, caplog, other, level
 ):
-    """Records packed for another kernel are re-laid out on arrival: the same bits, and one warning."""
+    """Records packed for another kernel are re-laid out on arrival, with equal bits and one warning."""
     if other == compute().layout.name:
         pytest.skip("the kernel reads this layout")
     convert_checkpoint(checkpoint, tmp_path / "other", max_level=8, layout=other, dense_bits=16)

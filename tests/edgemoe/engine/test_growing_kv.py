@@ -78,7 +78,7 @@ def blocks_of(engine: Engine) -> int:
     "changes", [{}, {"eviction": "lru-pool"}, {"dram_experts": 4}], ids=["", "pool", "dram"]
 )
 def test_growing_changes_no_bit(open_engine, tiny_store, kv, context, changes):
-    """Under a limit with blocks for 3 experts beside the whole KV an answer is that of an unlimited engine."""
+    """Under a limit with blocks for 3 experts and the whole KV, an answer is an unlimited engine's."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=context, kv=kv, **changes)
     scheduler, used = Scheduler(engine, keep=True), engine.budget.used
     prompt = PROMPT[: context * 3 // 4]
@@ -185,7 +185,7 @@ class GrowingMachine(RuleBasedStateMachine):
         return sum(kv_bytes(tokens) for tokens in self.model.values())
 
     def fits(self, more: int) -> bool:
-        """Whether so many bytes more are free beside the fewest blocks, by hand."""
+        """Whether so many bytes more are free with the fewest blocks, by hand."""
         kinds, plan = self.engine.store.form.kinds, self.engine.plan
         fewest = sum(kind.size * plan.vram_blocks.get(kind.name, 0) for kind in kinds)
         return self.fixed + fewest + self.reserved() + more <= plan.vram_limit_bytes

@@ -1,4 +1,4 @@
-"""Engines whose precision follows how hot experts are: what is counted, what moves, what an answer depends on."""
+"""Engines whose precision follows how hot experts are: counts, moves, and the dependence of answers on them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_without_hot_experts_it_is_the_lower_level_and_with_all_the_higher(open_
 
 
 def test_off_counts_nothing_and_has_the_bits_of_before(open_hot):
-    """Turned on and off again at run time: the same logits, and no array that any step adds to."""
+    """Turned on and off again at run time, hotness leaves equal logits, and no array that any step adds to."""
     engine, plain = open_hot(None, levels=(4,)), open_hot(None, levels=(4,))
     off = engine.settings
     engine.configure(off.with_(levels=(4, 2), hotness=SOON))
@@ -150,7 +150,7 @@ def test_no_step_waits_once_all_experts_are_there(open_hot):
         together(engine)
         check_integrity(engine.vram)
         used |= engine.take_use().experts.keys()
-        if 4 in used:  # an expert that is hot behind the last step has not been used yet
+        if 4 in used:  # an expert that is hot after the last step has not been used yet
             break
     counts = engine.take_counts()
     assert counts.requests == counts.vram_hits > 0
@@ -175,7 +175,7 @@ def test_the_hottest_experts_of_a_layer_are_the_hot_ones(open_hot):
 @pytest.mark.e2e
 @pytest.mark.parametrize("signal", ["mass", "count"])
 def test_settled_answers_are_the_same_at_any_speed(open_hot, monkeypatch, signal):
-    """Twice, and with a disk that takes 3 ms longer: the same bits and levels."""
+    """A second run, and a disk that takes 3 ms longer, give equal bits and levels."""
     how = Hotness(signal=signal, interval=2, warmup=2, settled=True)
     first, again = open_hot(how, experts=12), open_hot(how, experts=12)
     want, use = together(first), first.take_use()
@@ -239,7 +239,7 @@ def test_fewer_blocks_than_experts(open_hot, limits):
 
 
 def test_a_step_that_fails_leaves_no_counts(open_hot):
-    """NaN behind the layers, or in a router: the scores of later steps are finite, and those of a sound engine."""
+    """After NaN in the last layer or in a router, the scores of later steps are finite, and a sound engine's."""
     engine, other = open_hot(STILL), open_hot(STILL)
     sequences = [each.sequences.new() for each in (engine, other)]
     for each, sequence in zip((engine, other), sequences, strict=True):

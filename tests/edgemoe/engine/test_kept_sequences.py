@@ -83,7 +83,7 @@ def test_the_least_recently_used_leaves_for_a_new_request(engine):
 
 
 def test_one_sequence_alone_is_cut_where_two_do_not_fit(open_engine, tiny_store):
-    """With memory for one KV a prompt that branches takes the kept one's place and its beginning."""
+    """Where memory holds one KV, a prompt that branches takes the kept one's place and its beginning."""
     engine = open_engine(tiny_store, level=4, context=64)
     scheduler = Scheduler(engine, keep=True)
     run(scheduler, STEM, 60)

@@ -1,4 +1,4 @@
-"""Prompts longer than a block of rows: each expert once a step, and the same bits however many rows per step has."""
+"""Prompts longer than a block of rows: a step reads each expert once, and bits do not depend on a step's rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store_of(tmp_path_factory: pytest.TempPathFactory):
 
 
 def answered(engine):
-    """Logits behind the prompt, and behind three more tokens; and what the prompt moved."""
+    """Logits after the prompt, and after three more tokens; and what the prompt moved."""
     sequence = engine.sequences.new()
     engine.take_counts()
     logits = [engine.prefill(sequence, PROMPT)]
@@ -61,7 +61,7 @@ def answered(engine):
 @pytest.mark.e2e
 @pytest.mark.parametrize(("level", "kv"), [(8, "bf16"), (4, "q8_0"), (2, "bf16")])
 def test_rows_of_a_step_change_no_bit_and_decide_what_is_read(open_engine, tiny_store, level, kv):
-    """One step, or several of whole blocks, with all experts in memory or two: the same bits.
+    """One step, or several of whole blocks, with all experts in memory or two, give equal bits.
 
     In one step each expert is read at most once, whatever the limit; in six steps with two experts it is read again.
     """
@@ -89,7 +89,7 @@ def test_families_take_long_steps(open_engine, store_of, family):
 
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-last", "mix"])
 def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monkeypatch, signal):
-    """A long step's ranks are those of a step that is one block, in every layer, so are its experts' levels."""
+    """A long step's ranks are as in a step that is one block, in every layer, and so are its experts' levels."""
     taken, levels = [], LevelPolicy.levels
 
     def noted(self, layer, chosen, gates, ranks, **how):

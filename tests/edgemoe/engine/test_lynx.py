@@ -1,4 +1,4 @@
-"""Engines whose sequences agree on experts (--lynx): what changes in a step, what may not, and what is counted."""
+"""Engines whose sequences agree on experts (--lynx): changes of a step, parts that may not change, and counts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_prompts_and_single_sequences_keep_every_bit(open_engine, tiny_store):
 @pytest.mark.e2e
 @pytest.mark.parametrize("limits", [{"experts": 3}, {"experts": 5, "dram_experts": 4, "speculate": "full"}])
 def test_limits_do_not_change_a_bit(open_engine, tiny_store, limits):
-    """What tokens agree on does not depend on what is resident or read ahead."""
+    """The agreement of tokens does not depend on resident experts or look-ahead."""
     how = {"level": 4, "parallel": 4, "remapping": Remapping(8, 4)}
     assert torch.equal(
         together(open_engine(tiny_store, **how, **limits)), together(open_engine(tiny_store, **how))
@@ -53,7 +53,7 @@ def test_limits_do_not_change_a_bit(open_engine, tiny_store, limits):
 
 
 def test_fewer_experts_are_used_and_counted(open_engine, tiny_store):
-    """Experts of a step before and after, and pairs that changed, are those of the choices that a watcher sees."""
+    """Experts of a step before and after, and pairs that changed, agree with the choices that a watcher sees."""
     seen: list[torch.Tensor] = []
 
     def run(remapping: Remapping | None) -> tuple[list[torch.Tensor], dict[str, int]]:
@@ -131,7 +131,7 @@ def test_an_answer_counts_its_steps(tiny_store):
 
 
 def test_a_rule_chooses_in_the_routers_place(open_engine, tiny_store):
-    """Inside the block every step has the rule's experts, of one token too; behind it the bits are as before."""
+    """Inside the block every step has the rule's experts, of one token too; after it the bits are as before."""
     engine, seen = open_engine(tiny_store, level=4, parallel=4), []
     before = alone(engine)
 

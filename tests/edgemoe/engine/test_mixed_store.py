@@ -93,21 +93,21 @@ def answer(engine, sequence=None) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def expected(mixed) -> torch.Tensor:
-    """The same logits by transformers, with the values that the gguf package reads from the file."""
+    """The logits by transformers, with the values that the gguf package reads from the file."""
     with torch.inference_mode():
         return mixed[1](torch.tensor([[*PROMPT, *NEW]])).logits[0, len(PROMPT) - 1 :]
 
 
 @pytest.mark.parametrize("kernel", kernels_for("cpu"), ids=lambda kernel: kernel.name)
 def test_level_8_is_the_files_own_function(mixed, expected, open_engine, monkeypatch, kernel):
-    """Logits are near those of the file's values, by either kernel; another layout than the store's is changed."""
+    """Logits are near the file's function, by either kernel; another layout than the store's is changed."""
     monkeypatch.setattr("edgemoe.models.store_model.compute", lambda device="cpu": kernel)
     got = answer(open_engine(mixed[0]))
     assert (got - expected).norm() < 0.02 * expected.norm()
 
 
 def test_limits_do_not_change_a_bit(mixed, open_engine):
-    """Experts come at the highest level of their layer, whatever is resident; bytes read are those of the records."""
+    """Experts come at the highest level of their layer, whatever is resident; bytes read are the records'."""
     engine = open_engine(mixed[0])
     want, counts = answer(engine), engine.take_counts()
     geometry = StoreModel.open(mixed[0]).manifest.geometry

@@ -1,4 +1,4 @@
-"""An engine under DyMoE's own rules: what it reads, against a simulation fed with the experts that it requests."""
+"""An engine under DyMoE's own rules: its reads, against a simulation fed with the experts that it requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peak of a model's memory: what belongs to the program is no part of it, and it never falls."""
+"""The peak of a model's memory: the program's own memory is no part of it, and it never falls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgemoe.engine.peak import PeakMemory
 
 @pytest.fixture
 def counts(monkeypatch):
-    """What the system counts, bytes: resident now, at most, and pages of files."""
+    """The system's counts, in bytes: resident now, at most, and pages of files."""
     found = {"resident": 1000, "most": 1000, "files": 300}
     monkeypatch.setattr(peak, "reset_peak", lambda: True)
     monkeypatch.setattr(peak, "resident_bytes", lambda: found["resident"])
@@ -32,7 +32,7 @@ def test_pages_of_libraries_are_no_part_of_it(counts):
 
 
 def test_pages_that_come_or_go_later_change_no_peak(counts):
-    """Neither libraries' pages that are touched behind the peak, nor those that the system drops."""
+    """Libraries' pages that are touched after the peak change nothing, nor do pages that the system drops."""
     memory = PeakMemory(None)
     counts |= {"most": 1700}
     assert memory.bytes == 700

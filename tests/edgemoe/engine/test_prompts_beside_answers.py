@@ -40,13 +40,13 @@ def request_of(tokens: Sequence[int], new: int = 60) -> Request:
     return Request(list(tokens), Sampler(Sampling(0, 1, 0, 1, 0, new, frozenset())))
 
 
-def records_of(engine: Engine, *, beside: bool, cold: bool = False) -> tuple[list[StepRecord], StepRecord]:
+def records_of(engine: Engine, *, shared: bool, cold: bool = False) -> tuple[list[StepRecord], StepRecord]:
     """The records of all steps in order, and that of PROMPT's one step.
 
-    Two answers have decoded some tokens before the prompt comes. `beside`: they decode between its layers too. `cold`:
+    Two answers have decoded some tokens before the prompt comes. `shared`: they decode between its layers too. `cold`:
     no expert is resident when it comes.
     """
-    scheduler = Scheduler(engine, Pace(chunk=32, every=2 if beside else 0, work=1))
+    scheduler = Scheduler(engine, Pace(chunk=32, every=2 if shared else 0, work=1))
     answers, prompt = [request_of(tokens) for tokens in ANSWERS], request_of(PROMPT, new=1)
     with engine.recorded() as records:
         for answer in answers:
@@ -59,7 +59,7 @@ def records_of(engine: Engine, *, beside: bool, cold: bool = False) -> tuple[lis
     scheduler.close()
     (mine,) = [record for record in records if not record.decodes and record.rows == len(PROMPT)]
     before = records.index(mine)
-    if beside:
+    if shared:
         # Steps of new tokens have ended while the prompt's was open: they stand before it.
         assert records[before - 1].decodes
     return records, mine
@@ -74,18 +74,18 @@ def open_hot(open_engine, tiny_store) -> Callable[..., Engine]:
 
 
 def test_a_prompt_counts_its_own_choices(open_hot):
-    """The routers' choices in the prompt's record are those of the prompt alone, in every layer."""
-    _, beside = records_of(open_hot(), beside=True)
-    _, alone = records_of(open_hot(), beside=False)
-    assert np.array_equal(beside.choices.counts, alone.choices.counts)
-    assert beside.choices.counts[list(ROUTED)].sum(1).tolist() == [2 * len(PROMPT)] * 2
-    np.testing.assert_allclose(beside.choices.mass, alone.choices.mass, rtol=1e-6)
+    """The routers' choices in the prompt's record are the prompt's alone, in every layer."""
+    _, shared = records_of(open_hot(), shared=True)
+    _, alone = records_of(open_hot(), shared=False)
+    assert np.array_equal(shared.choices.counts, alone.choices.counts)
+    assert shared.choices.counts[list(ROUTED)].sum(1).tolist() == [2 * len(PROMPT)] * 2
+    np.testing.assert_allclose(shared.choices.mass, alone.choices.mass, rtol=1e-6)
 
 
 def test_hot_scores_are_those_of_the_steps_one_after_another(open_hot):
     """After a prompt next to answers the scores are what the records of all steps make, and no layer is erased."""
     engine = open_hot()
-    records, _ = records_of(engine, beside=True)
+    records, _ = records_of(engine, shared=True)
     want = scores_of(STILL, engine.shape.layers, engine.shape.experts_per_layer)
     for record in records:
         weight = 1.0 if record.decodes else STILL.prompt_weight
@@ -114,7 +114,7 @@ def test_nothing_moves_within_a_prompt(open_engine, tiny_store):
 
     engine.run = noted
     engine.fill()
-    records, _ = records_of(engine, beside=True)
+    records, _ = records_of(engine, shared=True)
     assert sum(record.transfers.promoted for record in records) > 0
     for resident in within:
         assert resident == [resident[0]] * 2 * engine.shape.layers
@@ -123,7 +123,7 @@ def test_nothing_moves_within_a_prompt(open_engine, tiny_store):
 def test_activation_is_counted_by_kind_of_step(open_hot):
     """Steps of new tokens activate at most their rows' experts; the prompt's record has every layer once."""
     engine = open_hot()
-    records, prompt = records_of(engine, beside=True)
+    records, prompt = records_of(engine, shared=True)
     top = engine.shape.top_k
     decoded = [record for record in records if record.decodes]
     assert decoded
@@ -133,10 +133,10 @@ def test_activation_is_counted_by_kind_of_step(open_hot):
 
 
 def test_a_prompts_look_ahead_is_used(open_engine, tiny_store):
-    """What a prompt reads ahead is used in full next to answers as it is alone, and nothing of it is wasted."""
-    for beside in (True, False):
+    """A prompt's look-ahead is used in full next to answers as it is alone, and nothing of it is wasted."""
+    for shared in (True, False):
         engine = open_engine(tiny_store, level=4, parallel=3, speculate="full")
-        records, prompt = records_of(engine, beside=beside, cold=True)
+        records, prompt = records_of(engine, shared=shared, cold=True)
         counts = prompt.transfers
         assert 0 < counts.speculated == counts.speculated_used
         assert sum(record.transfers.wasted_bytes for record in records) == 0
@@ -161,7 +161,7 @@ def test_bits_stay_within_a_prompt_whatever_is_configured(open_engine, tiny_stor
 
 
 def test_times_of_tokens_leave_prompts_out(open_engine, tiny_store, monkeypatch):
-    """What a wanted time per token sees of a gap with a prompt's layers in it is the gap without these layers."""
+    """A gap between tokens with a prompt's layers in it counts without these layers for a time per token."""
     engine, seen = open_engine(tiny_store, parallel=2), []
     monkeypatch.setattr(Rules, "observe_token", lambda self, seconds: seen.append(seconds))
     scheduler = Scheduler(engine, Pace(chunk=32, every=1, work=1))

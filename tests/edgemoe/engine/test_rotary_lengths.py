@@ -116,7 +116,7 @@ def test_a_prompt_in_steps_has_the_factors_of_its_whole_length(case, open_engine
 @pytest.mark.e2e
 @pytest.mark.parametrize("keep", [False, True])
 def test_an_answer_beyond_the_original_length_is_computed_again(case, open_engine, keep):
-    """New tokens' log probabilities are those of one pass, on both sides of the crossing."""
+    """New tokens' log probabilities equal one pass's, on both sides of the crossing."""
     model, store = case("phimoe")
     scheduler = Scheduler(opened(open_engine, store), keep=keep)
     request = answer(scheduler, TOKENS[:20], new=10)

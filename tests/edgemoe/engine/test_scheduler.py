@@ -1,4 +1,4 @@
-"""Several requests at once: the bits of each alone, fair shares of steps, and nothing left behind by any end."""
+"""Several requests at once: the bits of each alone, fair shares of steps, and a clean state after any end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GREEDY = Sampling(0, 1, 0, 1, 0, 4, frozenset())
 
 
 def prompt_of(number: int) -> list[int]:
-    """A prompt of 1 to 16 random tokens; its length differs from those of its neighbours."""
+    """A prompt of 1 to 16 random tokens; neighbours have other lengths."""
     generator = torch.Generator().manual_seed(number)
     return torch.randint(3, 300, (1 + 7 * number % 16,), generator=generator).tolist()
 
@@ -106,7 +106,7 @@ def assert_nothing_is_left(engine: Engine, used: int) -> None:
     ],
 )
 def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tiny_store, how):
-    """24 requests that join and are cancelled at random steps, in little memory: the same bits as one by one.
+    """24 requests that join and are cancelled at random steps, in little memory, have the bits of one by one.
 
     Other sequences decode between all layers of a prompt.
     """
@@ -145,7 +145,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
 
 
 def test_a_step_is_of_one_kind_and_has_each_sequence_once(open_engine, tiny_store):
-    """A sequence twice, or a prompt beside new tokens, is refused before anything runs; so are too many rows."""
+    """A sequence twice, or a prompt together with new tokens, is refused before anything runs; so are too many rows."""
     engine = open_engine(tiny_store, parallel=2)
     one, two = engine.sequences.new(), engine.sequences.new()
     with pytest.raises(ValueError, match="each sequence once"):
@@ -628,7 +628,7 @@ def test_dropping_an_ended_request_ends_none_within_a_step(open_engine, tiny_sto
 
 
 def test_no_step_runs_within_a_pause(open_engine, tiny_store, monkeypatch):
-    """A pause begins between two steps, the driving thread waits through it, and every token follows behind it."""
+    """A pause begins between two steps, the driving thread waits through it, and every token follows after it."""
     engine, inside, running = open_engine(tiny_store), [], threading.Event()
     run = engine.run
 

@@ -32,7 +32,7 @@ def store(damageable):
 
 @pytest.mark.e2e
 def test_bits_follow_the_time_of_tokens(store, open_engine, caplog):
-    """Slow tokens lower the bits down to those of level 2 and then warn once, quick ones raise them to the top."""
+    """Slow tokens lower the bits down to level 2's and then warn once, quick ones raise them to the top."""
     engine = open_engine(store, levels=FOUR, tpot_target=0.05, exact=False)
     first = engine.settings.mean_bits
     for _ in range(100):

@@ -141,7 +141,7 @@ def test_windows_decoded_together_are_those_alone(measured, evaluate):
 
 
 def test_retention_is_that_of_the_layers_with_experts(evaluate):
-    """The tiny model's middle layer has no experts: two experts a token, 1 and 2 of them critical, are 0.75."""
+    """The tiny model's middle layer has no experts: two experts per token, 1 and 2 of them critical, are 0.75."""
     settings = RunSettings(levels=(4, 2), retention=0.75, depth="equal", exact=True)
     report, _ = evaluate([Arm(settings, ("decode",), "depth")], reference=None)
     assert [row.effective_retention for row in report.rows] == [0.75]
@@ -175,7 +175,7 @@ def long_checkpoint(checkpoint, tmp_path_factory):
 
 
 def test_a_long_window_is_one_step_without_a_limit(evaluate, long_checkpoint, tmp_path):
-    """Its figures are those of several steps where no rank decides levels."""
+    """Its figures are as from several steps where no rank decides levels."""
     reference, store = long_checkpoint
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog, while another one sleeps. " * 20, "utf-8")
@@ -412,7 +412,7 @@ def test_tasks_of_another_model_need_the_flag(
 
 
 def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, text):
-    """The same figures as one JSON object, and as a table with a line a row; progress goes to stderr."""
+    """Figures are equal as one JSON object and as a table with one line per row; progress goes to stderr."""
     words = ("--model", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 32, "--window", 32)
     words += ("--levels", "4/2", "--retention", 0.75, "--retention", 0.9)
     error, out, progress = command(*words, "--json")
@@ -433,7 +433,7 @@ def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, tex
 
 
 def test_studies_and_plot(command, tiny_store, checkpoint, text, tmp_path):
-    """A study's rows follow the table's; the plots of KL and of routing are PNGs beside each other."""
+    """A study's rows follow the table's; the plots of KL and of routing are PNGs next to each other."""
     picture = tmp_path / "kl.png"
     error, out, _ = command(
         *("--model", tiny_store, "--reference", checkpoint, "--text", text, "--tokens", 32, "--levels", 4),
@@ -487,7 +487,7 @@ def test_options_without_effect_are_refused(command, arguments, said):
 
 
 def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
-    """Depth, rounding, signal, share and scaling are those of the rows; uniform rows have them without effect."""
+    """Depth, rounding, signal, share and scaling reach the rows; uniform rows have them without effect."""
     words = (
         "--model",
         tiny_store,

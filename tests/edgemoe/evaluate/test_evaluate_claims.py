@@ -28,7 +28,7 @@ from edgemoe.policy.settings import SIGNALS, RunSettings
 
 
 def row(levels=(4, 2), kl=0.01, *, study=TABLE, phase="prefill", stderr=0.0, perplexity=10.0, **settings):
-    """Returns a measured row; settings beside levels have the defaults of RunSettings."""
+    """Returns a measured row; settings other than levels have the defaults of RunSettings."""
     made = Arm(RunSettings(levels=levels, exact=True, **settings), (phase,), study)
     use = ExpertUse(experts={levels[0]: 3, levels[-1]: 1}, scheduled={levels[0]: 1, levels[-1]: 1})
     return setting_row(made, phase, Quality(100, perplexity, kl, stderr, 0.9), use)

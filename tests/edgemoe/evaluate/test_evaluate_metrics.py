@@ -63,7 +63,7 @@ def test_agreement_by_hand():
 
 
 def test_many_rows_match_float64():
-    """More rows than a block, with a bf16 reference: the same as numpy in float64."""
+    """More rows than a block, with a bf16 reference, give numpy's result in float64."""
     rows, vocab = 2 * BLOCK_ROWS + 7, 50
     generator = torch.Generator().manual_seed(1)
     ours = torch.randn(rows, vocab, generator=generator) * 3

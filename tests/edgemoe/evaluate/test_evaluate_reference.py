@@ -165,7 +165,7 @@ def test_accuracy_counts_turns():
 
 
 def test_one_layer_is_lowered_for_a_while(reference, checkpoint, tiny_store):
-    """Inside, logits are those of a model whose layer 2 has the store's 2-bit weights; behind it as before."""
+    """Inside, logits are a model's whose layer 2 has the store's 2-bit weights; after it they are as before."""
     store = StoreModel.open(tiny_store).manifest
     geometry, tokens = store.geometry, [5, 17, 200, 3, 3, 40]
     size = geometry.prefix_bytes(2)

@@ -1,4 +1,4 @@
-"""Studies of remapped experts on the tiny model: what each row changes, and what it leaves as it was."""
+"""Studies of remapped experts on the tiny model: the changes of each row, and the parts that stay as they were."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_phases_agree_alone(evaluate):
     assert rows["neither phase"].active is None
     assert rows["prefill alone"].remapped > 0
     assert rows["decode alone"].remapped > 0
-    # Of each window of 12 tokens the last 5 are predicted behind a prompt of 6 and a first new token.
+    # Of each window of 12 tokens the last 5 are predicted after a prompt of 6 and a first new token.
     assert {row.tokens for row in rows.values()} == {8 * 5}
     assert len({row.kl for row in rows.values()}) == 3
 
@@ -133,7 +133,7 @@ def test_a_third_of_the_layers_agrees():
 
 
 def test_resident_experts_come_first(open_engine, tiny_store):
-    """Of the layer's own experts, those that the tier has."""
+    """Among the layer's own experts, the ones in the tier come first."""
     engine = open_engine(tiny_store, level=4)
     engine.vram.resident = lambda: {ExpertKey(0, 2): 4, ExpertKey(2, 1): 4}
     logits = torch.tensor([[5.0, 2.1, 2.0, 1.9]])
@@ -243,7 +243,7 @@ def test_tasks_in_random_order_and_by_kind():
     ],
 )
 def test_fewer_than_a_study_needs_are_refused(evaluate, arm, message):
-    """Windows and tasks at once, and a window behind the one that fills a cache."""
+    """Windows and tasks at once, and a window after the one that fills a cache."""
     with pytest.raises(UserError, match=message):
         evaluate([arm], **({"window": 96} if arm.cache else {}))
 

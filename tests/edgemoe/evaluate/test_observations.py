@@ -1,4 +1,4 @@
-"""What routers choose and see: against numpy by hand, and against the tiny model as transformers runs it."""
+"""Routers' choices and inputs: against numpy by hand, and against the tiny model as transformers runs it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_loads_and_correlations_by_hand():
 
 
 def test_windows_are_compared_with_the_next():
-    """The same heavy hitters again correlate fully with the window before; a layer without attention has no row."""
+    """Equal heavy hitters correlate fully with the window before; a layer without attention has no row."""
     chosen, ranks = torch.tensor([[0, 1], [2, 0]]), torch.tensor([0.0, 0.5])
     observed = Observations(3)
     for _ in range(2):
@@ -92,7 +92,7 @@ def run_transformers(model, window: list[int]) -> dict[int, tuple[torch.Tensor, 
 
 @pytest.fixture(scope="module")
 def of_transformers(checkpoint):
-    """What the tiny model's routers see and choose in each window."""
+    """The inputs and choices of the tiny model's routers in each window."""
     model = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.bfloat16, attn_implementation="eager", output_attentions=True
     ).eval()

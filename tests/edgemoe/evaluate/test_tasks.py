@@ -188,7 +188,7 @@ def test_training_has_every_kind_and_up_to_four_turns(training: list[Task]) -> N
 
 @pytest.mark.e2e
 def test_draws_repeat() -> None:
-    """The same seed gives the same tasks in another process; another seed gives others."""
+    """An equal seed gives equal tasks in another process; another seed gives others."""
     first = [turn.question for task in islice(training_tasks(1), 50) for turn in task.turns]
     script = (
         "from itertools import islice; from tools.training.tasks import training_tasks\n"

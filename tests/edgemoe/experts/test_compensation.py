@@ -71,7 +71,7 @@ def test_limits_and_other_sequences_change_no_bit(open_engine, compensated, sett
 
 
 def test_modules_compensate_as_the_kernel_does(open_engine, compensated):
-    """Through modules new tokens have the same logits to rounding, which are not those without compensators."""
+    """Through modules new tokens have equal logits to rounding, which differ from logits without compensators."""
     engine = open_engine(compensated, level=2, **ONE)
     fused = alone(engine)
     through = alone(engine.by_modules())
@@ -82,7 +82,7 @@ def test_modules_compensate_as_the_kernel_does(open_engine, compensated):
 
 
 def chosen_of(engine: Engine) -> list[tuple[int, list[list[int]]]]:
-    """What routers choose from now on: (layer, experts of each token)."""
+    """Records the routers' later choices: (layer, experts of each token)."""
     seen: list[tuple[int, list[list[int]]]] = []
     engine.watch(lambda layer, chosen: seen.append((layer, chosen.tolist())))
     return seen
@@ -100,7 +100,7 @@ def bits_of(engine: Engine, expert: int) -> float:
     ("compensation", "places"), [(ONE, [0]), (TWO, [0, 1]), ({"compensation": Compensation(1, 1)}, [1])]
 )
 def test_the_likeliest_are_counted(open_engine, compensated, experts, compensation, places):
-    """Pairs and bits are those of the places in the routers' order, of experts that have a compensator."""
+    """Pairs and bits count the places in the routers' order, of experts that have a compensator."""
     engine = open_engine(compensated, level=2, experts=experts, **compensation)
     alone(engine)
     engine.take_use()
@@ -159,7 +159,7 @@ def test_sequences_of_a_step_share_an_expert(open_engine, compensated):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_prompt_compensates_its_most_important_experts(compensated, count):
-    """Of a layer's experts the share that `count` is of a token's, those with the largest sums of gate weights."""
+    """A layer compensates as large a share of its experts as `count` is of a token's, by sums of gate weights."""
     settings = RunSettings.uniform(2, compensation=Compensation(count))
     store = StoreModel.open(compensated)
     kernels: list[SeenParts] = []

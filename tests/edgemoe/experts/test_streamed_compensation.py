@@ -1,4 +1,4 @@
-"""Engines whose compensators are larger than their budget: the same bits as with all in memory, and faults by name."""
+"""Engines whose compensators are larger than their budget: bits as with all in memory, and faults by name."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_bit_depends_on_what_is_in_memory(open_engine, streamed, seed):
 
 
 def test_reads_are_counted_in_bytes_and_bits(open_engine, own):
-    """Bytes from disk are those of the compensators that were absent; bits read a weight do not depend on it."""
+    """Bytes from disk count the compensators that were absent; bits read per weight do not depend on it."""
     how, uses = {"level": 2, "compensation": Compensation(2)}, []
     for limit in (None, fewest(own)):
         engine = open_engine(own, compensators_limit=limit, **how)
@@ -311,7 +311,7 @@ def test_a_limit_of_compensators_is_kept_or_refused(own):
 
 
 def test_bytes_of_a_budget_by_use():
-    """By hand: what reading all costs beside planes, by use; what planes leave is theirs; a limit is kept."""
+    """By hand: the cost of reading all, by use, relative to planes; planes leave the rest; a limit is kept."""
     each = {"experts": 10, "total": 3_000_000, "largest": 300_000, "fixed": 0}
     # Ten reads cost 2,000,000 bytes more on either side.
     assert CompensatorBytes(**each, used=1.0).budget(16_000_000, 33_000_000) == 2_000_000
@@ -324,7 +324,7 @@ def test_bytes_of_a_budget_by_use():
 
 @pytest.mark.e2e
 def test_an_answer_stays_within_its_limit(own):
-    """Through the API, where the smallest limit streams: the same text as with all in memory, and reads counted."""
+    """Through the API, where the smallest limit streams: the text is as with all in memory, and reads are counted."""
     least = format_least(plan_of(own, exact=True, readers=2).minimum_vram_bytes)
     texts, reads = [], []
     for limit in (None, least):

@@ -1,4 +1,4 @@
-"""What is derived of a family: the rows that were written by hand before, the cache of rows, and refusals by name."""
+"""A derived family: the rows that were written by hand before, the cache of rows, and refusals by name."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def kl(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 
 
 def fresh(engine: Engine) -> SequenceKV:
-    """A sequence beside those that the engine's limit includes."""
+    """A sequence in addition to the ones that the engine's limit includes."""
     return SequenceKV(engine.shape.kv, CONTEXT)
 
 
@@ -122,7 +122,7 @@ def in_a_batch(engine: Engine, tokens: list[int]) -> torch.Tensor:
 
 
 def in_row_blocks(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """Logits of a prompt whose parts of layers take 16 rows at a time, as those of a long prompt do."""
+    """Logits of a prompt whose parts of layers take 16 rows at a time, as in a long prompt."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_ROWS", 16)
         return engine.all_logits(fresh(engine), tokens, decode=False)
@@ -181,7 +181,7 @@ def test_a_family_runs_as_transformers_runs_it(open_engine, tmp_path, model_type
 
 @pytest.mark.parametrize("model_type", RUNS)
 def test_a_store_of_a_family_is_derived_from_its_config_alone(model_type):
-    """The sizes are those that the config was made with."""
+    """The sizes are the ones that the config was made with."""
     family = family_of(bounded_config(folder_config(model_type).to_dict()))
     assert (family.experts, family.hidden, family.top_k) == (8, 64, 2)
     assert family.intermediate in (32, 96)

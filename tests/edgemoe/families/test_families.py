@@ -191,7 +191,7 @@ def test_tensors_outside_the_model_are_left_out_of_its_store(tmp_path, model_typ
 
 
 def test_unexplained_layers_are_refused(tmp_path):
-    """Layers beyond those for prediction that config.json announces are refused."""
+    """Layers beyond the layers for prediction that config.json announces are refused."""
     source = save(random_model("deepseek_v3"), tmp_path / "model", fused=False)
     tensors = load_file(source / "model.safetensors")
     more = {"model.layers.4.mlp.experts.0.up_proj.weight": torch.zeros(32, 64)}

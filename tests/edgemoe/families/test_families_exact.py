@@ -40,7 +40,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def a_sequence(engine: Engine) -> SequenceKV:
-    """A sequence beside the one that the engine's limit includes."""
+    """A sequence in addition to the one that the engine's limit includes."""
     return SequenceKV(engine.shape.kv, engine.plan.context)
 
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("model_type", SMALL)
 def test_a_token_has_the_same_bits_however_it_is_computed(case_of, open_engine, model_type, request):
-    """Logits in chunks, as an answer, in batches, behind kept tokens and next to answers are those of one step.
+    """Logits in chunks, as an answer, in batches, after kept tokens and next to answers equal one step's.
 
     Each family has one format of KV and of dense weights here; `--configurations 42` computes seven times as many, in
     every format.

@@ -34,7 +34,7 @@ def hidden(rows: int, seed: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("model_type", BY_PRODUCT)
 def test_a_softmax_gate_is_transformers_router(model_type, normalise):
-    """Experts, gate weights and their dtype are those of transformers' router, for either value of norm_topk_prob.
+    """Experts, gate weights and their dtype are transformers' router's, for either value of norm_topk_prob.
 
     A random row decides only where its logits are further apart than rounding.
     """
@@ -66,16 +66,16 @@ SCORED = {
     "lfm2_moe": {},  # scores that are rounded, and a scale
     "gpt_oss": {},  # a bias of the product, and weights that are rounded
 }
-"""Model -> its config beside family_models.SMALL; routers with scores, biases or groups."""
+"""Model -> its config in addition to family_models.SMALL; routers with scores, biases or groups."""
 
 ROUNDED = ("minimax_m2", "gpt_oss", "lfm2_moe")
-"""Of SCORED, those whose product is rounded: sums in another order may change a last bit."""
+"""Models of SCORED whose product is rounded: sums in another order may change a last bit."""
 
 
 @needs_native
 @pytest.mark.parametrize("model", SCORED)
 def test_a_router_by_scores_is_transformers_router(model):
-    """Experts, as a set, and their gate weights are those of transformers' router, the largest weight first."""
+    """Experts, as a set, and their gate weights are transformers' router's, the largest weight first."""
     model_type = model.partition(",")[0]
     made = random_model(model_type, **SCORED[model])
     for block in blocks_of(made):
@@ -125,13 +125,13 @@ def test_a_softmax_gate_rounds_where_transformers_rounds(model_type):
     differing = (gates[distinct].float() - their_gates[distinct].float()).abs() > exact * their_gates[
         distinct
     ].float()
-    assert differing.float().mean() < 0.02  # a probability beside a rounding boundary
+    assert differing.float().mean() < 0.02  # a probability next to a rounding boundary
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("model_type", SMALL)
 def test_look_ahead_predicts_the_routers_own_choice(model_type):
-    """On the same state the predicted experts are those that transformers' router chooses, the likeliest first.
+    """For an equal state the predicted experts are the choice of transformers' router, the likeliest first.
 
     That is by the product where the family declares that it decides, on rows where products are further apart than
     rounding; elsewhere by gate weight, and the product alone chooses other experts on some row.
@@ -231,7 +231,7 @@ def test_windows_are_those_of_transformers_masks(model_type, changes):
 
 
 def test_windows_of_every_fused_family_are_compared():
-    """A family that declares windows, and has attention in every layer, is one of those above."""
+    """A family that declares windows, and has attention in every layer, is one of the families above."""
     linear = {name for name in FUSED if family_of(small_config(name).to_dict()).kv.linear}
     assert {model_type for model_type, _ in WINDOWS} == set(FUSED) - linear
 
@@ -307,7 +307,7 @@ ODD = [
     ("qwen3_moe", {"head_dim": 1040}),
     ("qwen3_moe", {"num_attention_heads": 258, "num_key_value_heads": 2}),
 ]
-"""Beside those of SMALL: no clipping, a head of no multiple of 16, too large a one, too many that share a key."""
+"""Configs in addition to SMALL: no clipping, a head of no multiple of 16, too large a one, many that share a key."""
 
 
 @pytest.mark.e2e

@@ -79,7 +79,7 @@ def some_tokens() -> list[int]:
 
 
 def in_bf16(model: Any) -> Any:
-    """The model with all weights in bf16 but those that transformers keeps in float32."""
+    """The model with all weights in bf16, except the ones that transformers keeps in float32."""
     precise = tuple(model._keep_in_fp32_modules_strict or ())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and "inv_freq" not in name and not any(p in name for p in precise):

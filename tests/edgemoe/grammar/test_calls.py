@@ -45,7 +45,7 @@ def words(tokenizer) -> Vocabulary:
 
 
 def follows(words, tokenizer, text: str, answer: str) -> bool:
-    """Whether a grammar allows every token of an answer, and an end behind it."""
+    """Whether a grammar allows every token of an answer, and an end after it."""
     matcher = Matcher(Grammar(words, text))
     for token in [*tokenizer(answer, add_special_tokens=False)["input_ids"], END]:
         if not matcher.allowed()[token]:
@@ -173,7 +173,7 @@ def test_calls_without_special_tokens(words, tokenizer):
     ],
 )
 def test_text_with_calls_in_it(words, tokenizer, answer, want):
-    """Text is free; what the tag opens is a call."""
+    """Text is free; the tag opens a call."""
     assert follows(words, tokenizer, text_and_calls(words, TAGGED, TOOLS), answer) == want
     once = text_and_calls(words, TAGGED, TOOLS, several=False)
     assert follows(words, tokenizer, once, answer) == (want and answer.count(CALL) < 2)

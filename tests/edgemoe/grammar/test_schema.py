@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: what they let through, keyword by keyword, and what is refused by name."""
+"""JSON schemas as grammars: the values that they let through, keyword by keyword, and refusals by name."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def tokenizer():
 
 
 def follows(words, tokenizer, schema, text: str) -> bool:
-    """Whether every token of a text, and an end behind it, is allowed."""
+    """Whether every token of a text, and an end after it, is allowed."""
     matcher = Matcher(Grammar(words, formed_answer(words, schema)))
     for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], END]:
         if not matcher.allowed()[token]:
@@ -145,7 +145,7 @@ def follows(words, tokenizer, schema, text: str) -> bool:
 @pytest.mark.e2e
 @pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS, ids=lambda value: json.dumps(value)[:60])
 def test_a_grammar_lets_through_what_its_schema_has(words, tokenizer, schema, good, bad):
-    """As jsonschema judges the same values."""
+    """A grammar decides as jsonschema does."""
     judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(
         schema, format_checker=jsonschema.FormatChecker()
     )
@@ -155,7 +155,7 @@ def test_a_grammar_lets_through_what_its_schema_has(words, tokenizer, schema, go
 
 
 def test_every_keyword_has_a_case():
-    """Those that restrict nothing too; and the page of the server names it."""
+    """Keywords that restrict nothing have one too; and the page of the server names each."""
     text = json.dumps([[schema for schema, _, _ in SCHEMAS], [schema for schema, *_ in ANNOTATED]])
     assert [word for word in KEYWORDS if f'"{word}"' not in text] == []
     page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -330,7 +330,7 @@ def test_a_grammar_that_becomes_too_complex_ends_in_an_error(words, tokenizer):
 
 @pytest.mark.e2e
 def test_ends_come_where_the_grammar_may_end(words, tokenizer):
-    """Each token that ends an answer; special tokens and those beyond the tokenizer never."""
+    """Each token that ends an answer is allowed there; special tokens and ids beyond the tokenizer never are."""
     matcher = Matcher(Grammar(words, formed_answer(words, {"type": "integer", "maximum": 99})))
     first = np.flatnonzero(matcher.allowed())
     assert not ENDS & set(first.tolist())
@@ -349,7 +349,7 @@ def test_whitespace_ends(words, tokenizer):
 
 @pytest.mark.e2e
 def test_answers_have_matchers_of_their_own(words, tokenizer):
-    """What one answer has taken changes nothing for another."""
+    """Tokens of one answer change nothing for another."""
     grammar = Grammar(words, formed_answer(words, {"const": "ab"}))
     one, other = Matcher(grammar), Matcher(grammar)
     before = other.allowed().copy()

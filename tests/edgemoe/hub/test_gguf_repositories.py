@@ -118,7 +118,7 @@ def whole_downloads(double: HubDouble) -> set[str]:
     ],
 )
 def test_the_store_is_that_of_the_file(served, files, tmp_path, name, first, chosen):
-    """By quantization, by file name, and without either: the bytes are those of a conversion of the file on disk."""
+    """By quantization, by file name, and without either, the bytes are as from a conversion of the file on disk."""
     store = resolve_store(Path(name))
     assert contents(store) == straight(files / first, tmp_path / "straight")
     assert whole_downloads(served) == chosen

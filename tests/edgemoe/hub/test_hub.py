@@ -1,4 +1,4 @@
-"""Models from a double of the Hub: the same store as from a directory, with one shard on disk at a time."""
+"""Models from a double of the Hub give the store of a directory, with one shard on disk at a time."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_file_without_a_hash_is_compared_by_size(served, straight, tmp_path, g
     ],
 )
 def test_the_blob_id_is_gits(tmp_path, content, digits):
-    """The ids are those that `git hash-object` prints."""
+    """The ids are what `git hash-object` prints."""
     (tmp_path / "file").write_bytes(content)
     assert hub._hash(tmp_path / "file", hub.BLOB_ID) == digits
 
@@ -435,7 +435,7 @@ def test_a_family_that_is_not_known_is_refused_after_its_config(served, tmp_path
 
 @pytest.mark.parametrize("target", ["../../outside.safetensors", "a/b.safetensors", "pytorch_model.bin", 3])
 def test_an_index_that_leads_elsewhere_is_refused(served, tmp_path, target):
-    """Every name in the index must be a safetensors file of the repository, beside the index."""
+    """Every name in the index must be a safetensors file of the repository, next to the index."""
     index = served.directory / small_checkpoint.INDEX
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": target}}))
     with pytest.raises(ModelRefused, match="names"):

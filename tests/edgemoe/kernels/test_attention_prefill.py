@@ -21,7 +21,7 @@ CONTEXT = 210
 
 PATHS = ["neon"] if platform.machine() == "aarch64" else ["avx2", "avx512-vnni", "avx512-bf16", "amx"]
 PATHS = [*PATHS, paths.EMULATED]
-"""Those that have code for a prompt's attention; AMX leaves a token alone to another one."""
+"""Paths that have code for a prompt's attention; AMX leaves a token alone to another one."""
 
 
 class Prompt:

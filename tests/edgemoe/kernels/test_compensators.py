@@ -35,7 +35,7 @@ SHAPES = {
 """Hidden and inner size of an expert, of families with large experts a fraction."""
 
 ROUNDING = 0.015
-"""Largest relative error: y is rounded to bf16 before and behind U V x, in both products."""
+"""Largest relative error: y is rounded to bf16 before and after U V x, in both products."""
 
 TOKENS = (1, 2, 3, 5, 12, 13, 70)
 
@@ -143,7 +143,7 @@ def test_products_are_those_of_both_parts(kernel, shape):
     indirect=["kernel"],
 )
 def test_every_projection_may_have_its_own_rank(kernel, ranks, level):
-    """Projections without factors are as they are quantized; without any the bits are those without a compensator."""
+    """Projections without factors are as they are quantized; without any the bits are as without a compensator."""
     rig = Rig(kernel, 128, 64, ranks, level)
     x = rig.x(3)
     want = rig.reference(x, kernel.name == "native")
@@ -157,7 +157,7 @@ def test_every_projection_may_have_its_own_rank(kernel, ranks, level):
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("hidden", "inner"), [(256, 96), (100, 36), (512, 800)])
 def test_a_token_is_the_same_alone_and_among_others(hidden, inner):
-    """No bit depends on how many rows a call has, or on whose, with a compensator and without."""
+    """No bit depends on the number of rows in a call, or on other rows, with a compensator and without."""
     rig = Rig(KERNELS["native"], hidden, inner, (9, 16, 6))
     x = rig.x(70)
     for activation in (FUSED, UNFUSED):

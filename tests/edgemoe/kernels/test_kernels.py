@@ -59,7 +59,7 @@ FUSED = Activation("silu", gate)
 """A kernel may compute it in one call with both products."""
 
 UNFUSED = Activation(CUSTOM, gate)
-"""The same function, which a kernel must call."""
+"""The gating as a function that a kernel must call."""
 
 
 def as_read(x: torch.Tensor, kernel: Compute, level: int, group: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def as_read(x: torch.Tensor, kernel: Compute, level: int, group: int) -> torch.T
 
 @pytest.fixture(params=PATHS)
 def path(request) -> Iterator[None]:
-    """Products by each path, and with AVX2 also those with bf16 weights."""
+    """Products by each path; with AVX2, products with bf16 weights too."""
     with forced(request.param):
         yield
 
@@ -263,7 +263,7 @@ def test_a_token_is_the_same_alone_and_among_others(path, shape, group, level):
 
 
 def test_bf16_products_agree_with_float32_ones(monkeypatch):
-    """On a CPU with bf16 instructions torch's product of many tokens is in bf16: the same result to rounding."""
+    """On a CPU with bf16 instructions torch's product of many tokens is in bf16, with an equal result to rounding."""
     layout, kernel = detect(), KERNELS["torch"]
     geometry, _, record = a_store(SHAPES[2], layout)
     form = kernel.form(geometry, layout, layout)
@@ -352,7 +352,7 @@ def test_numbers_that_are_not_finite_stay_so_in_dense_products(bad):
     indirect=["path"],
 )
 def test_dense_products(path, shape, tokens):
-    """Products with both kinds of dense weight equal those in double precision, to the rounding of activations."""
+    """Products with both kinds of dense weight equal products in double precision, to the rounding of activations."""
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator)
     x = torch.randn(tokens, shape[1], generator=generator).bfloat16()
@@ -425,7 +425,7 @@ def test_no_bit_depends_on_the_number_of_threads(monkeypatch, threads):
 @pytest.mark.parametrize("size", [128, 100, 2048])
 def test_norms_are_transformers_own(size):
     """DenseNorm equals transformers' norm bit for bit; a norm of another class is not replaced."""
-    # Squares are added up in another order, so in one of some 240 rows of 2048 a number rounds the other way.
+    # Squares are added up in another order, so in about one of 240 rows of 2048 numbers one rounds the other way.
     generator = torch.Generator().manual_seed(size)
     norm = Qwen3MoeRMSNorm(size, eps=1e-6).to(torch.bfloat16)
     norm.weight.data.normal_(1, 0.2, generator=generator)

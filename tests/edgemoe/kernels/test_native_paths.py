@@ -101,7 +101,7 @@ def test_products_of_experts_are_the_reference_bit_for_bit(path, shape, level):
 @pytest.mark.e2e
 @pytest.mark.parametrize("shape", [(64, 256), (33, 304), (100, 64), (5, 100), (64, 17), (70, 1024)])
 def test_dense_products_are_the_reference_bit_for_bit(path, shape):
-    """For columns that tiles and vectors divide and for others, with rows beside the last tile."""
+    """Columns that tiles and vectors divide and others give the reference's bits, with rows after the last tile."""
     generator = torch.Generator().manual_seed(shape[1])
     codes, scales = quantize_rows(torch.randn(shape, generator=generator))
     x = (torch.randn(300, shape[1], generator=generator) * 10).bfloat16()
@@ -115,7 +115,7 @@ def test_dense_products_are_the_reference_bit_for_bit(path, shape):
 @pytest.mark.e2e
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump reads the compiled instructions")
 def test_avx_vnni_is_compiled_in_both_encodings():
-    """Of the 256-bit products every one exists as AVX-VNNI's and as AVX-512's instruction.
+    """Every one of the 256-bit products exists as AVX-VNNI's and as AVX-512's instruction.
 
     A processor has seldom both, so that the tests above run one of them: this one shows that the other differs in its
     encoding alone.

@@ -1,4 +1,4 @@
-"""kernels.probe: what is measured, kept, repeated and refused; and what `--kernel` forces."""
+"""kernels.probe: measurements, kept, repeated and refused ones; and the paths that `--kernel` forces."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_measurement_has_every_candidate_and_changes_no_choice():
 
 
 def test_a_machine_is_measured_once(tmp_path, timings):
-    """The file of the first start serves the next one; no other file is left behind."""
+    """The file of the first start serves the next one; there is no other file."""
     first = choose_fastest(tmp_path / "new")
     assert set(paths.chosen().values()) == {"avx2"}
     assert (choose_fastest(tmp_path / "new"), len(timings)) == (first, 1)
@@ -227,7 +227,7 @@ def test_on_arm_8_bit_products_are_taken_where_they_have_code(monkeypatch):
 
 @pytest.mark.parametrize("name", ["amx", "avx9", "neon", paths.EMULATED])
 def test_a_kernel_that_is_not_here_is_refused(name, tmp_path):
-    """The message names those that are."""
+    """The message names the kernels that are."""
     if name in paths.available():
         pytest.skip(f"the processor has {name}")
     with pytest.raises(UserError, match=f"one of auto, {', '.join(paths.available())}, torch for --kernel"):

@@ -1,4 +1,4 @@
-"""Operators on many rows, on all threads: the same as one row after another."""
+"""Operators on many rows, on all threads, have the result of one row after another."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("cols", [64, 33])
 def test_products_of_heads(instructions, cols):
-    """x W^T of each head, by torch in float64; matrices may lie apart; each row's bits are those of it alone."""
+    """x W^T of each head, by torch in float64; matrices may lie apart; each row has the bits of it alone."""
     x, weight = normal(3, 130, cols).bfloat16(), normal(3, 50, cols, seed=1).bfloat16()[:, 4:44]
     whole = native.head_products(x, weight)
     torch.testing.assert_close(whole.double(), x.double() @ weight.double().mT, rtol=0.01, atol=0.05)
@@ -41,7 +41,7 @@ def test_products_of_heads(instructions, cols):
 
 @pytest.mark.parametrize("cols", [64, 33])
 def test_wide_products(cols):
-    """x W^T by torch in float64; each row's bits are those of it alone."""
+    """x W^T by torch in float64; each row has the bits of it alone."""
     x, weight = normal(130, cols), normal(50, cols, seed=1)
     whole = native.wide_product(x, weight)
     torch.testing.assert_close(whole.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-4)
@@ -107,7 +107,7 @@ def test_a_recurrence_is_its_equations(decays, skip):
 
 @RULES
 def test_a_recurrence_has_the_same_bits_in_parts(decays, skip):
-    """Outputs and the state behind them, in one call, in several, and token by token."""
+    """Outputs and the state after them, in one call, in several, and token by token."""
     rows, whole = delta_rows(20, decays), normal(4, 24, 40, seed=7)
     states = [whole.clone(), whole.clone()]
     want = delta_rule(rows, whole, skip)

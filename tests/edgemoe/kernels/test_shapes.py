@@ -1,4 +1,4 @@
-"""The compiled kernel compares the sizes in its structures with those of the buffers before it computes."""
+"""The compiled kernel compares the sizes in its structures with the buffers' before it computes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_dense_products_norms_and_routers_of_another_width_are_refused():
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_attention_beyond_the_context_or_of_other_heads_is_refused(rows):
-    """Rows behind the last place of the KV, and a KV or rows of other heads, are ValueErrors."""
+    """Rows after the last place of the KV, and a KV or rows of other heads, are ValueErrors."""
     attention = NativeAttention(4, 2, 16, None, 0.25)
     qkv, rotation = torch.zeros(rows, 8 * 16).bfloat16(), (torch.ones(rows, 16).bfloat16(),) * 2
     keys = torch.zeros(2, 8, 16).bfloat16()

@@ -35,7 +35,7 @@ def blocks_of(engine: Engine, count: int) -> int:
 
 
 def test_hashes_cover_the_model_the_tokens_and_all_before_them():
-    """Another root, another token, and another order each change every hash behind them and none before."""
+    """Another root, another token, and another order each change every later hash and no earlier one."""
     tokens = np.array(SYSTEM[: 2 * BLOCK], np.int64)
     root, one, two = chain(b"root", tokens)
     assert len({root, one, two}) == 3
@@ -150,7 +150,7 @@ def test_the_least_recently_used_leaves_first_and_as_late_as_possible(engine):
     for n in (0, 1, 2, 3, 1, 4, 0, 2, 5, 5, 6, 1, 4):
         request = run(scheduler, [*prompts[n], 1], 2)
         assert (request.cached > 0) == (n in recent), (n, recent)
-        # The new sequence lies beside the copied one while it runs; then it takes the place of the one it continues.
+        # The new sequence lies next to the copied one while it runs; then it takes the place of the one it continues.
         recent = [*[m for m in recent if m != n], n][-4:]
         assert scheduler.kept_bytes <= engine.plan.kv_bytes
         assert engine.budget.used <= engine.budget.limit

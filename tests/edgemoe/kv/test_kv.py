@@ -31,7 +31,7 @@ MIXED = KVShape(
 
 
 def allocated(sequence: SequenceKV) -> int:
-    """Bytes of the storages behind a sequence's tensors, each once."""
+    """Bytes of the storages of a sequence's tensors, each once."""
     tensors = list(sequence.stored)
     if sequence.states:
         tensors += [value for value in vars(sequence.states).values() if isinstance(value, torch.Tensor)]
@@ -69,7 +69,7 @@ def test_bytes_of_a_token_by_hand(model_type, wanted):
     [("gpt_oss", 2 * 18 * 8 * (64 + 64)), ("mimo_v2_flash", 2 * 9 * 4 * (192 + 192))],
 )
 def test_a_token_beyond_all_windows_takes_the_bytes_of_layers_without_one(model_type, wanted):
-    """On a device, whose memory is taken as a whole, it takes those of all layers, which are of one kind in gpt-oss."""
+    """On a device, whose memory is taken as a whole, it takes all layers' bytes; gpt-oss has layers of one kind."""
     shape = family_of(CONFIG_MAPPING[model_type]().to_dict()).kv
     assert shape.bytes_for(100_001) - shape.bytes_for(100_000) == wanted
     plain = shape.without_windows()

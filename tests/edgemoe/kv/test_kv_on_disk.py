@@ -74,7 +74,7 @@ FAMILIES = ["deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe"]
 @pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_kind_of_attention_reads_what_it_wrote(open_engine, started, tmp_path, model_type, kv):
-    """The logits behind a prompt from disk are those of the computed one, bit for bit.
+    """The logits after a prompt from disk are the computed one's, bit for bit.
 
     Chunks end with the block: with latents a prompt's first step has other roundings than those that continue it.
     """
@@ -95,7 +95,7 @@ def test_every_kind_of_attention_reads_what_it_wrote(open_engine, started, tmp_p
 
 @pytest.mark.e2e
 def test_states_of_linear_attention_are_refused_by_name(open_engine, tmp_path):
-    """Such a model has one state, behind its last token, and no KV to cut at a block."""
+    """Such a model has one state, after its last token, and no KV to cut at a block."""
     source = save(random_model("qwen3_next"), tmp_path / "model", fused=False)
     convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
     engine = open_engine(tmp_path / "store")
@@ -127,7 +127,7 @@ def test_blocks_of_other_settings_are_not_found(open_engine, started, tiny_store
 
 @pytest.mark.e2e
 def test_blocks_of_another_store_are_not_found(open_engine, started, tiny_store, checkpoint, tmp_path):
-    """The same checkpoint at fewer levels is another store, whose fingerprint differs."""
+    """A checkpoint at fewer levels is another store, whose fingerprint differs."""
     first = started(open_engine(tiny_store, level=4, context=4 * BLOCK), tmp_path / "kv")
     run(first, SYSTEM)
     first.close()
@@ -199,7 +199,7 @@ def test_a_cancel_while_blocks_are_read_keeps_what_was_read(
 
 
 def test_memory_and_disk_are_one_path(open_engine, started, tiny_store, tmp_path):
-    """What memory has of a prompt is taken from there, also within a block; the disk has the blocks behind it."""
+    """Memory gives its part of a prompt, also within a block; the disk has the blocks after it."""
     engine = open_engine(tiny_store, level=4, context=8 * BLOCK)
     first = started(engine, tmp_path)
     long = [*SYSTEM, *SYSTEM]

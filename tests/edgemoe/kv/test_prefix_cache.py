@@ -1,4 +1,4 @@
-"""KV blocks on disk: what is written is read, within the limit, whatever is damaged, refused or killed."""
+"""KV blocks on disk: written blocks are read, within the limit, whatever is damaged, refused or killed."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_file_of_another_prompt_or_model_is_dropped_by_name(tmp_path, caplog):
 
 
 def test_the_least_recently_used_leave_and_tails_before_heads(tmp_path):
-    """A limit of four blocks: what was read stays, and of a sequence its beginning; files of other names stay too."""
+    """Under a limit of four blocks, blocks that were read and beginnings of sequences stay; so do foreign files."""
     one, two, three = TOKENS[: 2 * BLOCK], TOKENS[: 2 * BLOCK] + 1, TOKENS[: 2 * BLOCK] + 2
     limit = 4 * SIZE
     (tmp_path / "notes.kv").write_bytes(b"x" * 10 * SIZE)

@@ -13,7 +13,7 @@ from edgemoe.kv.rows import decode, encode, rotate, row_of
 
 
 def test_a_row_of_8_bits_by_hand():
-    """A scale of 1 in bf16, 0x3f80, and a byte a number; 40 numbers have two scales and 8 bytes of padding."""
+    """A scale of 1 in bf16, 0x3f80, and one byte per number; 40 numbers have two scales and 8 bytes of padding."""
     x = torch.zeros(40)
     x[0], x[1], x[2], x[31], x[32] = 127, -1, 0.5, -127, 63.5
     row = encode("q8_0", x).tolist()
@@ -82,7 +82,7 @@ def test_the_rotation_is_the_hadamard_matrix(size):
 
 
 def test_a_rotation_keeps_a_large_number_from_coarsening_its_block():
-    """With one number 50 times the others, 4 bits behind the rotation lose less than half as much of the others."""
+    """With one number 50 times the others, 4 bits after the rotation lose less than half as much of the others."""
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
     x[:, 5] = 50
     others = torch.arange(128) != 5

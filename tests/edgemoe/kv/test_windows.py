@@ -146,7 +146,7 @@ def test_answers_have_the_bits_of_sequences_that_keep_all_tokens(open_engine, st
 
 @pytest.mark.e2e
 def test_a_conversation_goes_on_after_its_prompt_and_where_others_left_it(open_engine, store_of):
-    """As templates that drop an answer's reasoning have it; where no window is kept all tokens are computed again."""
+    """Templates that drop an answer's reasoning do that; where no window is kept all tokens are computed again."""
     engine = open_engine(store_of("gpt_oss"), context=CONTEXT, parallel=2)
     scheduler = Scheduler(engine, keep=True)
     first = run(scheduler, TOKENS[:1000], 350)

@@ -138,7 +138,7 @@ def test_a_mask_is_a_window_or_nothing():
 
 @pytest.mark.parametrize("eight_bits", [False, True])
 def test_latents_are_attended_to_as_if_every_head_had_its_keys(monkeypatch, eight_bits):
-    """Scores and sums over latents equal those over the keys and values that kv_b_proj expands them to."""
+    """Scores and sums over latents equal scores and sums over the keys and values that kv_b_proj makes of them."""
     # Two heads' matrices at a time do not fit, so that the weights are taken in slices.
     monkeypatch.setattr(latent_module, "SLICE_BYTES", 4 * 16 * 32)
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Memory that building a model takes beside its weights."""
+"""Memory that building a model takes in addition to its weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(dense)
     sys.platform != "linux" or not native.available(), reason="needs glibc's malloc and the kernel"
 )
 def test_parts_that_are_joined_leave_no_holes(tmp_path):
-    """The peak while q, k and v are joined is above the dense weights by one layer's parts, not by those of all."""
+    """The peak while q, k and v are joined is above the dense weights by one layer's parts, not by all layers'."""
     model = random_model(
         "qwen3_moe",
         num_hidden_layers=LAYERS,

@@ -33,7 +33,7 @@ def growth(product: Callable[[int], object]) -> int:
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("kernel", ["the fastest", "torch"])
 def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, bits):
-    """Products of each new number of rows leave no code or buffers of their own behind, and are right."""
+    """Products of each new number of rows keep no code or buffers of their own, and are right."""
     if kernel == "torch":
         monkeypatch.setattr(native, "available", lambda: False)
     weight, scale = torch.randn(384, 256).bfloat16(), None
@@ -52,7 +52,7 @@ def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, b
 
 
 def test_memory_of_latent_heads_does_not_grow_with_the_lengths_of_prompts():
-    """Products with the halves of kv_b_proj leave nothing behind either."""
+    """Products with the halves of kv_b_proj keep nothing either."""
     linear = DenseLinear(torch.randn(4 * 64, 128).bfloat16(), None, None)
     heads = LatentHeads(
         SimpleNamespace(kv_b_proj=linear, qk_nope_head_dim=32, v_head_dim=32, kv_lora_rank=128)

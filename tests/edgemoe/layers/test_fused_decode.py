@@ -1,4 +1,4 @@
-"""Fused decode against transformers' modules: the same bits under every limit, level rule and look-ahead."""
+"""Fused decode has the bits of transformers' modules under every limit, level rule and look-ahead."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ MODELS = {
     "lfm2_moe": {},  # short convolutions, head norms and layers under other names, scores that are rounded
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
-"""Model -> its config beside family_models.SMALL; every one with 4 experts a token."""
+"""Model -> its config in addition to family_models.SMALL; every one with 4 experts per token."""
 
 LATENT = ("deepseek_v2", "deepseek_v3, 8 bits", "glm4_moe_lite")
-"""Of MODELS, those whose attention is transformers' module in other steps, over edgemoe's latents."""
+"""Models of MODELS whose attention is transformers' module in other steps, over edgemoe's latents."""
 
 DECIDED = 24
 """Factor on router weights: at initialisation's 0.02 all gate weights are about equal, and none is negligible."""
@@ -112,7 +112,7 @@ def store(request, store_of) -> Path:
 
 
 def decoded(engine: Engine, tokens: list[int] = DECODED) -> tuple[torch.Tensor, ExpertUse]:
-    """Logits [tokens, vocabulary] of single steps behind the prompt, and the levels that these steps used."""
+    """Logits [tokens, vocabulary] of single steps after the prompt, and the levels that these steps used."""
     sequence = engine.sequences.new()
     engine.prefill(sequence, PROMPT)
     engine.take_use()
@@ -155,7 +155,7 @@ def opposed(tmp_path_factory) -> Path:
 
 
 def test_new_tokens_add_experts_in_the_order_of_prompts(opposed, open_engine):
-    """Sums of rows that nearly cancel each other, whose bits show their order, are those of one prompt."""
+    """Sums of rows that nearly cancel each other, whose bits show their order, are one prompt's sums."""
     engine = open_engine(opposed)
     found, _ = decoded(engine)
     whole = engine.all_logits(engine.sequences.new(), PROMPT + DECODED, decode=False)
@@ -170,7 +170,7 @@ def test_new_tokens_add_experts_in_the_order_of_prompts(opposed, open_engine):
     e2e=lambda case: case["store"] != DIFFERENT[-1],
 )
 def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule, limit):
-    """Logits and levels equal those of transformers' modules bit for bit, under every limit and look-ahead."""
+    """Logits and levels equal transformers' modules bit for bit, under every limit and look-ahead."""
     want, use = decoded(by_modules(open_engine(store, exact=True, **RULES[rule])))
     assert fused_calls == []
     levels = set(RULES[rule]["levels"])
@@ -307,7 +307,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
     "8, keys and values at 8 bits": {"levels": (8,), "kv": "q8_0"},
     "8, keys and values at 4 bits": {"levels": (8,), "kv": "q4_0"},
 }
-"""What a step of several sequences computes with."""
+"""Settings of a step of several sequences."""
 
 
 @pairwise(

@@ -101,7 +101,7 @@ def routed(logits: torch.Tensor, top_k: int, *, normalise: bool) -> tuple[torch.
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(("experts", "top_k"), [(4, 1), (60, 4), (128, 8), (8, 8)])
 def test_a_router_is_a_softmax_of_which_the_top_k_count(experts, top_k, normalise):
-    """Experts and gate weights are those of torch's softmax and top k; of equal logits the first expert comes first."""
+    """Experts and gate weights are torch's softmax and top k; of equal logits the first expert comes first."""
     logits = torch.randn(experts, generator=torch.Generator().manual_seed(experts)).mul(4).bfloat16()
     logits[1] = logits[3] = logits.max() + 1
     found, chosen, gates = routed(logits, top_k, normalise=normalise)
@@ -157,7 +157,7 @@ def test_joined_weights_take_no_memory_of_their_own():
 
 @pytest.mark.parametrize("bad", ["all", "one"])
 def test_a_router_without_finite_logits_chooses_distinct_experts(bad):
-    """NaN in all logits, or in those of one expert: no expert is chosen twice, so no buffer holds too many rows."""
+    """NaN in all logits, or in one expert's: no expert is chosen twice, so no buffer holds too many rows."""
     weight, token = torch.randn(8, 64).bfloat16(), torch.randn(3, 64).bfloat16()
     (weight if bad == "all" else weight[0]).fill_(float("nan"))
     _, chosen, _ = NativeRouter(weight, 4, RouterForm(normalise=True, rounded=False))(token)

@@ -51,7 +51,7 @@ MODELS = {
     "qwen3_moe, 8 bits": {"attention_bias": True},  # biases, and dense weights at 8 bits per weight
     "qwen3_moe, small": {"num_attention_heads": 1, "num_key_value_heads": 1, "num_experts_per_tok": 2},
 }
-"""Model -> its config beside family_models.SMALL."""
+"""Model -> its config in addition to family_models.SMALL."""
 
 SETTINGS = {
     "exact 8": {},
@@ -125,7 +125,7 @@ def logits(engine: Engine, tokens: tuple[int, ...] = (11, 250)) -> torch.Tensor:
 
 
 def require_equal_answers(open_on: Callable[..., Engine], monkeypatch, **how) -> None:
-    """Compares an engine's logits and counts with those of transformers' modules, which differ by rounding."""
+    """Compares an engine's logits and counts with transformers' modules, which differ by rounding."""
     engine = open_on(**how)
     assert isinstance(engine.runner.fused, GraphDecode)
     got, counts, use = logits(engine), engine.take_counts(), engine.take_use()
@@ -149,7 +149,7 @@ def require_equal_answers(open_on: Callable[..., Engine], monkeypatch, **how) ->
     indirect=["store"],
 )
 def test_a_new_token_is_computed_as_by_modules(open_on, monkeypatch, name, limits):
-    """Logits equal those of transformers' modules but for rounding; the same experts are requested and counted.
+    """Logits equal transformers' modules but for rounding; equal experts are requested and counted.
 
     Each family and each kind of rule once, as Triton's interpreter takes long: norms over all heads, windows, biases
     and 8-bit dense weights, with misses of every kind.
@@ -158,7 +158,7 @@ def test_a_new_token_is_computed_as_by_modules(open_on, monkeypatch, name, limit
 
 
 def test_limits_do_not_change_a_bit(open_on):
-    """Logits equal those of all experts resident, for any limits, look-ahead and order of copies."""
+    """Logits are as with all experts resident, for any limits, look-ahead and order of copies."""
     want = logits(open_on())
     for seed, (experts, dram, readers, speculate) in enumerate([(2, 3, 4, "full"), (7, 0, 1, "auto")]):
         engine = open_on(experts, dram, seed=seed, readers=readers, speculate=speculate)
@@ -167,7 +167,7 @@ def test_limits_do_not_change_a_bit(open_on):
 
 
 def test_experts_are_read_where_they_lie(open_on, monkeypatch):
-    """With few experts on the device and the others in DRAM: the same bits as with copies, and some of them move."""
+    """With few experts on the device and the others in DRAM, bits are as with copies, and some experts move."""
     monkeypatch.setattr(graph_groups, "GROUP", 1)
     how = SETTINGS["8/4/2/0"] | {"exact": True}
     three = 11, 250, 11

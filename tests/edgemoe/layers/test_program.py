@@ -1,4 +1,4 @@
-"""Lists of operations: what is wrong in one is found when it is made, and dense gated layers are transformers' own."""
+"""Lists of operations: an error in one is found when it is made, and dense gated layers are transformers' own."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Doubled(nn.Module):
 
 @needs_native
 def test_dense_gated_layers_are_transformers_own():
-    """The same bits with both products joined; a module that computes something else is left alone."""
+    """Both products joined give equal bits; a module that computes something else is left alone."""
     module = random_model("glm4_moe").model.layers[0].mlp.bfloat16()
     for name in ("gate_proj", "up_proj", "down_proj"):
         setattr(module, name, DenseLinear(getattr(module, name).weight.data, None, None))

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that no module has: those that change nothing are left out, others are refused."""
+"""Tensors of a checkpoint that no module has: harmless ones are left out, others are refused."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ WRONG = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.5}},
     ),
     "too few factors": ("phimoe", {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 7}}),
-    "too few factors behind the first positions": (
+    "too few factors after the first positions": (
         "phimoe",
         {"rope_parameters": LONGROPE | {"long_factor": [1.5] * 9}},
     ),

@@ -28,7 +28,7 @@ def children() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No process is left behind."""
+    """No process is left."""
     before = children()
     yield
     assert children() <= before
@@ -76,7 +76,7 @@ def test_what_ends_it_is_named(function, found):
 
 
 def test_it_prints_nothing_and_changes_nothing(capfd):
-    """What it prints and writes to memory stays in the process."""
+    """Its output and its writes to memory stay in the process."""
     changed = []
 
     def prints() -> None:

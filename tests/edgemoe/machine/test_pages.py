@@ -44,7 +44,7 @@ def test_large_tensors_move_into_huge_pages():
 
 
 def test_whole_huge_pages_are_collapsed_once(monkeypatch):
-    """Every whole huge page of a tensor, and no byte beside them, however many views of it there are."""
+    """Every whole huge page of a tensor, and no byte next to them, however many views of it there are."""
     tensor, seen = torch.empty(LARGE, dtype=torch.uint8), []
 
     def madvise(address: ctypes.c_void_p, size: ctypes.c_size_t, advice: int) -> int:
@@ -97,7 +97,7 @@ def test_pages_are_returned_behind_the_bytes_that_stay(first, gone):
     made = sparse_tensor((3, row + 8), torch.uint8).fill_(7)
     assert pages_of(made) == 13
     return_pages(made[1], first)
-    assert pages_of(made) == 13 - gone  # the row begins 8 bytes behind a page's start and ends 16 behind one
+    assert pages_of(made) == 13 - gone  # the row begins 8 bytes after a page's start and ends 16 after one
     assert (made[0] == 7).all()
     assert (made[1, :first] == 7).all()
     assert (made[2] == 7).all()

@@ -1,4 +1,4 @@
-"""What the operating system reports about the process."""
+"""Reports of the operating system about the process."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ print(before - resident_bytes())
 @pytest.mark.e2e
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
 def test_threads_that_compute_in_turn_share_freed_memory():
-    """What one thread has freed serves the next one: eight threads take little more than one."""
+    """Memory that one thread has freed serves the next one: eight threads take little more than one."""
     program = """
 import ctypes
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A prompt in a long context under the smallest limit: what attention takes beside keys and values is in the plan."""
+"""A prompt in a long context under the smallest limit: the plan has all memory of attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE = {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 32, "n
 """Keys and values in float32 would take more than all else."""
 
 DEEP = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 24}
-"""Sums of attention, two numbers a layer and token, take more than all else but keys and values."""
+"""Sums of attention, two numbers per layer and token, take more than all else but keys and values."""
 
 WINDOWS = WIDE | {"sliding_window": 64}
 """Keys and values of all tokens would take more than all else."""

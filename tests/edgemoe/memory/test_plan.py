@@ -176,7 +176,7 @@ def test_the_workspace_of_a_recurrence_holds_what_a_layer_has_taken(state, peak)
 
 
 def test_the_workspace_has_room_for_an_index():
-    """Its keys twice in float32 and 64 scores a token, four times, where a context has many tokens."""
+    """Its keys twice in float32 and 64 scores per token, four times, where a context has many tokens."""
     index = KVShape(tuple(range(16)), 1, 128, 0)
     shape = dataclasses.replace(SHAPE, kv=dataclasses.replace(SHAPE.kv, index=index), index_topk=2048)
     short, long = (workspace_of(shape, context) for context in (1 << 17, 1 << 18))
@@ -219,7 +219,7 @@ def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch)
 
 
 def test_what_experts_leave_is_said_to_be_unused():
-    """Under a limit above all that a model takes the line has the bytes of its experts, not those they could have."""
+    """Under a limit above all that a model takes the line has the bytes of its experts, not the free ones."""
     text = plan(vram=40_000_000_000).lines()[0]
     whole = MODEL.bytes_of_all(4)
     assert f"experts {format_size(whole)}, " in text
@@ -310,7 +310,7 @@ def test_four_levels_split_as_on_text(retention, measured):
 
 
 def test_measured_damage_splits_by_its_own_sample():
-    """Of a known damage the fractions are those of the levels of other tokens, not those of typical errors."""
+    """Known damage gives the fractions of other tokens' levels, not of typical errors."""
     settings, damage = RunSettings(levels=(8, 4, 2, 0), bits=3.4), a_damage(3, 16, tokens=2000)
     sizes = {"layers": 3, "experts": 16, "top_k": 4}
     policy, counts = LevelPolicy(settings, range(3), 16, damage), Counter[int]()
@@ -327,7 +327,7 @@ def test_measured_damage_splits_by_its_own_sample():
 
 @pytest.mark.e2e
 def test_a_calibrated_store_is_split_by_it(damageable):
-    """A calibration beside the store changes the split of levels by damage; a damaged one, or two levels, does not."""
+    """A calibration next to the store changes the split of levels by damage; a damaged one, or two levels, does not."""
     store, by_damage = StoreModel.open(damageable), RunSettings(levels=(8, 4, 2, 0), bits=3.0)
 
     def blocks(settings):

@@ -76,7 +76,7 @@ def test_zero_is_a_value(tmp_path, values, field, found):
 
 @pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 0.0}, {"min_p": 1.0}, {"top_k": 1}])
 def test_one_token_is_left(tmp_path, values):
-    """Of two equal logits always the same one is chosen."""
+    """One of two equal logits is always chosen."""
     import torch
 
     sampler = Sampler(own(tmp_path, {"do_sample": True} | values))

@@ -51,7 +51,7 @@ def test_the_first_use_is_announced_and_the_second_is_not(small_is_big, run, che
 
 
 def test_a_plan_of_a_checkpoint_converts_nothing(small_is_big, run, checkpoint, tiny_store, tmp_path):
-    """`plan` reads headers: its numbers are those of the converted store, and nothing is written or announced."""
+    """`plan` reads headers: its numbers are the converted store's, and nothing is written or announced."""
     limits = ("-c", 64, "--vram-limit", "900KB", "--levels", "4/2", "--json")
     code, out, err = run("plan", "-m", checkpoint, *limits)
     assert (code, err) == (0, "")

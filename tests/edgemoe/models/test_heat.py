@@ -21,7 +21,7 @@ A, B, C = ExpertKey(0, 0), ExpertKey(0, 1), ExpertKey(2, 2)
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch) -> Path:
-    """An empty directory in the place of a store; the cache lies beside it."""
+    """An empty directory in the place of a store; the cache lies next to it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "store").mkdir()
     return tmp_path / "store"
@@ -29,7 +29,7 @@ def directory(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def manifest(tiny_store) -> Manifest:
-    """Of a store of two layers."""
+    """The manifest of a store of two layers."""
     return Manifest.load(tiny_store)
 
 
@@ -148,7 +148,7 @@ def test_a_run_keeps_its_heat_at_the_end_and_on_the_way(directory, manifest, mon
 
 
 def test_a_chat_keeps_the_experts_that_it_used(tiny_store, tmp_path, run):
-    """The hottest experts of the file are those that the answer's routing named most often."""
+    """The hottest experts of the file are the ones that the answer's routing named most often."""
     store = Path(shutil.copytree(tiny_store, tmp_path / "store"))
     assert run("chat", "--model", store, "--prompt", "abc", "--max-new-tokens", 4)[0] == 0
     heat = load_heat(store, Manifest.load(store))

@@ -77,7 +77,7 @@ def test_look_ahead_needs_reads(tiny_store, mode):
 
 
 def test_studies_are_read():
-    """Each value in the type of its option; what is not given stays None."""
+    """Each value has the type of its option; options that are not given stay None."""
     read = parse_studies(["depth=equal", "heavy-hitters=0.25", "hot-warmup=3", "renormalise=on"])
     assert (read.depth, read.heavy_hitters, read.hot_warmup, read.renormalise) == ("equal", 0.25, 3, True)
     assert (read.critical, read.hotness) == (None, None)

@@ -1,4 +1,4 @@
-"""A config.json whose sizes are not those of the checkpoint's tensors is refused before any work."""
+"""A config.json whose sizes contradict the checkpoint's tensors is refused before any work."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_dense_weights_that_contradict_the_config_are_refused(run, open_engine, 
 
 @pytest.mark.e2e
 def test_every_flipped_bit_of_the_dense_weights_is_noticed(open_engine, damageable):
-    """24 single bits, all over the file behind its header: each is an error with the file's name."""
+    """24 single bits, all over the file after its header: each is an error with the file's name."""
     path = damageable / "dense.safetensors"
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
@@ -141,7 +141,7 @@ def test_every_flipped_bit_of_the_dense_weights_is_noticed(open_engine, damageab
     "name", ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"]
 )
 def test_a_changed_small_file_is_noticed(run, damageable, name):
-    """A flipped bit in any file beside the weights is an error with the file's name."""
+    """A flipped bit in any file next to the weights is an error with the file's name."""
     path: Path = damageable / name
     if not path.exists():
         path.write_text("{}")

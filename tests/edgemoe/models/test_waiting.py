@@ -123,7 +123,7 @@ def test_a_download_is_waited_for_too(soon, tmp_path, capsys):
 
 
 def test_a_reader_of_the_finished_store_is_not_waited_for(soon, tmp_path):
-    """The first process keeps its store open: a second one uses it beside it."""
+    """The first process keeps its store open: a second one uses it at the same time."""
     with StoreLock(tmp_path, exclusive=False):
         convert_once("tiny", tmp_path, lambda: False, pytest.fail)
 

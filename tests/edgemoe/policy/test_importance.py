@@ -35,7 +35,7 @@ def dense_attention(query, keys, scaling, window):
 
 
 def blocks_of(keys):
-    """What reads keys [kv_heads, N, D], at most KEY_BLOCK tokens at a time."""
+    """The reader of keys [kv_heads, N, D], at most KEY_BLOCK tokens at a time."""
 
     def read(first, end):
         assert 0 <= first < end <= min(first + KEY_BLOCK, keys.shape[1])
@@ -62,7 +62,7 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
     """Scores of all tokens by the definition, a token and a query at a time.
 
     Args:
-        query, keys: of the whole prompt so far, in float64.
+        query, keys: float64 values of the whole prompt so far.
         first: position of its first query.
         step: rows of the last step.
     """
@@ -89,7 +89,7 @@ def scores_so_far(query, keys, scaling, window, signal, first, step):
     block=[16, 64],
 )
 def test_ranks_are_over_the_whole_prompt_so_far(signal, steps, past, window, block):
-    """After every step its rows' ranks among all tokens are those of all the prompt's queries so far, however cut.
+    """After every step its rows' ranks among all tokens count all the prompt's queries so far, however cut.
 
     A step's rows come in blocks, which may divide the last queries.
 
@@ -198,7 +198,7 @@ def test_gate_weights_break_ties():
 
 
 def test_random_depends_on_the_routing_alone():
-    """The same routing gives the same values, whatever random numbers were drawn before; another routing does not."""
+    """Equal routing gives equal values, whatever random numbers were drawn before; another routing does not."""
     first = expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5)
     torch.rand(3)
     assert torch.equal(first, expert_importance("random", INDEX, WEIGHTS, None, 0.5, 5))
@@ -210,7 +210,7 @@ def test_sinks_absorb_attention_of_every_query():
     """Attention that goes to a head's sink is received by no token."""
     query, keys = torch.zeros(2, 3, 4), torch.zeros(1, 3, 4)
     sinks = torch.tensor([math.log(1.0), math.log(3.0)])
-    # Query i sees i + 1 tokens of weight 1 each, beside a sink of weight 1 in one head and 3 in the other.
+    # Query i sees i + 1 tokens of weight 1 each, and a sink of weight 1 in one head and 3 in the other.
     to_each = [(1 / (seen + 1) + 1 / (seen + 3)) / 2 for seen in (1, 2, 3)]
     want = torch.tensor([sum(to_each[token:]) for token in range(3)])
     got = attention_received(query, blocks_of(keys), 3, 1.0, None, 0, sinks)

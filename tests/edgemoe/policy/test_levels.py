@@ -89,7 +89,7 @@ def test_four_levels_skip_only_the_negligible():
 
 
 def test_predicted_experts_have_the_levels_of_the_schedule():
-    """The likeliest experts get the high level, the rest the low one or none; 8 is never predicted beside 4."""
+    """The likeliest experts get the high level, the rest the low one or none; 8 is never predicted next to 4."""
     experts = [5, 2, 7, 0]
     assert policy((4, 2), 0.75).predicted(2, [experts]) == {5: 4, 2: 4, 7: 2, 0: 2}
     assert policy((4, 0), 0.75).predicted(2, [experts]) == {5: 4, 2: 4}
@@ -101,7 +101,7 @@ def test_predicted_experts_have_the_levels_of_the_schedule():
 
 
 def test_the_rules_own_levels_are_read_ahead():
-    """Levels of the rule replace those by order: at most the highest that is read ahead, the higher of two rows."""
+    """Levels of the rule replace levels by order: at most the highest that is read ahead, the higher of two rows."""
     rows, levels = [[5, 2, 7, 0], [7, 1, 5, 3]], [[8, 2, 0, 2], [2, 4, 4, 0]]
     found = policy((8, 4, 2, 0), 0.75).predicted(2, rows, levels)
     assert found == {5: 4, 7: 2, 2: 2, 1: 4, 0: 2}
@@ -151,7 +151,7 @@ def run(engine, tokens=PROMPT, *, rest=()):
 
 
 def test_skipped_experts_are_neither_read_nor_computed(open_engine, tiny_store):
-    """At 4/0 the requests and the resident experts are those computed at level 4 alone."""
+    """At 4/0 the requests and the resident experts are the ones computed at level 4 alone."""
     engine = open_engine(tiny_store, levels=(4, 0), retention=0.5)
     run(engine)
     counts, use = engine.take_counts(), engine.take_use()
@@ -186,7 +186,7 @@ def test_retention_one_is_the_high_level(open_engine, tiny_store):
 
 
 def test_tokens_under_the_decode_policy_equal_single_steps(open_engine, tiny_store):
-    """all_logits(decode=True) chooses levels by token: logits equal those of single steps, to rounding."""
+    """all_logits(decode=True) chooses levels by token: logits equal single steps', to rounding."""
     how = {"levels": (4, 0), "retention": 0.75, "exact": True}
     engine = open_engine(tiny_store, **how)
     sequence = engine.sequences.new()
@@ -263,7 +263,7 @@ def test_a_prompts_last_token_alone_is_judged_as_a_prompt(open_engine, tiny_stor
 @pytest.mark.e2e
 @pytest.mark.parametrize("signal", ["heavy-hitters", "heavy-hitters-mean"])
 def test_a_long_prompt_is_ranked_over_all_its_steps(open_engine, tiny_store, judged, signal):
-    """The last step's ranks are those of the same tokens where the whole prompt is one step, after earlier turns too.
+    """The last step's ranks are as where the whole prompt is one step, after earlier turns too.
 
     At r = 1 levels are the same however the prompt is cut, so attention is too, to rounding.
     """

@@ -1,4 +1,4 @@
-"""edgemoe/policy/remapping.py: what tokens agree on, against a plain reading of the paper, and its twin in C."""
+"""edgemoe/policy/remapping.py: tokens' agreement, against a plain reading of the paper, and its twin in C."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def by_hand(logits: list[list[float]], top_k: int, alpha: float, bins: int) -> l
 
 @given(steps())
 def test_tokens_agree_as_the_paper_says(step):
-    """Bins, votes, the likeliest expert of each token and the order of the result are those of a plain loop."""
+    """Bins, votes, the likeliest expert of each token and the order of the result are a plain loop's."""
     logits, top_k, remapping = step
     want = by_hand(logits.float().tolist(), top_k, remapping.alpha, remapping.bins)
     assert remapping.choose(logits, top_k).tolist() == want

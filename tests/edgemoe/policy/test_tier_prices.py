@@ -20,7 +20,7 @@ EXPERTS = 16
 
 
 def seconds(level: int, own: int, slower: int, dram: float, *, whole: bool) -> float:
-    """What the planes of a level take from where each lies, in units of a bit from disk; plane by plane."""
+    """Time of a level's planes from where each lies, in units of a bit from disk; plane by plane."""
     total = 0.0
     for first, bits in PLANE_BITS.items():
         if first > level:
@@ -89,7 +89,7 @@ def test_without_any_plane_in_memory_bits_are_as_wanted():
 
 
 def test_dram_is_cheap_and_disk_is_dear():
-    """The same experts get more bits from DRAM than from disk, all of what is resident, and none falls below that."""
+    """Experts get more bits from DRAM than from disk, all of what is resident, and none falls below that."""
     chosen, gates = random_gates(4, 8, 300, EXPERTS)
     bits = {}
     for name, held in {"disk": (0, 0), "DRAM": (0, 8), "base": (2, 0), "all": (8, 0)}.items():

@@ -147,7 +147,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 
 @pytest.mark.e2e
 def test_a_recoded_store_is_whole_says_how_and_is_not_changed_again(damageable, checkpoint, foxes_text):
-    """What was measured on the old codes goes: the calibration of levels, and compensators."""
+    """Measurements on the old codes go: the calibration of levels, and compensators."""
     (damageable / CALIBRATION_NAME).write_bytes(b"of the old codes")
     family = family_of(Checkpoint.open(checkpoint).config)
     compensate(

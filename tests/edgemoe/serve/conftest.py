@@ -13,7 +13,7 @@ collect_ignore_glob = [] if all(map(find_spec, EXTRA)) else ["test_*.py", "*/tes
 
 @pytest.fixture(scope="module")
 def server(tiny_store) -> Iterator[object]:
-    """A server whose tests leave nothing behind in it."""
+    """A server whose tests leave no request in it."""
     from servers import a_model, server_of
 
     with server_of(a_model(tiny_store)) as one:

@@ -1,4 +1,4 @@
-"""Fields of completions beside the sampling's: suffix and best_of."""
+"""Fields of completions that chats do not have: suffix and best_of."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_model_without_such_tokens_is_named():
 @pytest.mark.e2e
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_the_likeliest_of_several_answers(server, logprobs):
-    """Of each prompt's five the two with the highest mean; all of them count as tokens."""
+    """The two with the highest mean of each prompt's five come back; all of them count as tokens."""
     fields = {"prompt": ["the fox", "the dog"], "max_tokens": 4, "temperature": 2.0, "seed": 5}
     every = server.client.post(COMPLETE, json=fields | {"n": 5, "logprobs": 1}).json()
     best = server.client.post(COMPLETE, json=fields | {"n": 2, "best_of": 5, "logprobs": logprobs}).json()

@@ -27,7 +27,7 @@ def post(server, path: str, **body):
 
 
 def test_a_chat_is_the_answer_of_the_api(server):
-    """Text, usage, timings and edgemoe's counts are those of Model.generate."""
+    """Text, usage, timings and edgemoe's counts are Model.generate's."""
     want = server.serving.model.generate(MESSAGES, max_new_tokens=6)
     body = post(server, "/v1/chat/completions", messages=MESSAGES, max_tokens=6).json()
     (choice,) = body["choices"]
@@ -59,7 +59,7 @@ def test_a_streamed_chat_is_the_whole_one(server):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_a_chat(server, stream):
-    """Each token has its own and the likeliest ones, streamed or not; the bytes are those of its text."""
+    """Each token has its own and the likeliest ones, streamed or not; the bytes are its text's."""
     want = server.serving.model.generate(MESSAGES, logprobs=2, max_new_tokens=6).logprobs
     fields = {"logprobs": True, "top_logprobs": 2, "stream": stream, "max_tokens": 6}
     response = post(server, "/v1/chat/completions", messages=MESSAGES, **fields)
@@ -72,7 +72,7 @@ def test_log_probabilities_of_a_chat(server, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echoed_prompt_has_its_scores(server, stream):
-    """As lm-eval reads it: one entry a token of the prompt and of the answer, the first null, equal floats on top."""
+    """lm-eval's form: one entry for each token of the prompt and of the answer, the first null, equal floats on top."""
     model = server.serving.model
     tokens = model.encode(TEXT)
     (scores,) = model.logprobs([tokens], top=1)
@@ -223,7 +223,7 @@ CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
     ],
 )
 def test_what_the_model_or_the_routes_refuse_is_named(server, path, body, status, param, words):
-    """Status, field and words of OpenAI's error object; nothing is left behind."""
+    """Status, field and words of OpenAI's error object; no request is left."""
     response = post(server, path, **body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, param)

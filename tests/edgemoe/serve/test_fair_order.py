@@ -1,4 +1,4 @@
-"""Clients in turn: what one client sends keeps no other one waiting for all of it, and no other one out."""
+"""Clients in turn: one client's requests keep no other one waiting for all of them, and no other one out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sent(arrivals: Arrivals[SimpleNamespace], *names: str) -> None:
 
 
 def test_a_flood_waits_for_the_others_between_its_own():
-    """By hand: a's second request comes behind b's first, a client that comes later behind those that wait."""
+    """By hand: a's second request comes after b's first, a client that comes later after the waiting ones."""
     arrivals = Arrivals()
     sent(arrivals, "a1", "a2", "a3", "a4", "b1")
     assert taken(arrivals, 2) == ["a1", "b1"]
@@ -90,7 +90,7 @@ def test_a_client_without_requests_gets_a_place_in_a_full_queue():
 
 @pytest.mark.e2e
 def test_one_request_beside_a_flood_is_answered_second(tiny_store):
-    """Over HTTP, from another address: behind the request that runs, before the five others that came earlier."""
+    """Over HTTP, from another address: after the request that runs, before the five others that came earlier."""
     with server_of(a_model(tiny_store, parallel=1), most=6) as server:
         gate, ended, model = threading.Event(), list[str](), server.serving.model
         model.engine.watch(lambda layer, chosen: gate.wait(30))
@@ -113,6 +113,4 @@ def test_one_request_beside_a_flood_is_answered_second(tiny_store):
         for thread in threads:
             thread.join(60)
         assert sorted(ended) == [flood] * 6 + [other]
-        assert (
-            ended.index(other) <= 2
-        )  # its thread may note its end a little later than that of the one behind
+        assert ended.index(other) <= 2  # its thread may note its end a little later than the next one's

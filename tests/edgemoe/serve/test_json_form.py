@@ -103,7 +103,7 @@ def test_an_answer_has_its_schema_whole_and_streamed(formed, create, monkeypatch
 
 @pytest.mark.e2e
 def test_an_object_of_any_keys(create, formed, monkeypatch):
-    """What the model wants passes where it is JSON; it may think first, and the text has none of that."""
+    """An answer that is JSON passes; the model may think first, and the text has none of that."""
     script(
         monkeypatch, formed.serving.model.tokenizer, lambda prompt: '<think>hm</think>\n{"city": [1, 2.5]}'
     )
@@ -114,7 +114,7 @@ def test_an_object_of_any_keys(create, formed, monkeypatch):
 
 @pytest.mark.e2e
 def test_a_prompt_that_has_begun_to_think(create, formed, monkeypatch):
-    """The JSON comes behind the end of the reasoning; where the template has ended it, at once."""
+    """The JSON comes after the end of the reasoning; where the template has ended it, at once."""
     script(monkeypatch, formed.serving.model.tokenizer, 'hm</think>{"a": 1}')
     for kwargs, thought in (({"thinking_begun": True}, "hm"), ({"enable_thinking": False}, None)):
         body = {"chat_template_kwargs": kwargs}
@@ -124,7 +124,7 @@ def test_a_prompt_that_has_begun_to_think(create, formed, monkeypatch):
 
 
 def test_text_is_text(create, formed, monkeypatch):
-    """As without the field."""
+    """The answer is as without the field."""
     script(monkeypatch, formed.serving.model.tokenizer, "It is sunny.")
     assert create({"type": "text"}).choices[0].message.content == "It is sunny."
 

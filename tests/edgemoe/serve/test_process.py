@@ -134,7 +134,7 @@ def test_a_server_keeps_how_hot_experts_were(damageable):
 
 
 def test_a_second_signal_ends_at_once(tiny_store):
-    """Ctrl-C behind SIGTERM within an answer breaks it off, with 130."""
+    """Ctrl-C after SIGTERM within an answer breaks it off, with 130."""
     port = a_port()
     common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
     with programs() as start:

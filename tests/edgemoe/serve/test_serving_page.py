@@ -15,7 +15,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs/serving.md").read_text(encod
 
 
 def test_every_option_is_on_the_page():
-    """Those of `serve --help`, each as a whole word."""
+    """Every option of `serve --help` is there, each as a whole word."""
     command = typer.main.get_command(app).commands["serve"]
     options = {name for param in command.params for name in param.opts if name.startswith("--")}
     assert len(options) > 40

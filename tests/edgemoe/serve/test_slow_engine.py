@@ -255,7 +255,7 @@ def test_an_unknown_error_is_500_and_logged(slow, monkeypatch, caplog):
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr(type(slow.serving.model), "submit", broken)
-    # The server closes the connection behind such an error, and the next request must not be on its way in it.
+    # The server closes the connection after such an error, and the next request must not be on its way in it.
     found = slow.client.post(COMPLETE, json=body(False), headers={"connection": "close"})
     monkeypatch.undo()
     assert found.status_code == 500

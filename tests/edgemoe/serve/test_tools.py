@@ -114,7 +114,7 @@ def test_a_changed_call_is_rendered_by_the_template(create, wants):
 
 @pytest.mark.e2e
 def test_a_required_call_may_follow_reasoning(create, wants):
-    """A grammar holds it to the form of its calls; what the model wants passes where it has that form."""
+    """A grammar holds it to the form of its calls; a call of that form passes."""
     wants(ANSWER.replace("Let me see.\n", "").replace(",  ", ", ").replace('":', '": '))
     (answer,) = create(tool_choice="required", parallel_tool_calls=False, max_tokens=200).choices
     assert answer.finish_reason == "tool_calls"
@@ -180,7 +180,7 @@ def test_without_tools_nothing_is_a_call(create, wants):
 
 
 def test_the_template_has_the_variables_of_a_request(create, wants):
-    """reasoning_effort and chat_template_kwargs, beside tools; they cannot take the place of the tools."""
+    """reasoning_effort and chat_template_kwargs reach it with the tools; they cannot take the place of the tools."""
     prompts = wants("yes")
     kwargs = {"enable_thinking": False, "tools": [tool("other")]}
     create(extra_body={"chat_template_kwargs": kwargs})
@@ -191,7 +191,7 @@ def test_the_template_has_the_variables_of_a_request(create, wants):
 
 @pytest.mark.e2e
 def test_parameters_that_no_grammar_enforces_are_named(tooled):
-    """A strict tool with them is status 400, with the field and the reason; nothing is left behind."""
+    """A strict tool with them is status 400, with the field and the reason; no request is left."""
     body = {"messages": QUESTION, "tools": [tool("a", parameters={"not": {}}, strict=True)]}
     response = tooled.client.post("/v1/chat/completions", json=body)
     error = response.json()["error"]

@@ -70,7 +70,7 @@ def test_a_copy_arrives_by_its_event(device, arena):
 
 
 def test_kernels_wait_for_awaited_copies(device, arena):
-    """A kernel behind await_copies sees the bytes of a copy that waits itself; the host waits for neither."""
+    """A kernel after await_copies sees the bytes of a copy that waits itself; the host waits for neither."""
     target, seen = device.allocate(1 << 20), device.allocate(1 << 20)
     other = torch.cuda.Stream()
     with torch.cuda.stream(other):
@@ -190,7 +190,7 @@ def logits(engine: Engine) -> torch.Tensor:
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
-    """The same store's logits, but for rounding; and not a bit of them depends on the limits."""
+    """Logits equal a CPU's but for rounding; and not a bit of them depends on the limits."""
     want = logits(open_engine(tiny_store, level=level))
     got = logits(open_on(levels=(level,)))
     assert (got - want).norm() < ROUNDING * want.norm()
@@ -200,7 +200,7 @@ def test_a_gpu_answers_as_a_cpu_does(open_on, open_engine, tiny_store, level):
 
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_captured_launches_answer_as_modules_do(open_on, experts_only, level):
-    """New tokens' logits equal those of transformers' modules but for rounding, and do not depend on the limits."""
+    """New tokens' logits equal transformers' modules' but for rounding, and do not depend on the limits."""
     engine = open_on(of=experts_only, levels=(level,))
     assert isinstance(engine.runner.fused, GraphDecode)
     got = logits(engine)

@@ -1,4 +1,4 @@
-"""An engine on a device that works late and out of order: the same bits as in RAM, under the same limits."""
+"""An engine on a device that works late and out of order gives the bits of RAM, under equal limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_on(tiny_store, monkeypatch) -> Iterator[Callable[..., Engine]]:
 @pytest.mark.e2e
 @pytest.mark.parametrize("level", [8, 4, 2])
 def test_a_device_does_not_change_a_bit(open_on, level):
-    """Logits equal those of all experts in RAM, for any limits, readers, look-ahead and order of copies."""
+    """Logits are as with all experts in RAM, for any limits, readers, look-ahead and order of copies."""
     want = logits(open_on(None, levels=(level,)))
     for seed, (experts, dram, readers, speculate, threaded) in enumerate(
         [(2, 0, 1, "off", True), (2, 3, 4, "full", False), (7, 0, 4, "full", True), (7, 16, 1, "off", False)]
@@ -153,7 +153,7 @@ def test_a_closed_engine_ends_its_cap(open_on):
 
 
 def test_a_look_ahead_that_begins_within_a_layer(open_on, monkeypatch):
-    """Where the source begins to look ahead behind the router's report, that layer predicts nothing."""
+    """Where the source begins to look ahead after the router's report, that layer predicts nothing."""
     want, turns = logits(open_on(None)), cycle([False, True])
     monkeypatch.setattr(Fetcher, "looks_ahead", property(lambda source: next(turns)))
     assert torch.equal(logits(open_on(DoubleDevice(2), 5, 4, speculate="full")), want)
@@ -164,15 +164,15 @@ def test_a_limit_below_the_drivers_bytes_is_refused(tiny_store):
     store, settings = in_planes(tiny_store, DoubleDevice()), RunSettings.uniform(4)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     in_ram = in_planes(tiny_store, None).plan(vram_limit=None, settings=settings, context=64)
-    beside = ROUNDING_BYTES - EXPERT_BYTES * store.shape.experts
-    assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + beside
+    rounding = ROUNDING_BYTES - EXPERT_BYTES * store.shape.experts
+    assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + rounding
     with pytest.raises(DoesNotFit, match=f"driver {format_size(DRIVER_BYTES)}") as refused:
         store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert refused.value.minimum == least
 
 
 def test_out_of_memory_once_is_no_error(open_on):
-    """Unused memory is freed, and the step runs again: the same logits."""
+    """Unused memory is freed, and the step runs again, with equal logits."""
     want = logits(open_on(None))
     device = DoubleDevice(3)
     engine = open_on(device, 4)
@@ -252,7 +252,7 @@ def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
 
 @pytest.mark.parametrize("fails", ["parts.RecordReader.open", "parts.Fetcher", "load_model.build_model"])
 def test_a_failed_engine_frees_everything(tiny_store, monkeypatch, fails):
-    """An error while opening leaves no thread, no open file and no registered memory behind."""
+    """An error while opening leaves no thread, no open file and no registered memory."""
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("not today")

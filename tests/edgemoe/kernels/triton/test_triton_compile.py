@@ -92,7 +92,7 @@ print(json.dumps(spilled))
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> tuple[dict[str, Any], dict[str, int]]:
-    """What INNER and ROW print in a process of its own, with Triton's compiler."""
+    """The output of INNER and ROW in a process of its own, with Triton's compiler."""
     cache = tmp_path_factory.mktemp("triton")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     inner = subprocess.run(

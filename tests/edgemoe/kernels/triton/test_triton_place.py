@@ -42,7 +42,7 @@ def placed(
     stopped: int = 0,
     tiers: TierPrices | None = None,
 ) -> dict[str, torch.Tensor]:
-    """What the kernel writes for one token, chosen int64 [k] and gates float32 [k], in layer 1."""
+    """The kernel's output for one token, chosen int64 [k] and gates float32 [k], in layer 1."""
     policy, k = LevelPolicy(settings, range(LAYERS), EXPERTS, a_damage(LAYERS, EXPERTS), tiers), len(gates)
     rules = [policy.decode_rule(layer, k) for layer in range(LAYERS)]
     numbers = rules_of(rules, k, exact=settings.exact, renormalise=settings.renormalise)

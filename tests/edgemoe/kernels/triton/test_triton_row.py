@@ -101,7 +101,7 @@ def test_the_choice_matches_torch(experts, top_k, normalise):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_choice_that_is_not_finite_stays_in_the_layer():
-    """Of logits that are NaN the router chooses experts that exist: the step ends with an error of its own."""
+    """From logits that are NaN the router chooses experts that exist: the step ends with an error of its own."""
     logits = numbers(12).fill_(torch.nan)
     report = torch.full((9,), -1, dtype=torch.int32, device=DEVICE)
     choose_experts(logits, report, 3, normalise=True, rounded=True)
@@ -131,7 +131,7 @@ CASES = {
 
 @pairwise(name=CASES, norm=["none", "head", "whole"], past=[0, 5, 300, SPLITS * 64 + 70])
 def test_attention_matches_torch(name, norm, past):
-    """A token behind `past` others: its key and value are written, and it attends to all within the window."""
+    """A token after `past` others: its key and value are written, and it attends to all within the window."""
     shape = CASES[name]
     heads, kv_heads, dim, context, layers = shape.heads, shape.kv_heads, shape.dim, past + 3, 2
     if norm != "none":

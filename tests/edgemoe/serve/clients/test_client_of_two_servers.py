@@ -1,4 +1,4 @@
-"""The same code of OpenAI's client against `edgemoe serve` and against vLLM on an export of the same store."""
+"""One program with OpenAI's client against `edgemoe serve` and against vLLM on an export of the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ START = 900
 
 
 def conversation(url: str) -> list[tuple[str, str | None, int, str]]:
-    """What a client sees of a server: text, reason, tokens of the prompt, and the streamed text, by question."""
+    """A client's view of a server: text, reason, tokens of the prompt, and the streamed text, by question."""
     out = []
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         (model,) = client.models.list().data
@@ -86,7 +86,7 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ours(demo_store, tmp_path_factory) -> Iterator[list[tuple[str, str | None, int, str]]]:
-    """What the client sees of `edgemoe serve`."""
+    """The client's view of `edgemoe serve`."""
     log = tmp_path_factory.mktemp("edgemoe") / "log"
     command = ("-m", "edgemoe", "serve", "--model", demo_store, "--exact", "8", "--context", "256")
     with served(command, log, lambda given, **options: ForkedPython(*given, **options)) as address:

@@ -1,4 +1,4 @@
-"""What all protocols promise: the same answers, counts, ends, refusals and cancellations, in the words of each."""
+"""Promises of all protocols: equal answers, counts, ends, refusals and cancellations, in the words of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def served(tiny_store) -> Iterator[object]:
 
 @pytest.fixture(params=DIALECTS)
 def dialect(request, served) -> Iterator[Dialect]:
-    """A protocol's client, whose test leaves nothing behind in the server."""
+    """A protocol's client, whose test leaves no request in the server."""
     yield DIALECTS[request.param]
     served.idle()
 
@@ -48,7 +48,7 @@ def post(served, dialect: Dialect, said=None, stream: bool = False, **wanted: ob
 
 
 def read(served, dialect: Dialect, stream: bool = False, **wanted: object) -> Said:
-    """What the answer to a question says."""
+    """The parts of the answer to a question."""
     response = post(served, dialect, stream=stream, **wanted)
     assert response.status_code == 200, response.text
     if stream:
@@ -174,7 +174,7 @@ def test_reasoning_can_be_turned_off(served, dialect, wants):
     ],
 )
 def test_a_refusal_comes_before_the_stream(served, dialect, stream, wanted, words):
-    """Status 400 with the protocol's error object, wherever it is decided; nothing is left behind."""
+    """Status 400 with the protocol's error object, wherever it is decided; no request is left."""
     wanted = dict(wanted)
     said = wanted.pop("said", None)
     if said == [] and dialect is DIALECTS["ollama"]:

@@ -1,4 +1,4 @@
-"""What the fields of each protocol refuse, and the requests that they mean; decided without a model."""
+"""Refusals of each protocol's fields, and the requests that fields mean; decided without a model."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ def test_a_seed_of_minus_one_is_random():
     ],
 )
 def test_a_form_is_obeyed_under_each_of_its_names(fields, wanted):
-    """OpenAI's, and those of vLLM, llama.cpp, SGLang and others."""
+    """The names of OpenAI, vLLM, llama.cpp, SGLang and others."""
     assert request_of(Chats, GOOD[Chats] | fields).answer_form() == wanted
 
 

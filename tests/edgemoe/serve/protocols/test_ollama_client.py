@@ -109,7 +109,7 @@ def test_a_text_whole_and_streamed(client, wants):
 
 
 def test_log_probabilities(client, wants):
-    """Of every token, whole and streamed, with the likeliest beside it."""
+    """Every token has one, whole and streamed, and the likeliest tokens too."""
     wants("one two")
     whole = client.chat("any", QUESTION, logprobs=True, top_logprobs=2)
     assert len(whole.logprobs) == whole.eval_count

@@ -42,7 +42,7 @@ def wants(served, monkeypatch):
 
 
 def parts(response) -> list[tuple]:
-    """What the items of a response say, without ids."""
+    """The items of a response, without ids."""
     said = {
         "reasoning": lambda item: item.content[0].text,
         "message": lambda item: item.content[0].text,
