@@ -18,6 +18,7 @@ from edgemoe.models.options.declared import one_of, option
 from edgemoe.models.options.groups import LimitOptions
 from edgemoe.storage.compensators.index import check_choices
 from edgemoe.storage.store.codes import SELF
+from edgemoe.storage.store.manifest import DENSE_BITS
 
 EXAMPLES = (
     "Examples: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8 "
@@ -73,8 +74,10 @@ class StoreOptions:
         "auto",
         autocompletion=one_of("auto", "cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cpu-generic", "cuda"),
     )
-    dense_bits: int = option(
-        "Bits of all weights outside the experts, 16 or 8.", 16, autocompletion=one_of("16", "8")
+    dense_bits: str = option(
+        "Bits of the weights outside the experts: bf16, 8, or 4, on a CPU alone (embedding and head keep 8).",
+        "bf16",
+        autocompletion=one_of("bf16", "8", "4"),
     )
 
 
@@ -103,7 +106,8 @@ def convert_command(
         from edgemoe.recode.request import codable_weights
 
         codable_weights(source, store.max_level)
-    convert_named(source, destination, keep_source=keep_source, **vars(store))
+    how = vars(store) | {"dense_bits": dense_bits_of(store.dense_bits)}
+    convert_named(source, destination, keep_source=keep_source, **how)
     if calibrate is not None:
         text = None if calibrate == SELF else Path(calibrate)
         favour = "high" if store.max_level == 8 else "low"
@@ -141,3 +145,11 @@ def _check(
     if calibrate is not None and not source.exists():
         wanted = "a checkpoint on disk for --calibrate"
         raise UserError(wanted, f"{source}", "download it first, and give its directory")
+
+
+def dense_bits_of(text: str) -> int:
+    """Parses --dense-bits: bf16 or a number of DENSE_BITS."""
+    bits = 16 if text == "bf16" else int(text) if text.isdecimal() else 0
+    if bits not in DENSE_BITS:
+        raise UserError("bf16, 8 or 4 bits for the dense weights", text, "choose --dense-bits bf16, 8 or 4")
+    return bits

@@ -105,6 +105,11 @@ class Traits:
     fused_gqa: FusedGQA | None = None
 
 
+_ROWS = re.compile(r"(^|\.)(\w*embed\w*|lm_head|kv_b_proj|weights_proj)\.weight$")
+"""Matrices of at least 8 bits: embeddings and heads, whose 4 bits cost more than all others together
+(docs/decisions/0058), each head's matrices of latent attention, and an indexer's weights of heads, which are converted.
+"""
+
 Rename = tuple[str, str]
 """A regular expression, and what stands for its first match; `\\1` is the match's first group."""
 
@@ -189,6 +194,10 @@ class Family:
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight."""
         return _pattern(self.router_name).fullmatch(self.in_modules(name)) is not None
+
+    def keeps_rows(self, name: str) -> bool:
+        """Whether a dense matrix of this name has at least 8 bits."""
+        return _ROWS.search(self.in_modules(name)) is not None
 
     def keeps_precision(self, name: str) -> bool:
         """Whether a dense tensor of this name stays float32, because transformers computes with it in float32."""

@@ -19,11 +19,12 @@ from edgemoe.kernels.native.expert_activation import NativeExpertActivation
 from edgemoe.kernels.native.latents import NativeLatents
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.short_conv import NativeShortConv
+from edgemoe.storage.store.dense_groups import columns_of
 
 HIDDEN, NORMED = "hidden", "normed"
 
 Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-"""Weight [N, K], row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
+"""Weight, row scale and bias of a linear layer, as layers.dense.DenseLinear has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +259,8 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
         case Norm():
             return each.weight.numel(), each.weight.numel()
         case Linear():
-            outputs, inputs = each.weights[0].shape
+            weight = each.weights[0]
+            outputs, inputs = len(weight), columns_of(weight)
             return inputs, outputs
         case Attend():
             return each.attention.reads, each.attention.heads * each.attention.dim

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from edgemoe.experts.device_layer import DeviceExpertLayer
@@ -13,7 +12,13 @@ from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.base import Family, Traits
 from edgemoe.families.meta_model import place_buffers
-from edgemoe.layers.dense_tensors import dense_specs, join_parts, place_tensors, require_tensors
+from edgemoe.layers.dense_tensors import (
+    dense_specs,
+    join_parts,
+    join_tensors,
+    place_tensors,
+    require_tensors,
+)
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
@@ -46,7 +51,7 @@ def build_model(
     place_buffers(model, device.place if device else None)
     # No name keeps the tensors: parts that are joined below free theirs, layer by layer.
     tensors = {family.in_modules(k): tensor for k, tensor in load_dense(dense, file, device).items()}
-    join_parts(family, tensors, torch.cat)
+    join_parts(family, tensors, join_tensors)
     place_tensors(model, tensors)
     del tensors
     _bind_experts(model, modules, runtime, traits, family.hidden)

@@ -77,10 +77,10 @@ class GatedDeltaNet(nn.Module):
 
 
 def _alike(linears: list[Any]) -> bool:
-    """Whether layers are this program's, with a scale in all or in none of them, and none has a bias."""
+    """Whether layers are this program's, their weights have one type, and none has a bias."""
     if not all(type(each) is DenseLinear and each.bias is None for each in linears):
         return False
-    return len({each.scale is None for each in linears}) == 1
+    return len({each.weight.dtype for each in linears}) == 1
 
 
 def _order(module: Any, qkvz: DenseLinear, ba: DenseLinear) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Linear layers, norms and embeddings, whose weights stay in memory.
 
-They replace torch's modules, which do not support 8-bit weights with a scale per output row. On a CPU without bf16
-instructions torch's bf16 product of several rows is also slower than a float32 product with converted slices.
+They replace torch's modules, which support neither 8-bit weights with a scale per output row nor weights of 4 bits.
+On a CPU without bf16 instructions torch's bf16 product of several rows is also slower than a float32 product with
+converted slices.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from torch import nn
 from edgemoe.kernels import torch_rules
 from edgemoe.kernels.native import library as native
 from edgemoe.machine.cpu import fast_bf16
+from edgemoe.storage.store import dense_groups
 
 SLICE_BYTES = 1 << 25
 """Most bytes of float32 that a weight is converted to at a time. Part of the workspace."""
 
 _INT8_KERNEL_UP_TO = 16
 """Rows up to which torch's 8-bit kernel is faster than converting the weight (docs/decisions/0003)."""
+
+_BLOCK = 32
+"""Rows of a slice are a multiple of this."""
 
 _ROWS_STEP = 64
 """Rows of a bf16 product of torch on a CPU are a multiple of this."""
@@ -38,22 +43,28 @@ def padded_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 class DenseLinear(nn.Module):
-    """y = x W^T + b for a weight bf16 [N, K], or int8 [N, K] with a scale per row."""
+    """y = x W^T + b for a weight in bf16, int8 with a scale per row, or 4 bits (storage.store.dense_groups).
+
+    Attributes:
+        grouped: the weight has 4 bits: uint8 [N, 9 K / 16], where others have [N, K].
+        out_features, in_features: N and K.
+    """
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.scale, self.bias = scale, bias
-        self.out_features, self.in_features = weight.shape
+        self.grouped = weight.dtype == torch.uint8
+        self.out_features, self.in_features = len(weight), dense_groups.columns_of(weight)
 
     @classmethod
     def joined(cls, parts: Sequence[DenseLinear]) -> DenseLinear:
         """Joins layers into one layer that returns their results one after another: [..., sum of N].
 
-        The parts stay usable; their weights become views of the joined one.
+        The parts stay usable. Their weights become views of the joined one, except those of 4 bits, which keep theirs.
 
         Args:
-            parts: all with a scale or all without; all with a bias or all without.
+            parts: weights of one type; all with a bias or all without.
         """
 
         def concatenated(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -61,12 +72,16 @@ class DenseLinear(nn.Module):
             assert len(present) in (0, len(parts))
             return torch.cat(present) if present else None
 
-        weight = torch.cat([part.weight.data for part in parts])
+        weights = [part.weight.data for part in parts]
         whole = cls(
-            weight, concatenated([part.scale for part in parts]), concatenated([part.bias for part in parts])
+            dense_groups.joined(weights) if parts[0].grouped else torch.cat(weights),
+            concatenated([part.scale for part in parts]),
+            concatenated([part.bias for part in parts]),
         )
+        if whole.grouped:
+            return whole
         sizes = [part.out_features for part in parts]
-        for part, view in zip(parts, weight.split(sizes), strict=True):
+        for part, view in zip(parts, whole.weight.data.split(sizes), strict=True):
             part.weight.data = view
         return whole
 
@@ -78,21 +93,24 @@ class DenseLinear(nn.Module):
     def rows(self, order: torch.Tensor) -> DenseLinear:
         """A layer of some of the rows, in another order: int64 [n] of their numbers gives [..., n]."""
         scale, bias = (None if each is None else each[order] for each in (self.scale, self.bias))
-        return DenseLinear(self.weight.data[order], scale, bias)
+        weight = self.weight.data
+        return DenseLinear(
+            dense_groups.rows_of(weight, order) if self.grouped else weight[order], scale, bias
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
         flat = x.reshape(-1, self.in_features)
-        rows = flat.shape[0]
+        rows, quantized = flat.shape[0], self.grouped or self.scale is not None
         if x.device.type != "cpu":
-            y = F.linear(flat, self.weight) if self.scale is None else self._by_slices(flat)
+            y = self._by_slices(flat) if quantized else F.linear(flat, self.weight)
         elif native.available() and (
-            self.scale is not None or torch_rules.are_rows_alike() or rows <= native.dense_bf16_up_to()
+            quantized or torch_rules.are_rows_alike() or rows <= native.dense_bf16_up_to()
         ):
             y = native.dense_product(flat.contiguous(), self.weight, self.scale)
         elif self.scale is not None and rows <= _INT8_KERNEL_UP_TO:
             y = torch.ops.aten._weight_int8pack_mm(flat.contiguous(), self.weight, self.scale)
-        elif self.scale is None and (rows == 1 or fast_bf16()):
+        elif not quantized and (rows == 1 or fast_bf16()):
             y = F.linear(padded_rows(flat), self.weight)[:rows]
         else:
             y = self._by_slices(flat)
@@ -105,15 +123,20 @@ class DenseLinear(nn.Module):
         x = flat if dtype == torch.float32 else padded_rows(flat)
         x, rows = x.to(dtype), flat.shape[0]
         y = flat.new_empty(rows, self.out_features)
-        step = max(SLICE_BYTES // (4 * self.in_features), 1)
-        with torch_rules.threads_for(rows * self.weight.numel()):
+        step = max(SLICE_BYTES // (4 * self.in_features * _BLOCK), 1) * _BLOCK
+        with torch_rules.threads_for(rows * self.out_features * self.in_features):
             for start in range(0, self.out_features, step):
-                part = slice(start, start + step)
-                product = (x @ self.weight[part].to(dtype).t())[:rows]
+                part = slice(start, min(start + step, self.out_features))
+                product = (x @ self._weights(part).to(dtype).t())[:rows]
                 if self.scale is not None:
                     product.mul_(self.scale[part])
                 y[:, part] = product
         return y
+
+    def _weights(self, rows: slice) -> torch.Tensor:
+        """Weights of some rows, without their scales."""
+        weight = self.weight.data
+        return dense_groups.slice_of(weight, rows.start, rows.stop) if self.grouped else weight[rows]
 
 
 _ROUNDED = 2**-7

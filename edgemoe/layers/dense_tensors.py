@@ -16,12 +16,15 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear
 from edgemoe.layers.skeleton import skeleton, without_weights
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.header import Spec, read_header
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 T = TypeVar("T")
 
 _MATRICES = (nn.Linear, nn.Embedding)
-"""Modules whose matrices may be at 8 bits. Not their subclasses: some routers are linear layers that do more."""
+"""Modules whose matrices may be at 8 bits, and of linear layers at 4. Not their subclasses: some routers are linear
+layers that do more.
+"""
 
 _FACTOR = "embed_scale"
 """Buffer of embeddings that multiply all rows by it."""
@@ -55,17 +58,16 @@ def dense_specs(path: Path) -> dict[str, Spec]:
 def require_tensors(model: Any, family: Family, stored: Mapping[str, Spec], directory: Path) -> None:
     """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
-    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; biases are BF16, and
-    other parameters BF16 or F32.
+    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; those of linear layers
+    may be U8, of 4 bits (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
     """
     left = {family.in_modules(name): spec for name, spec in stored.items()}
     join_parts(family, left, _joined_spec)
     _tie(model, left)
     wrong = []
-    for name, shape, other in _parameters(model):
-        found, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if other == "I8" else None
-        scales = ("BF16", shape[:1]) if other == "I8" else None
-        if (found, scale) not in ((("BF16", shape), None), ((other, shape), scales)):
+    for name, shape, others in _parameters(model):
+        found, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if "I8" in others else None
+        if (found, scale) not in [_stored(kind, shape) for kind in ("BF16", *others)]:
             wrong.append(f"{name} of {list(shape)}: {f'{found[0]} {list(found[1])}' if found else 'none'}")
     if wrong:
         raise MissingTensor(
@@ -98,6 +100,11 @@ def join_parts(family: Family, tensors: dict[str, T], join: Callable[[list[T]], 
                 tensors[stem + whole] = join([tensors.pop(stem + part) for part in parts])
 
 
+def join_tensors(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Joins dense tensors along their first dimension."""
+    return dense_groups.joined(parts) if parts[0].dtype == torch.uint8 else torch.cat(parts)
+
+
 def _joined_spec(parts: list[Spec]) -> Spec:
     """The spec of tensors that are joined along their first dimension; types that differ have no common one."""
     (dtype, shape), *others = parts
@@ -114,12 +121,23 @@ def _tie(model: Any, tensors: dict[str, Any]) -> None:
                 tensors["lm_head.weight" + suffix] = table
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name and shape of every dense parameter, and the type that it may have besides BF16."""
+def _stored(kind: str, shape: tuple[int, ...]) -> tuple[Spec, Spec | None]:
+    """The specs of a parameter stored as a type, and of its scales."""
+    if kind == dense_groups.DTYPE:
+        return (kind, dense_groups.stored_shape(shape)), None
+    return (kind, shape), ("BF16", shape[:1]) if kind == "I8" else None
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+    """Name and shape of every dense parameter, and the types that it may have besides BF16."""
     for name, module in model.named_modules():
         for parameter, current in _kept(module):
-            kinds = {"weight": "I8", "bias": "BF16"} if _is_matrix(module) else {}
-            yield f"{name}.{parameter}", tuple(current.shape), kinds.get(parameter, "F32")
+            shape = tuple(current.shape)
+            kinds: dict[str, tuple[str, ...]] = {}
+            if _is_matrix(module):
+                grouped = type(module) is nn.Linear and dense_groups.fits(shape)
+                kinds = {"weight": ("I8", dense_groups.DTYPE) if grouped else ("I8",), "bias": ()}
+            yield f"{name}.{parameter}", shape, kinds.get(parameter, ("F32",))
 
 
 def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:

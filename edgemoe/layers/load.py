@@ -15,7 +15,13 @@ from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.retry import open_regular, read_errors
 from edgemoe.storage.store.manifest_entries import FileEntry
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I8": torch.int8}
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 
 _ACTION = "run `edgemoe verify` on the store and convert the model again"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from edgemoe.models.cache import CachedName, cached_names, disk_bytes
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.untrusted import read_json
+from edgemoe.storage.store.dense_groups import weights_of
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, SCALE_SUFFIX, Manifest
 
 
@@ -89,7 +89,9 @@ def contents_of(store: Path) -> StoreContents:
     """
     manifest = Manifest.load(store)
     dense = read_header(store / DENSE_NAME).tensors
-    weights = sum(prod(tensor.shape) for name, tensor in dense.items() if not name.endswith(SCALE_SUFFIX))
+    weights = sum(
+        weights_of(tensor.spec) for name, tensor in dense.items() if not name.endswith(SCALE_SUFFIX)
+    )
     experts = sum(len(layer.records) for layer in manifest.layers.values())
     family = read_json(store, "config.json").get("model_type")
     levels = tuple(level for level in LEVELS if 0 < level <= manifest.max_level)

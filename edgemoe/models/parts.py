@@ -20,6 +20,7 @@ from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
 from edgemoe.storage.files.untrusted import read_json, refuse_special_files
 from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.dense_groups import matrix_shape
 from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 
 
@@ -77,7 +78,8 @@ class StoreParts:
     def shape(self, device: Device | None) -> ModelShape:
         """The sizes for a memory plan on a device; None: on the CPU."""
         config, family = self.config, self.family
-        vocab, matrices = config["vocab_size"], [shape for _, shape in self.dense if len(shape) == 2]
+        vocab, shapes = config["vocab_size"], map(matrix_shape, self.dense)
+        matrices = [shape for shape in shapes if len(shape) == 2]
         heads, kv = config["num_attention_heads"], family.kv.without_windows() if device else family.kv
         return ModelShape(
             layers=config["num_hidden_layers"],

@@ -109,7 +109,8 @@ class StoreModel:
         """
         if self.config.get("tie_word_embeddings"):
             return self.shape.dense_bytes
-        return self.shape.dense_bytes - self.shape.vocab * self.shape.hidden * self.manifest.dense_bits // 8
+        embedding = self.shape.vocab * self.shape.hidden * max(self.manifest.dense_bits, 8) // 8
+        return self.shape.dense_bytes - embedding
 
     @property
     def expert_bytes(self) -> int:

@@ -78,7 +78,7 @@ def convert(
         family: the names of the source's config.
         max_level: 8 or 4, the highest level to store; None: as many bits as each of the source's matrices can fill.
         layout: the order of codes in the records.
-        dense_bits: 16 or 8 bits per weight of the matrices outside of experts.
+        dense_bits: bits per weight of the matrices outside of experts, one of manifest.DENSE_BITS.
         progress: called with bytes of source weights done and in all, from the calling thread.
         threads: threads that read and encode experts; by default two per core of this process, so that one computes
             while the other waits for the disk.

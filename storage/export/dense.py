@@ -10,6 +10,7 @@ import torch
 
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.tensors import StoredTensors
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.manifest import DENSE_NAME, SCALE_SUFFIX
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -50,8 +51,8 @@ class DenseTensors:
         self.names = list(self._own)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
-        return self._stored[self._own[name]].shape
+        """Shape of a tensor, in weights."""
+        return dense_groups.matrix_shape(self._stored[self._own[name]].spec)
 
     def is_coded(self, name: str) -> bool:
         """Whether the store has a tensor as 8-bit codes with one scale per row."""
@@ -75,6 +76,8 @@ class DenseTensors:
         factor = self._factors.get(name, 1.0)
         if not self.is_coded(name):
             weight = self._stored.read(self._own[name])
+            if self._stored[self._own[name]].dtype == dense_groups.DTYPE:
+                return dense_groups.decoded(weight).mul_(factor).to(torch.bfloat16)
             return weight if factor == 1 else weight.mul_(factor)
         codes, scales = self.codes(name)
         out = torch.empty(codes.shape, dtype=torch.bfloat16)

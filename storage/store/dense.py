@@ -1,8 +1,10 @@
-"""Dense weights of a store: all weights outside of experts, in bf16 or at 8 bits.
+"""Dense weights of a store: all weights outside of experts, in bf16, at 8 bits or at 4.
 
 At 8 bits every output row of a matrix has one symmetric scale:
 
     scale = max |w| / 127, rounded up to bf16        code = round(w / scale)        w ~ code * scale
+
+At 4 bits the matrices of attention and of dense layers are in groups (`dense_groups`), and all others at 8 bits.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from edgemoe.storage.convert.expert_weights import ExpertNames, all_finite
 from edgemoe.storage.files.header import Spec, tensor_bytes
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
 from edgemoe.storage.record.planes import round_up_bf16
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 _SLICE = 1 << 22
@@ -51,12 +54,14 @@ class DenseWeights:
 
     Weights become bf16, as in transformers when a model is loaded in bf16, except for the few that the family keeps in
     float32. At 8 bits, matrices `*.weight` become codes and scales, except routers, which choose experts and are small.
+    At 4 bits they become groups, where the family allows it (ExpertNames.keeps_rows) and all matrices of one module
+    have shapes for it, so that their rows can be joined; the others stay at 8.
 
     Args:
         checkpoint: the source.
         experts: names of the tensors that hold expert weights.
         family: the family of the checkpoint; it names routers, float32 tensors and unused tensors.
-        bits: 16 or 8 per weight of a matrix.
+        bits: 16, 8 or 4 per weight of a matrix.
 
     Raises:
         ModelRefused: a tensor is not floating point, or has the name of another tensor's scales.
@@ -70,13 +75,15 @@ class DenseWeights:
         self._eight_bit = {
             name
             for name in self.names
-            if bits == 8
+            if bits < 16
             and name.endswith(".weight")
             and name not in self._full
             and len(checkpoint[name].shape) == 2
             and 0 not in checkpoint[name].shape
             and not family.is_router(name)
         }
+        self._grouped = self._in_groups(family) if bits == 4 else set()
+        self._eight_bit -= self._grouped
         for name in self.names:
             _ = checkpoint[name].dtype
             if name in self._eight_bit and name + SCALE_SUFFIX in there:
@@ -86,12 +93,20 @@ class DenseWeights:
                     "convert with dense weights at 16 bits",
                 )
 
+    def _in_groups(self, family: ExpertNames) -> set[str]:
+        """Names of the matrices of 4 bits, of those of 8 or fewer."""
+        named = {name for name in self._eight_bit if not family.keeps_rows(name)}
+        others = {_module_of(name) for name in named if not dense_groups.fits(self._checkpoint[name].shape)}
+        return {name for name in named if _module_of(name) not in others}
+
     def specs(self) -> dict[str, Spec]:
         """Name -> spec of every tensor to store, in the order of tensors()."""
         out: dict[str, Spec] = {}
         for name in self.names:
             shape = self._checkpoint[name].shape
-            if name in self._eight_bit:
+            if name in self._grouped:
+                out[name] = (dense_groups.DTYPE, dense_groups.stored_shape(shape))
+            elif name in self._eight_bit:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
             else:
@@ -119,7 +134,9 @@ class DenseWeights:
                     "NaN, infinity or a value too large for bf16",
                     DOWNLOAD_AGAIN,
                 )
-            if name in self._eight_bit:
+            if name in self._grouped:
+                yield name, dense_groups.quantize_groups(weight)
+            elif name in self._eight_bit:
                 codes, scales = quantize_rows(weight)
                 del weight
                 yield name, codes
@@ -127,3 +144,8 @@ class DenseWeights:
                 yield name + SCALE_SUFFIX, scales
             else:
                 yield name, weight
+
+
+def _module_of(name: str) -> str:
+    """The module that a matrix's layer is a part of: self_attn of model.layers.0.self_attn.q_proj.weight."""
+    return name.rpartition(".")[0].rpartition(".")[0]

@@ -45,6 +45,9 @@ DENSE_NAME = "dense.safetensors"
 SCALE_SUFFIX = "_scale"
 """The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
 
+DENSE_BITS = (16, 8, 4)
+"""Numbers of bits of a dense weight. At 4 some matrices have 8 (storage.store.dense)."""
+
 FORMAT_VERSION = 2
 """The newest format of store.json. Format 2 has limits of matrices and layers; a store without any has format 1."""
 
@@ -61,7 +64,7 @@ class Manifest:
         layout: name of the layout that records are packed in.
         probe: hash of a known matrix in that layout.
         geometry: sizes and planes of every record.
-        dense_bits: 16 or 8 bits per weight of the matrices in dense.safetensors.
+        dense_bits: bits per weight of the matrices in dense.safetensors, one of DENSE_BITS.
         layers: layer's number -> its experts; a layer without experts has no entry.
         files: every other file except the manifest, by name.
         source_format: format of the checkpoint's weights; empty if unknown.
@@ -227,9 +230,9 @@ class Manifest:
             raise ValueError(f"probe {shortened(of_probe)}, where layout {layout} gives {PROBES[layout]}")
         geometry = read_geometry(content)
         columns = read_planes(content, geometry)
-        dense_bits = read_integer(content, "dense_bits", 8, 16)
-        if dense_bits not in (8, 16):
-            raise ValueError(f"dense_bits {dense_bits}, not 16 or 8")
+        dense_bits = read_integer(content, "dense_bits", 4, 16)
+        if dense_bits not in DENSE_BITS:
+            raise ValueError(f"dense_bits {dense_bits}, not 16, 8 or 4")
         files, layers = read_files(content), read_layers(content, geometry, columns)
         names = [layer.file for layer in layers.values()]
         if len({*names, *files}) < len(names) + len(files):

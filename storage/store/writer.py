@@ -39,7 +39,7 @@ class StoreWriter:
         geometry: the geometry of every record.
         layout: the layout that records are packed in.
         source: fingerprint of the checkpoint.
-        dense_bits: 16 or 8 bits per weight of the matrices for write_dense.
+        dense_bits: bits per weight of the matrices for write_dense, one of manifest.DENSE_BITS.
 
     Raises:
         UserError: on entry: the directory holds other files, which are not changed.

@@ -33,7 +33,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument("--from-gguf", type=Path, metavar="FILE", help="a qwen3moe GGUF: all but the experts")
     add_sizes(parser)
     parser.add_argument("--max-level", type=int, choices=(8, 4), default=8, help="bits of an expert weight")
-    parser.add_argument("--dense-bits", type=int, choices=(16, 8), default=16, help="of the other matrices")
+    parser.add_argument(
+        "--dense-bits", type=int, choices=(16, 8, 4), default=16, help="of the other matrices"
+    )
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="of the records; default: this CPU's")
     parser.add_argument("destination", type=Path, metavar="DST", help="the store's directory")
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""A synthetic store's dense tensors: names, shapes, and at 8 bits their codes and scales."""
+"""A synthetic store's dense tensors: names, shapes, and at 8 and 4 bits their codes and scales."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from edgemoe.bench.synthetic.workload import Shape
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.dense import quantize_rows
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
+
+_OUTER = ("embed_tokens.weight", "lm_head.weight")
 
 Dense = Callable[[str, tuple[int, ...]], torch.Tensor]
 """Makes a dense tensor in bf16 from transformers' name and the shape."""
@@ -18,7 +21,10 @@ def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]
     """Name -> (element type, shape) of the tensors of dense_tensors, in order; routers keep 16 bits."""
     out: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, size in shape.dense().items():
-        if bits == 8 and len(size) == 2 and not name.endswith("mlp.gate.weight"):
+        matrix = bits < 16 and len(size) == 2 and not name.endswith("mlp.gate.weight")
+        if matrix and bits == 4 and dense_groups.fits(size) and not name.endswith(_OUTER):
+            out[name] = (dense_groups.DTYPE, dense_groups.stored_shape(size))
+        elif matrix:
             out |= {name: ("I8", size), name + SCALE_SUFFIX: ("BF16", size[:1])}
         else:
             out[name] = ("BF16", size)
@@ -30,7 +36,9 @@ def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, 
     specs = dense_specs(shape, bits)
     for name, size in shape.dense().items():
         tensor = dense(name, size)
-        if specs[name][0] == "I8":
+        if specs[name][0] == dense_groups.DTYPE:
+            yield name, dense_groups.quantize_groups(tensor)
+        elif specs[name][0] == "I8":
             codes, scales = quantize_rows(tensor)
             yield name, codes
             yield name + SCALE_SUFFIX, scales

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from edgemoe.kernels import program as listed
+from edgemoe.kernels.native.dense_weight import dense_weight
 from edgemoe.kernels.native.structures import Buffer, LevelRule, Linear, Operation, OuterLayers
 from edgemoe.kernels.program import HIDDEN, NORMED, LayerProgram, Weights, with_widths
 from edgemoe.policy.levels import DecodeRule
@@ -76,13 +77,7 @@ def level_rule(rule: DecodeRule) -> LevelRule:
 def linear(weights: Weights) -> Linear:
     """The structure of a linear layer, which its tensors must outlive."""
     weight, scale, bias = weights
-    return Linear(
-        weight=weight.data_ptr(),
-        row_scale=None if scale is None else scale.data_ptr(),
-        bias=None if bias is None else bias.data_ptr(),
-        rows=weight.shape[0],
-        cols=weight.shape[1],
-    )
+    return Linear(weight=dense_weight(weight, scale), bias=None if bias is None else bias.data_ptr())
 
 
 class ListBuffers:

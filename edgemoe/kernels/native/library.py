@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from edgemoe.kernels.native.dense_weight import dense_weight
 from edgemoe.kernels.native.signatures import SIGNATURES
 from edgemoe.kernels.native.structures import DenseHeads, check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 36
+INTERFACE = 37
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -140,7 +141,7 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
 
     Args:
         x: bf16 [T, K], contiguous.
-        weight: [N, K], contiguous: bf16, or int8 with `scale`.
+        weight: contiguous: bf16 [N, K], int8 [N, K] with `scale`, or uint8, a matrix of storage.store.dense_groups.
         scale: bf16 [N], of an int8 weight's rows.
 
     Returns:
@@ -150,14 +151,12 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
         MemoryError: no memory for a copy of x.
         ValueError: K or N of the arguments differ.
     """
-    rows, cols = weight.shape
-    y = x.new_empty(x.shape[0], rows)
-    if scale is not None and scale.numel() != rows:
-        raise ValueError(f"expected {rows} scales, got {scale.numel()}")
-    scales = None if scale is None else scale.data_ptr()
+    y = x.new_empty(x.shape[0], len(weight))
+    if scale is not None and scale.numel() != len(weight):
+        raise ValueError(f"expected {len(weight)} scales, got {scale.numel()}")
+    structure = dense_weight(weight, scale)
     result = library().edgemoe_dense_product(
-        *(threads(), weight.data_ptr(), scales, rows, cols),
-        *(x.data_ptr(), *x.shape, y.data_ptr(), y.shape[1]),
+        threads(), ctypes.byref(structure), x.data_ptr(), *x.shape, y.data_ptr(), y.shape[1]
     )
     if result:
         raise failure(result, "a product's activations")

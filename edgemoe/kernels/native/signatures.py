@@ -39,6 +39,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
     "edgemoe_precise_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
-    "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N, _N, _P, _N]),
+    "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""

@@ -95,10 +95,16 @@ class AttentionKV(ctypes.Structure):
     ]
 
 
+class DenseWeight(ctypes.Structure):
+    """`dense_weight` of csrc/dense/dense.h."""
+
+    _fields_ = [*_fields(_POINTER, "weight row_scale"), *_fields(_INT, "rows cols bits")]
+
+
 class Linear(ctypes.Structure):
     """`linear` of csrc/operations.h."""
 
-    _fields_ = [*_fields(_POINTER, "weight row_scale bias"), *_fields(_INT, "rows cols")]
+    _fields_ = [("weight", DenseWeight), ("bias", _POINTER)]
 
 
 class Buffer(ctypes.Structure):
@@ -246,6 +252,7 @@ SIZES = (
     *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
     *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
     *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation, DenseHeads, LatentAttention, ShortConv),
+    DenseWeight,
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

@@ -19,7 +19,7 @@ from edgemoe.models.conversion.source_lines import source_lines
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.convert.source_table import SourceRow
-from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
 
 Check = Callable[[Checkpoint], object]
 """Raises an EdgemoeError for a checkpoint that is not to be converted; reads no weights."""
@@ -31,7 +31,7 @@ class Options(TypedDict):
     Args:
         max_level: 8, 4, or None for the highest level that the source's precision justifies.
         layout: a name, or `auto`.
-        dense_bits: 16 or 8.
+        dense_bits: 16, 8 or 4.
     """
 
     max_level: int | None
@@ -129,6 +129,10 @@ def _checked(options: Options) -> dict[str, Any]:
     level, bits = options["max_level"], options["dense_bits"]
     if level not in (None, 8, 4):
         raise UserError("8 or 4 as highest level", str(level), "choose --max-level 8 or 4")
-    if bits not in (16, 8):
-        raise UserError("16 or 8 bits for the dense weights", str(bits), "choose --dense-bits 16 or 8")
+    if bits not in DENSE_BITS:
+        wanted = "bf16, 8 or 4 bits for the dense weights"
+        raise UserError(wanted, str(bits), "choose --dense-bits bf16, 8 or 4")
+    if bits == 4 and options["layout"] == "cuda":
+        wanted = "dense weights of 8 or 16 bits, for a GPU"
+        raise UserError(wanted, "--dense-bits 4 --layout cuda", "choose --dense-bits 8, or another layout")
     return options | {"layout": choose_layout(options["layout"])}

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from programs import ForkedPython, run_forked
+from safetensors.torch import load_file
 from small_store import flip
 
 from edgemoe import __version__
@@ -19,6 +21,7 @@ from edgemoe.chat import transcript
 from edgemoe.console.sizes import format_least, format_size, parse_size
 from edgemoe.kernels.native import library as native
 from edgemoe.models.heat import NAME as HEAT
+from edgemoe.storage.record.planes import dequantize, quantize
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 
 pytestmark = pytest.mark.e2e
@@ -497,7 +500,31 @@ def test_convert_inspect_verify(run, checkpoint, tmp_path):
     assert (code, "--max-level" in err) == (2, True)
 
 
-@pytest.mark.parametrize("options", [("--max-level", 2), ("--dense-bits", 4), ("--layout", "round")])
+def test_dense_weights_of_4_bits_are_planned_and_exported(run, checkpoint, tmp_path):
+    """The description and the plan have their bytes, verify reads them, and an export has their numbers in bf16."""
+    found = {}
+    for bits in ("8", "4"):
+        code, out, _ = run("convert", checkpoint, tmp_path / bits, "--dense-bits", bits, "--json")
+        assert code == 0
+        found[bits] = json.loads(out)
+    assert found["4"]["dense_bits"] == 4
+    stored = load_file(tmp_path / "4/dense.safetensors")
+    assert found["4"]["dense_bytes"] < found["8"]["dense_bytes"]
+    code, out, _ = run("plan", "--model", tmp_path / "4", "--json")
+    planned = sum(tensor.nbytes for tensor in stored.values())
+    assert (code, json.loads(out)["dense_bytes"]) == (0, planned)
+    code, out, _ = run("verify", tmp_path / "4", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    code, _, _ = run("export", tmp_path / "4", tmp_path / "out", "--format", "safetensors")
+    assert code == 0
+    name = "model.layers.0.self_attn.q_proj.weight"
+    source = load_file(checkpoint / "model.safetensors")[name]
+    exported = load_file(next((tmp_path / "out").glob("model*.safetensors")))[name]
+    assert stored[name].dtype == torch.uint8
+    assert torch.equal(exported, dequantize(*quantize(source.float(), 64), 4).bfloat16())
+
+
+@pytest.mark.parametrize("options", [("--max-level", 2), ("--dense-bits", 7), ("--layout", "round")])
 def test_convert_refuses_a_wrong_option(run, checkpoint, tmp_path, options):
     """Exit 2 with the value in the message; no store is written."""
     code, _, err = run("convert", checkpoint, tmp_path / "store", *options)

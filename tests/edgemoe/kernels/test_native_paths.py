@@ -23,6 +23,8 @@ from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.storage.record.decode import decode
 from edgemoe.storage.record.forms import PlaneForm
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.record.planes import quantize
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.dense import quantize_rows
 
 pytestmark = needs_native
@@ -93,6 +95,7 @@ def test_products_of_experts_are_the_reference_bit_for_bit(path, shape, level):
     generator = torch.Generator().manual_seed(level)
     x = (torch.randn(ROWS[-1], shape[1], generator=generator) * 10).bfloat16()
     x[:, 7] *= 100
+    x[3], x[4] = 0, 1e-37  # whose inverse times 127 is no number
     want = experts.reference(x, level)
     for rows in ROWS:
         assert torch.equal(experts.product(x[:rows], level), want[:rows]), rows
@@ -110,6 +113,24 @@ def test_dense_products_are_the_reference_bit_for_bit(path, shape):
     # A weight is read once for 256 rows.
     for rows in (*ROWS, 257, 300):
         assert torch.equal(native.dense_product(x[:rows], codes, scales), want[:rows]), rows
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("shape", [(64, 320), (96, 64)])
+def test_dense_products_at_4_bits_are_the_reference_bit_for_bit(path, shape):
+    """A token's numbers are the same alone and among any others, and NaN stays in its row."""
+    generator = torch.Generator().manual_seed(shape[1])
+    weight = torch.randn(shape, generator=generator)
+    x = (torch.randn(300, shape[1], generator=generator) * 10).bfloat16()
+    x[3], x[4] = 0, 1e-37
+    codes, parameters = quantize(weight, 64)
+    want = plain_c.expert((codes >> 4).contiguous(), parameters, 4, 64, x)
+    matrix = dense_groups.quantize_groups(weight)
+    for rows in (*ROWS, 257, 300):
+        assert torch.equal(native.dense_product(x[:rows], matrix, None), want[:rows]), rows
+    x[1, 5] = float("nan")
+    finite = native.dense_product(x[:3], matrix, None).isfinite().all(dim=1)
+    assert finite.tolist() == [True, False, True]
 
 
 @pytest.mark.e2e

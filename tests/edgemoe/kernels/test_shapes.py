@@ -194,6 +194,8 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
         ("router", "count", 9),
         ("qkv", "cols", 128),
         ("qkv", "rows", 64),
+        ("qkv", "bits", 5),
+        ("qkv", "bits", 8),
         ("out", "rows", 128),
         ("out", "cols", 32),
         ("buffer", "size", 8),
@@ -210,8 +212,8 @@ def test_layers_of_other_sizes_are_refused(fused, structure, field, value):
     qkv, out = (each for each in kept if isinstance(each, Linear))
     changed = {
         "router": decode.programs[2].router._router,
-        "qkv": qkv,
-        "out": out,
+        "qkv": qkv.weight,
+        "out": out.weight,
         "buffer": decode.buffers.structures[-1],
         "norm": operations[0],
         "layer": decode._structures[2],
@@ -228,6 +230,6 @@ def test_the_head_and_the_embedding_compare_their_sizes(fused):
     hidden = decode.embed((5,))
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 300, hidden.data_ptr(), 64) == -2
     assert native.library().edgemoe_embed(ctypes.byref(decode._outer), 5, hidden.data_ptr(), 65) == -2
-    decode._outer.head.rows += 1
+    decode._outer.head.weight.rows += 1
     with pytest.raises(ValueError, match="sizes"):
         decode.head(hidden)

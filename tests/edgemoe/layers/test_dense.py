@@ -14,6 +14,8 @@ from edgemoe.kernels.torch_rules import rows_alike
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.mla import CompiledLatents, LatentHeads
 from edgemoe.machine.process import resident_bytes
+from edgemoe.storage.record.planes import dequantize, quantize
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.dense import quantize_rows
 
 
@@ -30,7 +32,7 @@ def growth(product: Callable[[int], object]) -> int:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("kernel", ["the fastest", "torch"])
 def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, bits):
     """Products of each new number of rows keep no code or buffers of their own, and are right."""
@@ -41,12 +43,15 @@ def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, b
     if bits == 8:
         weight, scale = quantize_rows(weight.float())
         exact = weight.double() * scale.double().unsqueeze(1)
+    if bits == 4:
+        weight = dense_groups.quantize_groups(weight.float())
+        exact = dequantize(*quantize(exact.float(), 64), 4).double()
     linear, x = DenseLinear(weight, scale, None), torch.randn(512, 256).bfloat16()
 
     def product(rows: int) -> None:
         want = x[:rows].double() @ exact.T
-        # The kernel rounds activations to 8 bits where the weight has 8.
-        assert (linear(x[:rows]) - want).norm() / want.norm() < (0.009 if bits == 8 else 0.006)
+        # The kernel rounds activations to 8 bits where the weight has 8 or fewer.
+        assert (linear(x[:rows]) - want).norm() / want.norm() < (0.009 if bits < 16 else 0.006)
 
     assert growth(product) < 5 << 20
 
@@ -88,7 +93,7 @@ def test_many_rows_take_the_kernel_where_bits_must_be_alike(monkeypatch):
 
 
 @needs_native
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [4, 8, 16])
 def test_compiled_latents_are_those_of_the_equations(bits):
     """Queries by the key halves and sums by the value halves of kv_b_proj; the bits of a row alone and among others."""
     weight, scale = torch.randn(3 * (16 + 12), 32).bfloat16(), None

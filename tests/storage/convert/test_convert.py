@@ -22,6 +22,7 @@ from edgemoe.storage.convert.run import convert
 from edgemoe.storage.record.decode import decode
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.planes import dequantize, quantize
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.writer import StoreWriter
 
@@ -144,6 +145,32 @@ def test_dense_weights_at_8_bits(checkpoint, tmp_path):
         matrices += 1
     assert not dense
     assert matrices == 2 + 3 * 4 + 3  # embedding and head, attention, and the dense layer's MLP
+
+
+def test_dense_weights_at_4_bits(checkpoint, tmp_path):
+    """Matrices of attention and of the dense layer are in groups of 64 inputs; embedding and head have 8 bits.
+
+    A module one of whose matrices has no whole groups keeps 8 bits in all of them, as their rows are joined.
+    """
+    run(checkpoint, tmp_path / "store", dense_bits=4)
+    assert Manifest.load(tmp_path / "store").dense_bits == 4
+    dense, source = (
+        load_file(tmp_path / "store/dense.safetensors"),
+        load_file(checkpoint / "model.safetensors"),
+    )
+    found = set()
+    for name, tensor in dense.items():
+        if tensor.dtype != torch.uint8:
+            continue
+        want = dequantize(*quantize(source[name].float(), 64), 4)
+        assert torch.equal(dense_groups.decoded(tensor), want)
+        assert tensor.numel() == want.numel() * 4.5 / 8
+        found.add(name)
+    assert {name.split(".", 3)[3] for name in found} == {f"self_attn.{each}_proj.weight" for each in "qkvo"}
+    assert len(found) == 3 * 4
+    kept = {name for name, tensor in dense.items() if tensor.dtype == torch.int8}
+    assert {"lm_head.weight", "model.embed_tokens.weight"} < kept
+    assert {name for name in kept if ".mlp." in name}, "down of the dense layer has 32 columns"
 
 
 def test_a_float32_source_becomes_bf16(checkpoint, tmp_path):

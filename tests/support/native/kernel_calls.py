@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from aarch64 import POOL, Call, Structures
 
 from edgemoe.kernels.native import structures as c
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
+from edgemoe.storage.store import dense_groups
 
 SHAPES = [(64, 64, 64), (96, 128, 32), (80, 100, 64), (64, 576, 64)]
 """Rows, columns and group of an expert's first matrix: a block, a short chunk, a last block of 16 rows with padded
@@ -160,8 +162,19 @@ def clamped_gate(down: MatrixSpec) -> Structures:
     return Structures(c.ExpertActivation, {"gate": tables[0], "up": tables[1], "interleaved": 1} | biases)
 
 
+def dense_weight(weight: Any, scale: Any, rows: int, cols: int, bits: int) -> Structures:
+    """A dense weight of 16, 8 or 4 bits."""
+    scaled = {} if scale is None else {"row_scale": scale}
+    return Structures(c.DenseWeight, {"weight": weight, "rows": rows, "cols": cols, "bits": bits} | scaled)
+
+
 def dense_calls() -> Iterator[Call]:
-    """Products with int8 and bf16 weights, for columns that vectors divide and others, also with NaN."""
+    """Products with int8 and bf16 weights, for columns that vectors divide and others, also with NaN; and of 4 bits."""
+    grouped = torch.randn(96, 320, generator=torch.Generator().manual_seed(4))
+    codes = dense_groups.quantize_groups(grouped).numpy()
+    for tokens in (1, 3, 33):
+        y, x = np.zeros((tokens, 96), np.uint16), bf16(tokens, 320, scale=10)
+        yield Call("dense_product", (POOL, dense_weight(codes, None, 96, 320, 4), x, *x.shape, y, 96))
     for rows, cols in ((64, 256), (33, 304), (5, 100), (64, 17), (70, 576)):
         for tokens in (1, 3, 13, 33):
             x = bf16(tokens, cols, scale=10)
@@ -169,12 +182,12 @@ def dense_calls() -> Iterator[Call]:
                 x[:3, 7] = BAD
                 x[3], x[4] = 0, TINY
             weights = (
-                (integers(-127, 128, rows, cols, dtype=np.int8), scales(rows)),
-                (bf16(rows, cols), None),
+                dense_weight(integers(-127, 128, rows, cols, dtype=np.int8), scales(rows), rows, cols, 8),
+                dense_weight(bf16(rows, cols), None, rows, cols, 16),
             )
-            for weight, scale in weights:
+            for weight in weights:
                 y = np.zeros((tokens, rows), np.uint16)
-                yield Call("dense_product", (POOL, weight, scale, rows, cols, x, *x.shape, y, rows))
+                yield Call("dense_product", (POOL, weight, x, *x.shape, y, rows))
             wide = _generator.normal(size=(rows + tokens, cols)).astype(np.float32)
             out = np.zeros((tokens, rows), np.float32)
             yield Call("wide_product", (POOL, wide[:rows], rows, cols, wide[rows:].copy(), tokens, out))

@@ -34,7 +34,7 @@ void reference_expert(const uint8_t *codes, const uint16_t *pairs, int64_t level
             float total = 0;
             for (int64_t from = 0; from < cols; from += chunk) {
                 const uint16_t *of_chunk = x + t * cols + from, *pair = pairs + (from / group * rows + r) * 2;
-                const float largest = largest_of(of_chunk, chunk), by = largest > 0 ? most / largest : 0, scale = largest / most;
+                const float largest = largest_of(of_chunk, chunk), by = most / largest <= 3.4e38f ? most / largest : 0, scale = largest / most;
                 int32_t products = 0, all = 0;
                 for (int64_t k = 0; k < chunk; k++) {
                     const int32_t q = (int32_t)rintf(from_bf16(of_chunk[k]) * by);

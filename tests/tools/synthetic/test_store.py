@@ -18,6 +18,7 @@ from edgemoe.errors import MissingTensor, ModelRefused, UserError
 from edgemoe.storage.base import ExpertKey, Plane
 from edgemoe.storage.record.decode import decode
 from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.reader import RecordReader
 from tools.synthetic import store as synthetic_store
@@ -104,6 +105,18 @@ def test_dense_weights_at_8_bits(tmp_path: Path) -> None:
             assert (again - tensor.float()).norm() < 0.01 * tensor.float().norm()
         else:
             assert torch.equal(small[name], tensor)
+
+
+def test_dense_weights_at_4_bits(tmp_path: Path) -> None:
+    """Matrices but embedding and head become groups at level 4, where their shapes allow it."""
+    full = load_file(make(tmp_path / "16") / "dense.safetensors")
+    small = load_file(make(tmp_path / "4", "--dense-bits", "4") / "dense.safetensors")
+    assert {full[name].ndim for name, tensor in small.items() if tensor.dtype == torch.uint8} == {2}
+    for name, tensor in small.items():
+        if tensor.dtype == torch.uint8:
+            again = dense_groups.decoded(tensor)
+            assert (again - full[name].float()).norm() < 0.12 * full[name].float().norm()
+    assert small["lm_head.weight"].dtype == small["model.embed_tokens.weight"].dtype == torch.int8
 
 
 def test_routers_are_skewed() -> None:

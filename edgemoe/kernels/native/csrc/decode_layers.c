@@ -288,7 +288,7 @@ typedef struct {
 
 /* hidden [size] = the embedding of a token. Returns 0, or WRONG_SHAPE. */
 AVX2 int edgemoe_embed(const outer_layers *o, int64_t token, uint16_t *hidden, int64_t size) {
-    const int64_t cols = o->head.cols;
+    const int64_t cols = o->head.weight.cols;
     if (size != cols || token < 0 || token >= o->rows) return WRONG_SHAPE;
     if (!o->row_scale) {
         memcpy(hidden, (const uint16_t *)o->table + token * cols, (size_t)cols * sizeof *hidden);
@@ -304,8 +304,8 @@ AVX2 int edgemoe_embed(const outer_layers *o, int64_t token, uint16_t *hidden, i
  * OUT_OF_MEMORY, or WRONG_SHAPE. */
 int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, int64_t rows, uint16_t *normed, int64_t size,
                  uint16_t *logits, int64_t vocab) {
-    if (o->head.cols != size || o->head.rows != vocab) return WRONG_SHAPE;
-    edgemoe_rms_norm(hidden, o->norm, o->wide, o->epsilon, rows, o->head.cols, normed);
+    if (o->head.weight.cols != size || o->head.weight.rows != vocab) return WRONG_SHAPE;
+    edgemoe_rms_norm(hidden, o->norm, o->wide, o->epsilon, rows, size, normed);
     return edgemoe_linear(p, &o->head, normed, rows, logits);
 }
 
@@ -315,6 +315,6 @@ const int64_t edgemoe_sizes[] = {
     sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
     sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
     sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies), sizeof(expert_activation),
-    sizeof(dense_heads), sizeof(latent_attention), sizeof(short_conv),
+    sizeof(dense_heads), sizeof(latent_attention), sizeof(short_conv), sizeof(dense_weight),
 };
 #endif

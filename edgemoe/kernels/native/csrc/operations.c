@@ -1,14 +1,13 @@
 /* The operations of a decoder layer's list. Each rounds to bf16 where transformers' modules do. */
 #include "operations.h"
 
-#include "dense/dense.h"
-
 #if COMPILED
 AVX2 int edgemoe_linear(pool *p, const linear *l, const uint16_t *x, int64_t tokens, uint16_t *y) {
-    const int failed = edgemoe_dense_product(p, l->weight, l->row_scale, l->rows, l->cols, x, tokens, l->cols, y, l->rows);
+    const int64_t rows = l->weight.rows;
+    const int failed = edgemoe_dense_product(p, &l->weight, x, tokens, l->weight.cols, y, rows);
     if (failed || !l->bias) return failed;
-    for (int64_t row = 0; row < tokens; row++, y += l->rows)
-        for (int64_t i = 0; i < l->rows; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(l->bias[i]));
+    for (int64_t row = 0; row < tokens; row++, y += rows)
+        for (int64_t i = 0; i < rows; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(l->bias[i]));
     return 0;
 }
 
@@ -35,7 +34,7 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
     if (rows * from > buffers[o->input].size || rows * to > buffers[o->output].size) return 0;
     if (o->kind == LINEAR) {
         const linear *l = o->parameters;
-        return l->cols == from && l->rows == to && o->input != o->output;
+        return l->weight.cols == from && l->weight.rows == to && o->input != o->output;
     }
     if (o->kind == ATTEND) {
         const attention_shape *s = o->parameters;

@@ -1,15 +1,15 @@
 /* The operations of a decoder layer's list (edgemoe/layers/program.py), on rows of bf16 numbers. */
 #pragma once
 #include "attention/decode.h"
+#include "dense/dense.h"
 #include "delta_net.h"
 #include "latents.h"
 #include "short_conv.h"
 
 #if COMPILED
 typedef struct {
-    const void *weight;
-    const uint16_t *row_scale, *bias; /* NULL: none */
-    int64_t rows, cols;
+    dense_weight weight;
+    const uint16_t *bias; /* bf16 [rows]; NULL: none */
 } linear;
 
 /* Memory that the lists of all layers share: the rows of a call, one after another. */

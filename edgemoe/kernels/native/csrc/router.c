@@ -157,8 +157,9 @@ AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_
                              float *scores, int64_t *chosen, float *gates) {
     if (r->k < 1 || r->k > r->count || r->groups > MOST_GROUPS || (r->groups > 1 && r->count % r->groups)) return WRONG_SHAPE;
     if (x_cols != r->cols || (!r->precise && (r->sigmoid || r->bias || r->groups > 1 || r->scale != 0 || r->product_bias))) return WRONG_SHAPE;
+    const dense_weight weight = {r->weight, NULL, r->count, r->cols, 16};
     const int failed = r->precise ? edgemoe_precise_product(p, r->weight, r->count, r->cols, x, tokens, logits)
-                                  : edgemoe_dense_product(p, r->weight, NULL, r->count, r->cols, x, tokens, x_cols, logits, r->count);
+                                  : edgemoe_dense_product(p, &weight, x, tokens, x_cols, logits, r->count);
     if (failed) return failed;
     if (r->precise) finish_product(r, tokens, logits);
     choice_job job = {r, logits, tokens, NULL, chosen, gates};

@@ -6,6 +6,7 @@
 #include "../paths.h"
 #include "dense_bf16.h"
 #include "dense_int8.h"
+#include "dense_planes.h"
 
 #if COMPILED
 typedef struct {
@@ -83,17 +84,20 @@ AVX2 static void dense_task(void *argument, int64_t task) {
     product_rows(job, place * job->rows_per_task, min_of((place + 1) * job->rows_per_task, job->rows));
 }
 
-AVX2 int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
-                               const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols) {
-    if (x_cols != cols || y_cols != rows) return WRONG_SHAPE;
-    if (row_scale) return dense_int8(p, weight, row_scale, rows, cols, x, tokens, y);
+AVX2 int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y,
+                               int64_t y_cols) {
+    const int64_t rows = w->rows, cols = w->cols;
+    if (x_cols != cols || y_cols != rows || (w->bits != 16 && w->bits != 8 && w->bits != 4)) return WRONG_SHAPE;
+    if ((w->row_scale != NULL) != (w->bits == 8)) return WRONG_SHAPE;
+    if (w->bits == 8) return dense_int8(p, w->weight, w->row_scale, rows, cols, x, tokens, y);
+    if (w->bits == 4) return dense_planes(p, w->weight, rows, cols, x, tokens, y);
     const int64_t most = use_bf16 ? tokens : min_of(tokens, BATCH_TOKENS);
     float *wide = pool_acquire(p, use_bf16 ? 0 : (size_t)(most * cols) * sizeof(float));
     if (!wide) return OUT_OF_MEMORY;
     const int64_t units = pool_units_per_task(p, rows / TASK_ROWS, tokens == 1 ? MAX_UNITS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = min_of(tokens, most);
-        dense_job job = {weight, rows, cols, now, x, wide, y, TASK_ROWS * units, pool_threads(p)};
+        dense_job job = {w->weight, rows, cols, now, x, wide, y, TASK_ROWS * units, pool_threads(p)};
         if (!use_bf16) pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
         pool_run(p, dense_task, &job, ceil_div(rows, job.rows_per_task));
     }

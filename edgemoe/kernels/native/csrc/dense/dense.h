@@ -3,10 +3,16 @@
 #include "../pool.h"
 
 #if COMPILED
-/* y [tokens, y_cols] = x [tokens, x_cols] W^T, x and y bf16; W is int8 with a scale per row, or bf16 if row_scale is NULL.
- * Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
-int edgemoe_dense_product(pool *p, const void *weight, const uint16_t *row_scale, int64_t rows, int64_t cols,
-                          const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y, int64_t y_cols);
+/* A weight W [rows, cols]. */
+typedef struct {
+    const void *weight;        /* bf16, int8, or the bytes of storage/store/dense_groups.py */
+    const uint16_t *row_scale; /* bf16 [rows], of int8; otherwise NULL */
+    int64_t rows, cols, bits;  /* 16, 8 or 4 bits a weight */
+} dense_weight;
+
+/* y [tokens, y_cols] = x [tokens, x_cols] W^T, x and y bf16. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y,
+                          int64_t y_cols);
 
 /* A matrix W [rows, cols] for each of some heads: bf16, or int8 with scales, by which it is multiplied and rounded to bf16. */
 typedef struct {

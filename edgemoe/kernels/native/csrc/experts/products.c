@@ -17,7 +17,7 @@ INLINE void quantize_chunk(const uint16_t *x, int64_t chunk, enum format format,
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
                                            0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     const float largest = max_magnitude(x, chunk), most = format == A8 ? A8_MAX : A14_MAX;
-    const __m256 by = _mm256_set1_ps(largest > 0 ? most / largest : 0); /* 0 for NaN, where `scale` carries the NaN */
+    const __m256 by = _mm256_set1_ps(by_largest(most, largest)); /* 0 for NaN, where `scale` carries the NaN */
     __m256i total = _mm256_setzero_si256();
     for (int64_t i = 0; i < chunk; i += 16) {
         const __m256i first = eight_scaled(x + i, by), last = eight_scaled(x + i + 8, by);

@@ -226,7 +226,7 @@ VNNI void quantize_a8_avx512(const uint16_t *x, int8_t *q, float *scale, float *
     /* The largest of 8 is the complement of the least complement. */
     const uint16_t bits = (uint16_t)~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0);
     const float largest = from_bf16(bits < 0x7f80 ? bits : 0x7fc0);
-    const __m512 by = _mm512_set1_ps(largest > 0 ? A8_MAX / largest : 0);
+    const __m512 by = _mm512_set1_ps(by_largest(A8_MAX, largest));
     __m512i total = _mm512_setzero_si512();
     for (int i = 0; i < CHUNK; i += 16) {
         const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(x + i))), 16);

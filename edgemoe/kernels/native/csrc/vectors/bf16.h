@@ -100,4 +100,11 @@ INLINE float max_magnitude(const uint16_t *x, int64_t n) {
     }
     return from_bf16(largest < 0x7f80 ? largest : 0x7fc0);
 }
+
+/* What numbers up to `largest` are multiplied by to become integers up to `most`; 0, which makes them zeros, where that is no
+ * finite number. */
+INLINE float by_largest(float most, float largest) {
+    const float by = most / largest;
+    return by <= 3.4e38f ? by : 0;
+}
 #endif

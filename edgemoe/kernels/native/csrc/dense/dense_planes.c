@@ -1,0 +1,55 @@
+/* Products with dense weights of 4 bits. A weight lies as one matrix of an expert does, and is multiplied as one at level 4,
+ * with 8-bit activations (experts/planes.h): every path gives the same bits, for any number of tokens. */
+#include "dense_planes.h"
+
+#include "../experts/products.h"
+
+#if COMPILED
+enum {
+    DENSE_GROUP = 64,   /* columns that share a scale and a centre */
+    BATCH_TOKENS = 256, /* tokens whose activations exist at once */
+    MAX_UNITS = 4,      /* blocks of rows of a task for a single token */
+    PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
+};
+
+typedef struct {
+    product product;
+    expert weight;
+    int64_t tasks, threads;
+} planes_job;
+
+AVX2 static void prepare_task(void *argument, int64_t task) {
+    const product *job = &((const planes_job *)argument)->product;
+    const int64_t end = min_of((task + 1) * PREPARE_TOKENS, job->rows);
+    for (int64_t row = task * PREPARE_TOKENS; row < end; row++) product_quantize(job, row);
+}
+
+AVX2 static void planes_task(void *argument, int64_t task) {
+    const planes_job *job = argument;
+    product_run_task(&job->product, &job->weight, contiguous_per_thread(task, job->tasks, job->threads));
+}
+
+int dense_planes(pool *p, const uint8_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens, uint16_t *y) {
+    const int64_t parameters = cols / DENSE_GROUP * rows * 4, half = rows * cols / 4, most = min_of(tokens, BATCH_TOKENS);
+    const matrix m = {.rows = rows, .cols = cols, .group = DENSE_GROUP, .half = half, .parameter_bytes = parameters, .limit = 4};
+    if (rows % BLOCK_ROWS || !matrix_fits(&m)) return WRONG_SHAPE;
+    const int64_t chunks = most * (cols / CHUNK), blocks = rows / BLOCK_ROWS;
+    float *scratch = pool_acquire(p, (size_t)chunks * (2 * sizeof(float) + CHUNK) + (size_t)most);
+    if (!scratch) return OUT_OF_MEMORY;
+    const activations a8 = {(int8_t *)(scratch + 2 * chunks), scratch, scratch + chunks};
+    uint8_t *formats = (uint8_t *)a8.q + chunks * CHUNK;
+    memset(formats, A8, (size_t)most);
+    const int64_t units = pool_units_per_task(p, blocks, tokens == 1 ? MAX_UNITS : 1);
+    for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
+        now = min_of(tokens, most);
+        planes_job job = {
+            .product = {.m = &m, .count = 1, .chunk = CHUNK, .rows = now, .blocks_per_task = units, .x = x, .formats = formats, .a8 = a8, .y = y},
+            .weight = {.parameters = weight, .base = weight + parameters, .d4 = weight + parameters + half, .level = 4, .tokens = now},
+            .tasks = ceil_div(blocks, units), .threads = pool_threads(p)};
+        pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
+        pool_run(p, planes_task, &job, job.tasks);
+    }
+    pool_release(p);
+    return 0;
+}
+#endif

@@ -1,0 +1,22 @@
+"""The C structure of a dense weight."""
+
+from __future__ import annotations
+
+import torch
+
+from edgemoe.kernels.native.structures import DenseWeight
+from edgemoe.storage.store.dense_groups import columns_of
+
+_BITS = {torch.bfloat16: 16, torch.int8: 8, torch.uint8: 4}
+"""Type of a dense weight's tensor -> bits of a weight (csrc/dense/dense.h)."""
+
+
+def dense_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> DenseWeight:
+    """The structure of a weight, which its tensors must outlive; arguments are those of library.dense_product."""
+    return DenseWeight(
+        weight=weight.data_ptr(),
+        row_scale=None if scale is None else scale.data_ptr(),
+        rows=len(weight),
+        cols=columns_of(weight),
+        bits=_BITS[weight.dtype],
+    )
