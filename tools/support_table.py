@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edgemoe.families.table import REFUSED, TEXT_HALVES, TRAITS
+from edgemoe.families.table import REFUSED, TEXT_HALVES
+from edgemoe.families.traits import TRAITS
 from edgemoe.storage.formats import FORMATS
 from edgemoe.storage.formats.ggml import READABLE
 from edgemoe.storage.formats.gguf_architectures import ARCHITECTURES

@@ -19,7 +19,7 @@ from edgemoe.kernels.native.expert_activation import NativeExpertActivation
 from edgemoe.kernels.native.latents import NativeLatents
 from edgemoe.kernels.native.router import NativeRouter
 from edgemoe.kernels.native.short_conv import NativeShortConv
-from edgemoe.storage.store.dense_groups import columns_of
+from edgemoe.kernels.native.state_space import NativeStateSpace
 
 HIDDEN, NORMED = "hidden", "normed"
 
@@ -131,6 +131,32 @@ class ShortConv:
 
 
 @dataclass(frozen=True, eq=False)
+class StateSpace:
+    """output = results of a selective state space, of the projections in input; the sequence's state changes.
+
+    Args:
+        space: convolves, computes the recurrence, gates and norms.
+    """
+
+    input: str
+    output: str
+    space: NativeStateSpace
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """output = function(input).
+
+    Args:
+        values: bf16 [65536], the function's value for each bf16 number (kernels.native.functions.values_of).
+    """
+
+    input: str
+    output: str
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Activate:
     """output [N] = function(first half of input) * second half of input [2 N].
 
@@ -158,10 +184,15 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Add:
-    """output += input."""
+    """output += factor input.
+
+    Args:
+        factor: what the input is multiplied by, and rounded, before it is added; 0: by nothing.
+    """
 
     input: str
     output: str
+    factor: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +227,9 @@ class Call:
 
 Latents = StoreLatents | LatentQueries | LatentValues
 
-Operation = Norm | Linear | Attend | DeltaNet | ShortConv | Activate | Scale | Add | Experts | Call | Latents
+Recurrent = DeltaNet | ShortConv | StateSpace
+
+Operation = Norm | Linear | Attend | Recurrent | Apply | Activate | Scale | Add | Experts | Call | Latents
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +237,7 @@ class LayerProgram:
     """A decoder layer's list.
 
     Args:
-        operations: the operations in their order; at most one is Attend, DeltaNet or ShortConv, and one Experts.
+        operations: the operations in their order; at most one is Attend or of Recurrent, and one Experts.
         window: latest tokens that its attention sees; 0: all.
     """
 
@@ -225,60 +258,3 @@ class LayerProgram:
     def experts_at(self) -> int:
         """The index of Experts among its operations; -1: there is none."""
         return next((i for i, each in enumerate(self.operations) if isinstance(each, Experts)), -1)
-
-
-def with_widths(program: LayerProgram, hidden: int) -> list[tuple[Operation, int, int]]:
-    """Returns each operation of a list, with how many numbers of a row it reads, and how many it writes.
-
-    Args:
-        program: the list.
-        hidden: numbers of the state.
-
-    Raises:
-        ValueError: an operation reads a buffer that has rows of another width, or none yet.
-    """
-    now, found = {HIDDEN: hidden}, list[tuple[Operation, int, int]]()
-    for each in program.operations:
-        had, changed = now.get(each.input), now.get(each.output)
-        reads, writes = _widths_of(each, had or 0, hidden)
-        adds = isinstance(each, Scale | Add) or (isinstance(each, Experts) and each.output == HIDDEN)
-        writes = changed if isinstance(each, Scale) and had in (1, changed) and changed else writes
-        if had != reads or (adds and changed != writes):
-            raise ValueError(
-                f"expected rows of {reads} in {each.input} and of {writes} in {each.output} for "
-                f"{type(each).__name__}, got {had} and {changed}"
-            )
-        now[each.output] = writes
-        found.append((each, reads, writes))
-    return found
-
-
-def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
-    """The numbers of a row that an operation reads and writes, where its input has rows of `had` numbers."""
-    match each:
-        case Norm():
-            return each.weight.numel(), each.weight.numel()
-        case Linear():
-            weight = each.weights[0]
-            outputs, inputs = len(weight), columns_of(weight)
-            return inputs, outputs
-        case Attend():
-            return each.attention.reads, each.attention.heads * each.attention.dim
-        case StoreLatents():
-            return each.latents.stored, each.latents.stored
-        case LatentQueries():
-            return each.latents.queries, each.latents.heads * each.latents.stored
-        case LatentValues():
-            return each.latents.heads * each.latents.stored, each.latents.values
-        case DeltaNet():
-            return each.net.reads, each.net.writes
-        case ShortConv():
-            return each.conv.reads, each.conv.writes
-        case Activate():
-            return had, had // 2
-        case Experts():
-            return hidden, hidden
-        case Call():
-            return had, each.cols
-        case _:
-            return had, had

@@ -21,6 +21,9 @@ _NUMBERS = ("layer_idx", "layer")
 
 _MIXER_NORMS = ("input_layernorm", "operator_norm", "norm")
 _BLOCKS = ("mlp", "feed_forward", "block_sparse_moe")
+_SHARED = "shared_mlp"
+"""Experts that every token has, in some families next to the block."""
+
 _BLOCK_NORMS = ("post_attention_layernorm", "ffn_norm")
 
 
@@ -44,12 +47,16 @@ class OuterParts(NamedTuple):
     Attributes:
         embedding, norm, head: its embedding, last norm and head.
         positions: its rotary embedding; None: it has none.
+        factor: what embeddings are multiplied by.
+        divisor: what logits are divided by.
     """
 
     embedding: Any
     norm: Any
     head: Any
     positions: Any
+    factor: float
+    divisor: float
 
 
 class LayerPart(NamedTuple):
@@ -60,12 +67,16 @@ class LayerPart(NamedTuple):
         name: its name in the layer.
         module: attention or another module that knows earlier tokens; or experts, or a dense block.
         mixes: whether it knows earlier tokens.
+        shared: what is added to the block's result, of the same state; None: nothing.
+        factor: what the part's result is multiplied by, and rounded, before it is added to the state; 0: by nothing.
     """
 
     norm: Any
     name: str
     module: Any
     mixes: bool
+    shared: Any
+    factor: float
 
 
 def outer_parts(model: Any) -> OuterParts:
@@ -74,7 +85,10 @@ def outer_parts(model: Any) -> OuterParts:
     embedding, norm, positions = (
         _one_of(inner, names)[1] for names in (_EMBEDDINGS, _LAST_NORMS, _POSITIONS)
     )
-    return OuterParts(embedding, norm, model.lm_head, positions)
+    scale: Any = getattr(embedding, "factor", None)
+    factor = getattr(inner, "embedding_multiplier", 1) if scale is None else scale
+    divisor = getattr(model.config, "logits_scaling", None) or 1
+    return OuterParts(embedding, norm, model.lm_head, positions, float(factor), float(divisor))
 
 
 def rotated_numbers(model: Any) -> int:
@@ -85,12 +99,14 @@ def rotated_numbers(model: Any) -> int:
 
 def parts_of(layer: nn.Module) -> list[LayerPart]:
     """The parts of a decoder layer in the order in which they are computed: two, or one where a layer has one."""
-    found = list[LayerPart]()
+    found, factor = list[LayerPart](), float(getattr(layer, "residual_multiplier", 1))
     for norms, names in ((_MIXER_NORMS, _MIXERS), (_BLOCK_NORMS, _BLOCKS)):
         name, module = _one_of(layer, names)
         if module is not None:
             mixes = names is _MIXERS and any(hasattr(module, number) for number in _NUMBERS)
-            found.append(LayerPart(_one_of(layer, norms)[1], name, module, mixes))
+            shared = None if names is _MIXERS else getattr(layer, _SHARED, None)
+            norm = _one_of(layer, norms)[1]
+            found.append(LayerPart(norm, name, module, mixes, shared, 0.0 if factor == 1 else factor))
     return found
 
 

@@ -1,8 +1,8 @@
-"""Dense gated layers, of which the first two products are one: function(gate x) * up x, and its product with down."""
+"""Dense layers: function(gate x) * up x, gate and up in one product, or function(up x); and a product with down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +10,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from edgemoe.layers.dense import DenseLinear
+from edgemoe.layers.gating import is_squared_relu, squared_relu
 
-_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_FUNCTIONS = ("act_fn", "activation")
+"""Names of a module's activation; one without it has silu in its code."""
+
+_SEPARATE = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Names of the layers of gate, up and down."""
+
+_JOINED = ("input_linear", "output_linear")
+"""Names of the layers of gate and up together, and of down."""
+
+_WITHOUT_GATE = ("up_proj", "down_proj")
 
 _TRIED = 3
 """Rows of the trial."""
@@ -22,35 +31,79 @@ class GatedMLP(nn.Module):
     """A shared expert, or the block of a layer without experts.
 
     Args:
-        linears: the layers of gate, up and down.
+        gate_up: the layer of gate and up, one after the other.
+        down: the layer of down.
         function: its activation.
     """
 
     def __init__(
-        self, linears: Sequence[DenseLinear], function: Callable[[torch.Tensor], torch.Tensor]
+        self, gate_up: DenseLinear, down: DenseLinear, function: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         super().__init__()
-        gate, up, self.down = linears
-        self.gate_up, self.function = DenseLinear.joined((gate, up)), function
+        self.gate_up, self.down, self.function = gate_up, down, function
 
     @classmethod
     def try_from(cls, module: Any) -> GatedMLP | None:
         """Wraps a module in RAM that computes the formula; None for others."""
-        parts = dict(module.named_children())
-        function = parts.pop("act_fn", F.silu)
-        names = next((names for names in _NAMES if parts.keys() == {*names}), ())
-        linears = [parts[name] for name in names]
-        if not linears or "silu" not in repr(function).lower():
-            return None
-        if not all(type(each) is DenseLinear for each in linears) or linears[0].weight.device.type != "cpu":
-            return None
-        made = cls(linears, F.silu)
-        x = torch.linspace(-2, 2, _TRIED * linears[0].in_features).bfloat16().view(_TRIED, -1)
-        with torch.inference_mode():
-            return made if torch.equal(module(x), made(x)) else None
+        for names in (*_SEPARATE, _JOINED):
+            if (found := _linears(module, names)) and "silu" in repr(_function(module)).lower():
+                *above, down = found
+                made = cls(above[0] if len(above) == 1 else DenseLinear.joined(above), down, F.silu)
+                return made if _computes(made, module) else None
+        return None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps bf16 [..., H] to bf16 [..., H]."""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
         out: torch.Tensor = self.down(self.function(gate) * up)
         return out
+
+
+class PlainMLP(nn.Module):
+    """The same without a gate: function(up x).
+
+    Args:
+        up, down: its layers.
+        function: its activation.
+    """
+
+    def __init__(
+        self, up: DenseLinear, down: DenseLinear, function: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.up, self.down, self.function = up, down, function
+
+    @classmethod
+    def try_from(cls, module: Any) -> PlainMLP | None:
+        """Wraps a module in RAM whose activation is relu squared; None for others."""
+        found = _linears(module, _WITHOUT_GATE)
+        if not found or not is_squared_relu(_function(module)):
+            return None
+        up, down = found
+        made = cls(up, down, squared_relu)
+        return made if _computes(made, module) else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps bf16 [..., H] to bf16 [..., H]."""
+        out: torch.Tensor = self.down(self.function(self.up(hidden)))
+        return out
+
+
+def _function(module: Any) -> Any:
+    return next((found for name in _FUNCTIONS if (found := getattr(module, name, None)) is not None), F.silu)
+
+
+def _linears(module: Any, names: tuple[str, ...]) -> list[DenseLinear]:
+    """The layers of a module in RAM that has no others; none: it has others."""
+    parts = {name: part for name, part in module.named_children() if name not in _FUNCTIONS}
+    found = [part for name in names if isinstance(part := parts.get(name), DenseLinear)]
+    whole = parts.keys() == {*names} and len(found) == len(names)
+    return found if whole and found[0].weight.device.type == "cpu" else []
+
+
+def _computes(made: nn.Module, module: nn.Module) -> bool:
+    """Whether a layer gives the bits of transformers' module, of a few rows."""
+    cols = next(part.in_features for part in made.children() if isinstance(part, DenseLinear))
+    x = torch.linspace(-2, 2, _TRIED * cols).bfloat16().view(_TRIED, -1)
+    with torch.inference_mode():
+        return torch.equal(module(x), made(x))

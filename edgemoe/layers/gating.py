@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers.integrations.moe import _default_apply_gate
 
 from edgemoe.kernels.activation import CUSTOM, fused_name
@@ -28,7 +29,7 @@ _TRIED = 4096
 
 
 def gate_tables(module: Any) -> GateTables | None:
-    """The tables of an experts module with a clamped gate, such as gpt-oss has; None for others.
+    """The tables of an experts module with a clamped gate (gpt-oss), or with relu squared and no gate; None for others.
 
     With an up of 0 it has the function of the gate alone. The whole is compared with the module on noise.
 
@@ -36,7 +37,9 @@ def gate_tables(module: Any) -> GateTables | None:
         module: transformers' experts module.
     """
     limit = getattr(module, "limit", None)
-    if limit is None or not module.has_gate:
+    if not module.has_gate:
+        return GateTables(values_of(squared_relu), None, False) if is_squared_relu(module.act_fn) else None
+    if limit is None:
         return None
     numbers = values_of(torch.clone)
     for interleaved in (True, False):
@@ -44,15 +47,27 @@ def gate_tables(module: Any) -> GateTables | None:
         both = torch.stack((numbers, torch.zeros_like(numbers)), dim).reshape(1, -1)
         with torch.inference_mode():
             gate = module._apply_gate(both)[0].contiguous()
-            tables = GateTables(gate, numbers.clamp(-limit, limit) + 1, interleaved)
-            if _are_its(module, tables):
-                return tables
+            up = numbers.clamp(-limit, limit) + 1
+            if _are_its(module, gate, up, interleaved=interleaved):
+                return GateTables(gate, up, interleaved)
     return None
 
 
-def _are_its(module: Any, tables: GateTables) -> bool:
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """The square of what is above 0."""
+    return F.relu(x).square()
+
+
+def is_squared_relu(function: Any) -> bool:
+    """Whether a function computes `squared_relu`."""
+    numbers = values_of(torch.clone)
+    with torch.inference_mode():
+        return torch.equal(function(numbers).nan_to_num(), squared_relu(numbers).nan_to_num())
+
+
+def _are_its(module: Any, gate_values: torch.Tensor, up_values: torch.Tensor, *, interleaved: bool) -> bool:
     """Whether tables give what an experts module gives, of noise."""
     noise = torch.randn(2, _TRIED, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
     gate, up = (each.view(torch.int16).long() & 0xFFFF for each in noise)
-    both = torch.stack(tuple(noise), -1 if tables.interleaved else 0).reshape(1, -1)
-    return torch.equal(module._apply_gate(both)[0], tables.gate[gate] * tables.up[up])
+    both = torch.stack(tuple(noise), -1 if interleaved else 0).reshape(1, -1)
+    return torch.equal(module._apply_gate(both)[0], gate_values[gate] * up_values[up])

@@ -70,7 +70,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: StepKV | None = None,
         **kwargs: Any,
@@ -82,6 +82,8 @@ class GroupedQueryAttention(nn.Module):
         kv = past_key_values
         assert kv is not None
         window = None if attention_mask is None else int(attention_mask)
+        if position_embeddings is None:  # a model without a rotary embedding
+            position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
         cosine, sine = of_both_halves(position_embeddings, self.native.rotated)
         projected = self.qkv(hidden_states[0])
         attended = []

@@ -34,6 +34,11 @@ A gated short convolution (LFM2) has between them
     Linear    normed                -> projected [3 H]
     ShortConv projected             -> attended [H]
 
+A selective state space (Mamba-2: Nemotron-H, Granite 4) has between them
+
+    Linear     normed               -> projected [values + channels + heads]
+    StateSpace projected            -> attended [values]
+
 Multi-head latent attention (DeepSeek, GLM-4.7-Flash) has between them
 
     Linear         normed           -> queries [heads (key + rotary)]
@@ -42,6 +47,9 @@ Multi-head latent attention (DeepSeek, GLM-4.7-Flash) has between them
     LatentQueries  queries          -> as_keys [heads (latent + rotary)]
     Attend         as_keys          -> summed [heads (latent + rotary)]
     LatentValues   summed           -> attended [heads value]
+
+Nemotron-H's layers are one of these parts each; its experts, and what every token has, have no gate: Apply instead of
+Activate. Granite multiplies a part's result, with a factor of its Add.
 
 What is no kind of operation is a Call of its module, and what surrounds it stays fused.
 """
@@ -63,6 +71,7 @@ from edgemoe.kernels.program import (
     NORMED,
     Activate,
     Add,
+    Apply,
     Call,
     Experts,
     LayerProgram,
@@ -73,11 +82,13 @@ from edgemoe.kernels.program import (
 )
 from edgemoe.layers.decoder_parts import LayerPart, Mixer, outer_parts, parts_of
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
-from edgemoe.layers.gated_mlp import GatedMLP
+from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gating import gate_tables
 from edgemoe.layers.latent_list import LatentList
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.router import CompiledRouter, router_of
+
+DenseBlock = GatedMLP | PlainMLP
 
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 """Names of a block's experts that every token has."""
@@ -90,7 +101,7 @@ def has_program(model: Any) -> bool:
     """Whether embedding, norms, attention and head of a model have native forms; blocks need none."""
     outer = outer_parts(model)
     dense = tuple(map(type, outer[:3])) == (DenseEmbedding, DenseNorm, DenseLinear)
-    return dense and outer.embedding.factor is None and all(_fits(layer) for layer in model.model.layers)
+    return dense and all(_fits(layer) for layer in model.model.layers)
 
 
 def _fits(layer: Any) -> bool:
@@ -107,9 +118,9 @@ def _mixer(part: LayerPart) -> Mixer | None:
 
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
-    table, norm, head, _ = outer_parts(model)
+    table, norm, head, _, factor, divisor = outer_parts(model)
     weights = (norm.weight.data, norm.variance_epsilon)
-    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts)
+    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts, factor, divisor)
 
 
 def experts_of(layer: Any) -> ExpertLayer | None:
@@ -135,43 +146,43 @@ def layer_program(layer: Any, window: int) -> LayerProgram:
 
 
 def _part(part: LayerPart) -> list[Operation]:
-    """What adds a part of a layer to the state."""
+    """The operations that add a part of a layer to the state."""
     if not part.mixes:
-        return [_norm(part.norm), *_block(part.module, part.norm.weight.numel())]
+        return [_norm(part.norm), *_block(part)]
     mixer = _mixer(part)
     assert mixer
     out = Linear("attended", "block", mixer.out.parts)
-    return [_norm(part.norm), *mixer.operations(), out, Add("block", HIDDEN)]
+    return [_norm(part.norm), *mixer.operations(), out, Add("block", HIDDEN, part.factor)]
 
 
 def _norm(norm: DenseNorm) -> Norm:
     return Norm(HIDDEN, NORMED, norm.weight.data, norm.variance_epsilon)
 
 
-def _block(block: Any, hidden: int) -> list[Operation]:
-    """The operations that add a layer's block to the state of `hidden` numbers."""
-    if isinstance(block, GatedMLP):
-        return [*_gated(block, "block"), Add("block", HIDDEN)]
-    experts, parts = _experts(block), {name for name, _ in block.named_children()}
-    shared = next((getattr(block, name) for name in _SHARED if name in parts), None)
-    known = parts <= _KNOWN and isinstance(shared, GatedMLP | None)
+def _block(part: LayerPart) -> list[Operation]:
+    """The operations that add a layer's block to the state."""
+    block, add = part.module, Add("block", HIDDEN, part.factor)
+    if isinstance(block, DenseBlock):
+        return [*_dense(block, "block"), add]
+    experts, own = (
+        _experts(block),
+        {name: each for name, each in block.named_children() if not isinstance(each, nn.Identity)},
+    )
+    inside = next((own[name] for name in _SHARED if name in own), None)
+    shared = inside if part.shared is None else part.shared
+    known = own.keys() <= _KNOWN and isinstance(shared, DenseBlock | None) and None in (inside, part.shared)
     router = router_of(block) if experts else None
     fuses, activation = _activation(block, experts)
     if not (known and experts and fuses and isinstance(router, CompiledRouter)):
-        return [Call(NORMED, "block", partial(_call, block), hidden), Add("block", HIDDEN)]
-    if shared is None:
+        return [Call(NORMED, "block", partial(_call, block, part.shared), part.norm.weight.numel()), add]
+    if shared is None and not part.factor:
         return [Experts(HIDDEN, router.native, activation)]
     scaled: list[Operation] = []
-    if "shared_expert_gate" in parts:
+    if "shared_expert_gate" in own:
         gate = Linear(NORMED, "shared_gate", block.shared_expert_gate.parts)
         scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
-    return [
-        Experts("block", router.native, activation),
-        *_gated(shared, "shared"),
-        *scaled,
-        Add("shared", "block"),
-        Add("block", HIDDEN),
-    ]
+    added = [*_dense(shared, "shared"), *scaled, Add("shared", "block")] if shared is not None else []
+    return [Experts("block", router.native, activation), *added, add]
 
 
 def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeExpertActivation | None]:
@@ -182,15 +193,17 @@ def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeEx
     return tables is not None, NativeExpertActivation(tables, experts.biases) if tables else None
 
 
-def _gated(module: GatedMLP, output: str) -> list[Operation]:
-    return [
-        Linear(NORMED, "gate_up", module.gate_up.parts),
-        Activate("gate_up", "inner", values_of(module.function)),
-        Linear("inner", output, module.down.parts),
-    ]
+def _dense(module: GatedMLP | PlainMLP, output: str) -> list[Operation]:
+    function = values_of(module.function)
+    if isinstance(module, PlainMLP):
+        above: list[Operation] = [Linear(NORMED, "up", module.up.parts), Apply("up", "inner", function)]
+    else:
+        gate_up = Linear(NORMED, "gate_up", module.gate_up.parts)
+        above = [gate_up, Activate("gate_up", "inner", function)]
+    return [*above, Linear("inner", output, module.down.parts)]
 
 
-def _call(module: nn.Module, step: Any, x: torch.Tensor) -> torch.Tensor:
+def _call(module: nn.Module, shared: nn.Module | None, step: Any, x: torch.Tensor) -> torch.Tensor:
     found = module(x)
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return out
+    return out if shared is None else out + shared(x)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from edgemoe.families.base import Traits
 from edgemoe.layers.decoder_parts import parts_of, rotated_numbers
 from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseNorm
-from edgemoe.layers.gated_mlp import GatedMLP
+from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
-from edgemoe.layers.recurrences import Recurrence
+from edgemoe.layers.recurrences import ChannelDelta
 from edgemoe.layers.router import CompiledRouter, further_arguments, router_name
 from edgemoe.layers.short_convolution import ShortConvolution
+from edgemoe.layers.state_space import SelectiveStateSpace
 from edgemoe.machine.process import return_free_memory
+
+_RECURRENT = (GatedDeltaNet, ShortConvolution, SelectiveStateSpace, ChannelDelta)
+"""What stands in for modules with a state of fixed size."""
 
 
 def replace_modules(model: Any, traits: Traits) -> None:
@@ -29,7 +35,8 @@ def replace_modules(model: Any, traits: Traits) -> None:
     stateful, choosing = stateful_modules(model), indexers(model)
     for name, module in list(model.named_modules()):
         if name in stateful:
-            own = GatedDeltaNet.try_from(module) or ShortConvolution.try_from(module) or Recurrence.of(module)
+            made = (kind.try_from(module) for kind in _RECURRENT)
+            own: nn.Module | None = next((each for each in made if each is not None), None)
             model.set_submodule(name, PerSequence(own or module, module.layer_idx))
         elif name in choosing:
             model.set_submodule(name, IndexBySequence(module))
@@ -45,14 +52,16 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
     """Replaces attention modules, routers and dense gated layers that the compiled kernel computes."""
     rotated = rotated_numbers(model)
     for layer in model.get_submodule("model.layers"):
-        for _, name, module, mixes in parts_of(layer):
-            if not mixes:
-                _place_router(module, traits, model.config)
-            elif hasattr(module, "k_proj") and (own := GroupedQueryAttention.try_from(module, rotated)):
-                setattr(layer, name, own)
+        for part in parts_of(layer):
+            if not part.mixes:
+                _place_router(part.module, traits, model.config)
+            elif hasattr(part.module, "k_proj") and (
+                own := GroupedQueryAttention.try_from(part.module, rotated)
+            ):
+                setattr(layer, part.name, own)
         for name, module in list(layer.named_modules()):
-            if gated := GatedMLP.try_from(module):
-                layer.set_submodule(name, gated)
+            if dense := GatedMLP.try_from(module) or PlainMLP.try_from(module):
+                layer.set_submodule(name, dense)
         return_free_memory()  # parts that are now joined would stay in malloc's heap
 
 

@@ -32,6 +32,6 @@ class Rotations:
             positions: the position of each token.
         """
         if self._rotary is None:
-            return [(hidden[..., :0], hidden[..., :0])]
+            return [(hidden[..., :0].contiguous(), hidden[..., :0].contiguous())]
         found = self._rotary(hidden, torch.tensor([positions]))
         return [found if found[0].shape[-1] == self._cols else of_both_halves(found, self._cols)]

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from edgemoe.families.table import TEXT_HALVES, TRAITS, family_of
+from edgemoe.families.table import family_of
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config
@@ -119,7 +119,7 @@ PARSERS = {
         _files(samples.write_mixed_store, "store.json"), lambda path: StoreModel.open(path.parent)
     ),
     "config.json": Parser(_configs, _read_config),
-    EVERY_FAMILY: Parser(partial(_configs, kinds=(*TRAITS, *TEXT_HALVES)), _read_config),
+    EVERY_FAMILY: Parser(partial(_configs, kinds=samples.FAMILIES), _read_config),
     "model.safetensors.index.json": Parser(
         _files(samples.write_checkpoint, "model.safetensors.index.json"), _read_weights
     ),

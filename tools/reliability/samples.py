@@ -11,6 +11,7 @@ from typing import Any
 from edgemoe.bench.synthetic.tokenizer import save_tokenizer
 from edgemoe.bench.synthetic.workload import Shape
 from edgemoe.families.table import TEXT_HALVES, family_of
+from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.registry import compute
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import EXPERT_COUNT_KEYS, TOP_K_KEYS
@@ -35,6 +36,9 @@ _MATRICES = {
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> safetensors' dtype, and shape."""
+
+FAMILIES = (*TRAITS, *TEXT_HALVES)
+"""The model_type of every supported family, and of multimodal models."""
 
 
 def write_checkpoint(directory: Path) -> Path:

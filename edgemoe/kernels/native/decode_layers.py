@@ -197,7 +197,7 @@ class NativeDecodeLayers:
             )
             if result:
                 raise native.failure(result, "an embedding")
-        return hidden
+        return hidden if self._parts.factor == 1 else hidden.mul_(self._parts.factor)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits of bf16 hidden [1, rows, H], contiguous: float32 [rows, vocab].
@@ -216,7 +216,8 @@ class NativeDecodeLayers:
         )
         if result:
             raise native.failure(result, "the head's activations")
-        return self._logits[: hidden.shape[1]].float()
+        logits = self._logits[: hidden.shape[1]]
+        return (logits if self._parts.divisor == 1 else logits / self._parts.divisor).float()
 
     def begin(
         self,

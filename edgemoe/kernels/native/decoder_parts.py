@@ -10,15 +10,16 @@ from typing import Any
 import torch
 
 from edgemoe.kernels import program as listed
+from edgemoe.kernels.list_widths import with_widths
 from edgemoe.kernels.native.dense_weight import dense_weight
 from edgemoe.kernels.native.structures import Buffer, LevelRule, Linear, Operation, OuterLayers
-from edgemoe.kernels.program import HIDDEN, NORMED, LayerProgram, Weights, with_widths
+from edgemoe.kernels.program import HIDDEN, NORMED, LayerProgram, Weights
 from edgemoe.policy.levels import DecodeRule
 
 _KINDS: tuple[type, ...] = (
     *(listed.Norm, listed.Linear, listed.Attend, listed.Activate),
     *(listed.Scale, listed.Add, listed.Experts, listed.Call, listed.DeltaNet),
-    listed.ShortConv,
+    *(listed.ShortConv, listed.StateSpace, listed.Apply),
     *(listed.StoreLatents, listed.LatentQueries, listed.LatentValues),
 )
 """In the order of the kinds of csrc/operations.h."""
@@ -33,12 +34,16 @@ class NativeOuterLayers:
         row_scale: bf16 [vocab]; None: the table is bf16.
         norm: weight [H], as kernels.program.Norm has it, and epsilon of the norm before the head.
         head: linear layer [vocab, H].
+        factor: what embeddings are multiplied by.
+        divisor: what logits are divided by, in bf16.
     """
 
     table: torch.Tensor
     row_scale: torch.Tensor | None
     norm: tuple[torch.Tensor, float]
     head: Weights
+    factor: float = 1.0
+    divisor: float = 1.0
 
 
 def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
@@ -120,11 +125,22 @@ class ListBuffers:
                 input_cols=reads,
                 output_cols=writes,
                 parameters=_parameters(each, kept),
-                epsilon=each.epsilon if isinstance(each, listed.Norm) else 0,
+                number=_number(each),
                 wide=isinstance(each, listed.Norm) and each.weight.dtype == torch.float32,
             )
             made.append(structure)
         return (Operation * len(made))(*made), kept
+
+
+def _number(each: listed.Operation) -> float:
+    """The number of an operation that has one."""
+    match each:
+        case listed.Norm():
+            return each.epsilon
+        case listed.Add():
+            return each.factor
+        case _:
+            return 0.0
 
 
 def _parameters(each: listed.Operation, kept: list[Any]) -> int | None:
@@ -142,9 +158,11 @@ def _parameters(each: listed.Operation, kept: list[Any]) -> int | None:
             return each.net.address
         case listed.ShortConv():
             return each.conv.address
+        case listed.StateSpace():
+            return each.space.address
         case listed.StoreLatents() | listed.LatentQueries() | listed.LatentValues():
             return each.latents.address
-        case listed.Activate() | listed.Scale():
+        case listed.Activate() | listed.Apply() | listed.Scale():
             return each.values.data_ptr()
         case _:
             return None

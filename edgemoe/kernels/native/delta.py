@@ -1,4 +1,4 @@
-"""The recurrences of linear attention and of Mamba-2, one call of csrc/delta.c."""
+"""The recurrence of linear attention, one call of csrc/delta.c."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ class DeltaRows(NamedTuple):
     rate: torch.Tensor
 
 
-def delta_rule(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
-    """Computes a recurrence token by token; a token's bits do not depend on the number of tokens in a call.
+def delta_rule(rows: DeltaRows, state: torch.Tensor) -> torch.Tensor:
+    """Computes the gated delta rule, with queries and keys divided by their norms, token by token.
 
-    The gated delta rule, with queries and keys divided by their norms; or with `skip` that of a selective state space
-    (Mamba-2), where a token adds its value whatever its key finds, and queries and keys stay as they are.
+    The bits of a token do not depend on how many tokens a call has.
 
     Args:
         rows: contiguous.
         state: float32 [heads, key_dim, value_dim], contiguous: before the tokens; overwritten with the one after them.
-        skip: float32 [heads], the part of a value that is added to its result; None: the delta rule.
 
     Returns:
         bf16 [T, heads, value_dim].
@@ -51,12 +49,11 @@ def delta_rule(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None =
     tokens, key_heads, key_dim = rows.keys.shape
     heads, value_dim = rows.values.shape[1:]
     decays = rows.decay.shape[-1]
-    _check(rows, state, skip)
+    _check(rows, state)
     out = torch.empty_like(rows.values)
     result = native.library().edgemoe_delta_rule(
         native.threads(),
         *(each.data_ptr() for each in rows),
-        None if skip is None else skip.contiguous().data_ptr(),
         *(tokens, key_heads, heads, key_dim, value_dim, decays),
         *(state.data_ptr(), out.data_ptr()),
     )
@@ -65,7 +62,7 @@ def delta_rule(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None =
     return out
 
 
-def _check(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None) -> None:
+def _check(rows: DeltaRows, state: torch.Tensor) -> None:
     """Raises ValueError for arguments of delta_rule that do not go together."""
     tokens, key_heads, key_dim = rows.keys.shape
     heads, value_dim = rows.values.shape[1:]
@@ -79,7 +76,5 @@ def _check(rows: DeltaRows, state: torch.Tensor, skip: torch.Tensor | None) -> N
         raise ValueError(
             f"expected rows and a state of equal sizes, got {[list(each.shape) for each in rows]}"
         )
-    if skip is not None and (skip.shape != (heads,) or skip.dtype != torch.float32):
-        raise ValueError(f"expected a float32 number for each of {heads} heads, got {list(skip.shape)}")
     if not all(each.is_contiguous() for each in (*rows, state)):
         raise ValueError("expected contiguous rows and a contiguous state, got others")

@@ -119,7 +119,7 @@ class Operation(ctypes.Structure):
     _fields_ = [
         *_fields(_INT, "kind input output input_cols output_cols"),
         ("parameters", _POINTER),
-        ("epsilon", _FLOAT),
+        ("number", _FLOAT),
         ("wide", ctypes.c_int32),
         ("rotation", _INT),
     ]
@@ -201,6 +201,27 @@ class ShortConv(ctypes.Structure):
     _fields_ = [*_fields(_INT, "channels taps"), *_fields(_POINTER, "conv bias")]
 
 
+class Convolution(ctypes.Structure):
+    """`convolution` of csrc/convolution.h."""
+
+    _fields_ = [*_fields(_INT, "taps channels"), *_fields(_POINTER, "weights bias silu")]
+
+
+class StateSpace(ctypes.Structure):
+    """`state_space` of csrc/state_space.h."""
+
+    _fields_ = [
+        *_fields(_INT, "groups heads key_dim value_dim"),
+        ("conv", Convolution),
+        *_fields(_POINTER, "added softplus"),
+        *_fields(_FLOAT, "least most"),
+        *_fields(_POINTER, "factor skip norm"),
+        ("norm_size", _INT),
+        ("epsilon", _FLOAT),
+        ("wide_silu", _POINTER),
+    ]
+
+
 class DeltaRun(ctypes.Structure):
     """`delta_run` of csrc/delta_net.h: the states before and after a call."""
 
@@ -253,6 +274,7 @@ SIZES = (
     *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
     *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation, DenseHeads, LatentAttention, ShortConv),
     DenseWeight,
+    StateSpace,
 )
 """In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
 

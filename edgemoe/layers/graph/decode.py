@@ -28,9 +28,8 @@ from edgemoe.experts.step import StepContext
 from edgemoe.families.base import FusedGQA
 from edgemoe.families.table import traits_of
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.groups import GraphGroups
-from edgemoe.layers.graph.launches import GraphLaunches, fits
+from edgemoe.layers.graph.launches import GraphLaunches, fits, outer_fits
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy
 from edgemoe.storage.base import ExpertKey
@@ -80,8 +79,7 @@ class GraphDecode:
             return None
         if not traits_of(model.config.model_type).product_router:
             return None
-        outer = model.model.embed_tokens, model.lm_head
-        if tuple(map(type, outer)) != (DenseEmbedding, DenseLinear) or not is_rms_norm(model.model.norm):
+        if not outer_fits(model):
             return None
         return cls(model, traits, runtime, kernel) if all(map(fits, model.model.layers)) else None
 

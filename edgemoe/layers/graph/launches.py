@@ -10,7 +10,8 @@ import torch
 
 from edgemoe.families.table import traits_of
 from edgemoe.kernels.activation import CUSTOM
-from edgemoe.layers.dense import DenseLinear, is_rms_norm
+from edgemoe.layers.decoder_parts import outer_parts, parts_of
+from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.machine.device import Device
 
@@ -119,8 +120,17 @@ class GraphLaunches:
         return launch
 
 
+def outer_fits(model: Any) -> bool:
+    """Whether embedding, last norm and head of a model have kernels."""
+    outer = outer_parts(model)
+    dense = (type(outer.embedding), type(outer.head)) == (DenseEmbedding, DenseLinear)
+    return dense and is_rms_norm(outer.norm) and (outer.factor, outer.divisor) == (1, 1)
+
+
 def fits(layer: Any) -> bool:
     """Whether attention, norms, router and experts of a layer have kernels."""
+    if [(part.name, part.factor) for part in parts_of(layer)] != [("self_attn", 0), ("mlp", 0)]:
+        return False
     attention, gate = layer.self_attn, getattr(layer.mlp, "gate", None)
     experts = getattr(getattr(layer.mlp, "experts", None), "edgemoe", None)
     if experts is None or experts.activation.name == CUSTOM or attention.head_dim % 2:

@@ -18,7 +18,8 @@ from edgemoe.families import derive as derive_module
 from edgemoe.families.base import Family
 from edgemoe.families.derive import derive
 from edgemoe.families.kept import _kept, kept_family
-from edgemoe.families.table import TRAITS, family_of, require_known, traits_of
+from edgemoe.families.table import family_of, require_known, traits_of
+from edgemoe.families.traits import TRAITS
 from edgemoe.machine.user_cache import user_cache
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import WRAPPED_IN, Config, bounded_config

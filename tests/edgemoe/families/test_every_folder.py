@@ -21,7 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import ModelRefused
-from edgemoe.families.table import REFUSED, TEXT_HALVES, TRAITS, family_of, traits_of
+from edgemoe.families.table import REFUSED, TEXT_HALVES, family_of, traits_of
+from edgemoe.families.traits import TRAITS
 from edgemoe.kv import blocks
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.step import Study
-from edgemoe.families.table import TRAITS
+from edgemoe.families.traits import TRAITS
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.importance import PromptAttention

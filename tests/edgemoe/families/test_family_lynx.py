@@ -6,7 +6,7 @@ import pytest
 import torch
 from family_models import SMALL, blocks_of, random_model, router_of
 
-from edgemoe.families.table import TRAITS
+from edgemoe.families.traits import TRAITS
 from edgemoe.layers.remapped_router import remapped
 from edgemoe.policy.remapping import Remapping
 

@@ -9,7 +9,8 @@ import torch
 from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of, save, small_config
 
-from edgemoe.families.table import TRAITS, family_of
+from edgemoe.families.table import family_of
+from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
 from edgemoe.layers import attention
 from edgemoe.layers.attend import attend_tiles

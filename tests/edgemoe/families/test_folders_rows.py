@@ -12,7 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from ways import FORMATS, TOKENS, WAYS
 
-from edgemoe.families.table import TEXT_HALVES, TRAITS
+from edgemoe.families.table import TEXT_HALVES
+from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.registry import compute
 from edgemoe.models.conversion.run import convert_checkpoint
 

@@ -77,44 +77,42 @@ def delta_rows(tokens: int, decays: int = 1) -> DeltaRows:
 
 
 RULES = pytest.mark.parametrize(
-    ("decays", "skip"),
-    [(1, None), (24, None), (1, normal(4, seed=8))],
-    ids=["head", "channel", "state-space"],
+    "decays",
+    [1, 24],
+    ids=["head", "channel"],
 )
-"""Decays for each head, as in a gated delta net, and for each number of a key, as in KDA; and Mamba-2's recurrence."""
+"""Decays for each head, as in a gated delta net, and for each number of a key, as in KDA."""
 
 
 @RULES
-def test_a_recurrence_is_its_equations(decays, skip):
+def test_a_recurrence_is_its_equations(decays):
     """Token by token in float64, from a state that is not empty."""
     rows, state = delta_rows(20, decays), normal(4, 24, 40, seed=7)
     want, wide = state.double(), [each.double() for each in rows]
     query, key = (each.repeat_interleave(2, 1) for each in wide[:2])
-    if skip is None:
-        query, key = (each / (each.square().sum(2, keepdim=True) + 1e-6).sqrt() for each in (query, key))
-        query = query / 24**0.5
+    query, key = (each / (each.square().sum(2, keepdim=True) + 1e-6).sqrt() for each in (query, key))
+    query = query / 24**0.5
     outs = []
     for t in range(20):
         want = want * wide[3][t].exp()[:, :, None]
-        there = torch.einsum("hij,hi->hj", want, key[t]) if skip is None else 0
+        there = torch.einsum("hij,hi->hj", want, key[t])
         want = want + key[t][:, :, None] * ((wide[2][t] - there) * wide[4][t][:, None])[:, None]
-        added = 0 if skip is None else skip.double()[:, None] * wide[2][t]
-        outs.append(torch.einsum("hij,hi->hj", want, query[t]) + added)
-    got = delta_rule(rows, state, skip)
+        outs.append(torch.einsum("hij,hi->hj", want, query[t]))
+    got = delta_rule(rows, state)
     torch.testing.assert_close(got.double(), torch.stack(outs), rtol=0.01, atol=2e-3)
     torch.testing.assert_close(state.double(), want, rtol=1e-4, atol=1e-5)
 
 
 @RULES
-def test_a_recurrence_has_the_same_bits_in_parts(decays, skip):
+def test_a_recurrence_has_the_same_bits_in_parts(decays):
     """Outputs and the state after them, in one call, in several, and token by token."""
     rows, whole = delta_rows(20, decays), normal(4, 24, 40, seed=7)
     states = [whole.clone(), whole.clone()]
-    want = delta_rule(rows, whole, skip)
+    want = delta_rule(rows, whole)
     for state, ends in zip(states, ((7, 8, 20), range(1, 21)), strict=True):
         start, found = 0, []
         for end in ends:
-            found.append(delta_rule(DeltaRows(*(each[start:end] for each in rows)), state, skip))
+            found.append(delta_rule(DeltaRows(*(each[start:end] for each in rows)), state))
             start = end
         assert torch.equal(torch.cat(found), want)
         assert torch.equal(state, whole)

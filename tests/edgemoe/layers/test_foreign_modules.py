@@ -14,7 +14,7 @@ from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2SparseMo
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from edgemoe.errors import ModelRefused
-from edgemoe.families.table import TRAITS
+from edgemoe.families.traits import TRAITS
 from edgemoe.layers.attention import attention
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.router import choose_by_row, next_logits, router_of

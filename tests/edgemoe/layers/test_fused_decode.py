@@ -18,7 +18,7 @@ from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
-from edgemoe.families.table import TRAITS
+from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
@@ -50,6 +50,8 @@ MODELS = {
     "hy_v3": {},  # that with a scale and shared experts
     "dots1": {},  # windows in some layers
     "solar_open": {},
+    "nemotron_h": {},  # layers of one part each, Mamba-2, experts without a gate, no positions
+    "granitemoehybrid": {},  # Mamba-2 of one group, multipliers, shared experts next to the block
     "lfm2_moe": {},  # short convolutions, head norms and layers under other names, scores that are rounded
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
@@ -312,7 +314,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
-    store=[*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe"],
+    store=[*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h"],
     mode=MODES,
     limit=LIMITS,
     e2e=lambda case: case["store"] != DIFFERENT[-1],
@@ -390,9 +392,12 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
             for token in range(12)
         ]
         assert (engine.runner.fused is None) == (native_parts is False)
-        attention = next(
-            layer.self_attn for layer in engine.model.model.layers if hasattr(layer, "self_attn")
+        mixers = (
+            getattr(layer, name, None)
+            for layer in engine.model.model.layers
+            for name in ("self_attn", "mixer")
         )
+        attention = next(each for each in mixers if hasattr(each, "qkv") or hasattr(each, "k_proj"))
         return torch.stack(rows), type(attention.module)
 
     native_parts = True

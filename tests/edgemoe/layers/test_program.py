@@ -9,8 +9,9 @@ from availability import needs_native
 from family_models import random_model
 from torch import nn
 
+from edgemoe.kernels.list_widths import with_widths
 from edgemoe.kernels.native.functions import values_of
-from edgemoe.kernels.program import HIDDEN, NORMED, Add, Call, LayerProgram, Linear, Norm, Scale, with_widths
+from edgemoe.kernels.program import HIDDEN, NORMED, Add, Call, LayerProgram, Linear, Norm, Scale
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.gated_mlp import GatedMLP
 

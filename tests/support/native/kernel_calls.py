@@ -206,15 +206,12 @@ def dense_calls() -> Iterator[Call]:
 
 def delta_calls() -> Iterator[Call]:
     """The recurrence of one token and of several, for columns that vectors divide and others."""
-    skip = _generator.random(4).astype(np.float32)
-    for tokens, dim, decays, skips in ((1, 64, 1, None), (5, 40, 24, None), (5, 40, 1, skip)):
+    for tokens, dim, decays in ((1, 64, 1), (5, 40, 24)):
         rows = [bf16(tokens, heads, size, outliers=False) for heads, size in ((2, 24), (2, 24), (4, dim))]
         decay, rate = (_generator.random((tokens, 4 * each)).astype(np.float32) for each in (decays, 1))
         state = _generator.normal(size=(4, 24, dim)).astype(np.float32)
         out = np.zeros((tokens, 4, dim), np.uint16)
-        yield Call(
-            "delta_rule", (POOL, *rows, -decay, rate, skips, tokens, 2, 4, 24, dim, decays, state, out)
-        )
+        yield Call("delta_rule", (POOL, *rows, -decay, rate, tokens, 2, 4, 24, dim, decays, state, out))
 
 
 DELTA_SIZES = {"key_heads": 2, "heads": 4, "key_dim": 24, "value_dim": 40, "taps": 4}
@@ -268,6 +265,42 @@ def short_conv_calls() -> Iterator[Call]:
         x, out = bf16(count * tokens, 450, outliers=False), np.zeros((count * tokens, 150), np.uint16)
         conv = Structures(c.ShortConv, {name: each for name, each in fields.items() if each is not None})
         yield Call("short_conv", (POOL, conv, x, count, tokens, runs, out))
+
+
+SPACE_SIZES = {"groups": 2, "heads": 6, "key_dim": 10, "value_dim": 20}
+SPACE_CHANNELS, SPACE_VALUES = 6 * 20 + 2 * 2 * 10, 6 * 20
+
+
+def state_space_calls() -> Iterator[Call]:
+    """One token of three sequences, and more tokens of one than a chunk has; a sequence without a token."""
+    floats = {
+        "factor": 6,
+        "skip": 6,
+        "norm": SPACE_VALUES,
+        "wide_silu": 1 << 16,
+        "conv.weights": 4 * SPACE_CHANNELS,
+    }
+    for count, tokens in ((3, 1), (1, 19)):
+        fields = {name: _generator.normal(size=size).astype(np.float32) for name, size in floats.items()}
+        fields |= {"factor": -np.abs(fields["factor"]), "added": bf16(6, outliers=False), "norm_size": 60}
+        fields |= {"softplus": bf16(1 << 16, outliers=False), "least": 0.0, "most": 2.0, "epsilon": 1e-6}
+        fields |= {
+            "conv.taps": 4,
+            "conv.channels": SPACE_CHANNELS,
+            "conv.silu": bf16(1 << 16, outliers=False),
+        }
+        fields["conv.bias"] = np.linspace(-1, 1, SPACE_CHANNELS, dtype=np.float32)
+        runs = []
+        for run in range(count):
+            states = [_generator.normal(size=(6, 10, 20)).astype(np.float32) for _ in range(2)]
+            before = {} if run == 1 else {"conv": bf16(SPACE_CHANNELS, 4), "state": states[0]}
+            runs.append(before | {"next_conv": bf16(SPACE_CHANNELS, 4), "next_state": states[1]})
+        x = bf16(count * tokens, SPACE_VALUES + SPACE_CHANNELS + 6, outliers=False)
+        space, out = (
+            Structures(c.StateSpace, SPACE_SIZES | fields),
+            np.zeros((count * tokens, SPACE_VALUES), np.uint16),
+        )
+        yield Call("state_space", (POOL, space, x, count, tokens, Structures(c.DeltaRun, *runs), out))
 
 
 def row_calls() -> Iterator[Call]:
@@ -393,6 +426,7 @@ def attention_calls() -> Iterator[Call]:
 
 KERNEL_CALLS = (
     *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls, short_conv_calls),
+    state_space_calls,
     *(row_calls, router_calls, attention_calls),
 )
 """All of the above."""

@@ -67,7 +67,7 @@ def _operations(size: int) -> Structures:
     names = ("kind", "input", "output", "input_cols", "output_cols", "parameters")
     fields = [
         {name: value for name, value in zip(names, each, strict=True) if value is not None}
-        | {"epsilon": 1e-6}
+        | ({} if each[0] else {"number": 1e-6})
         for each in listed
     ]
     return Structures(c.Operation, *fields)

@@ -9,7 +9,7 @@
 /* A decoder layer, its resident experts, and what tokens leave in it, a row each. k: experts of a token. */
 typedef struct {
     const operation *operations; /* in the order in which they are computed */
-    int64_t count;        /* of them; at most one is EXPERTS, and one ATTEND, with the operations of its latents, DELTA_NET or SHORT_CONV */
+    int64_t count;        /* of them; at most one is EXPERTS, and one ATTEND, with the operations of its latents, DELTA_NET, SHORT_CONV or STATE_SPACE */
     int64_t window;       /* latest tokens that attention sees; 0: all */
     int64_t following;    /* layers to the next one with a router; 0: there is none */
     int64_t experts, slots; /* entries of `resident`, and of a row of each array [rows, k] below */
@@ -56,7 +56,7 @@ typedef struct {
 /* A sequence's keys and values, and its states. */
 typedef struct {
     const attention_kv *kv;     /* [layers]; read where a list has ATTEND, without past and first */
-    const delta_copies *states; /* [layers]; read where a list has DELTA_NET or SHORT_CONV */
+    const delta_copies *states; /* [layers]; read where a list has DELTA_NET, SHORT_CONV or STATE_SPACE */
     int64_t past;               /* tokens before this one */
     int64_t valid;              /* the copy of states that a step reads */
 } sequence_kv;
@@ -237,10 +237,10 @@ static void rows_memory(const decoder_layer *m, int64_t index, const sequence_kv
 /* Whether every sequence has the state in layer `index`, m, that its list needs. */
 static int has_states(const decoder_layer *m, int64_t index, const sequence_kv *sequences, int64_t rows) {
     for (int64_t i = 0; i < m->count; i++) {
-        const int64_t kind = m->operations[i].kind, inputs = kind == DELTA_NET || kind == SHORT_CONV;
+        const int64_t kind = m->operations[i].kind, recurs = kind == DELTA_NET || kind == STATE_SPACE, inputs = recurs || kind == SHORT_CONV;
         for (int64_t row = 0; row < rows; row++) {
             const delta_copies *c = sequences[row].states + index;
-            if ((inputs && !c->conv[0]) || (kind == DELTA_NET && !c->state[0])) return 0;
+            if ((inputs && !c->conv[0]) || (recurs && !c->state[0])) return 0;
         }
     }
     return 1;
@@ -315,6 +315,6 @@ const int64_t edgemoe_sizes[] = {
     sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
     sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
     sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies), sizeof(expert_activation),
-    sizeof(dense_heads), sizeof(latent_attention), sizeof(short_conv), sizeof(dense_weight),
+    sizeof(dense_heads), sizeof(latent_attention), sizeof(short_conv), sizeof(dense_weight), sizeof(state_space),
 };
 #endif

@@ -3,6 +3,7 @@
 
 #include "delta_net.h"
 
+#include "convolution.h"
 #include "delta_step.h"
 #include "dense/dense.h"
 
@@ -44,29 +45,11 @@ static net_scratch scratch_at(const delta_net *n, float *at) {
     return s;
 }
 
-/* Consecutive channels: the first one of all, and of a head of keys. */
-typedef struct { int64_t first, own, count; } channels;
-
 /* The queries', the keys' and the values' channels of a head of keys. */
 static channels channels_of(const delta_net *n, int64_t key_head, int part) {
     const int64_t keys = n->key_heads * n->key_dim, values = sharing(n) * n->value_dim;
     if (part < 2) return (channels){part * keys + key_head * n->key_dim, part * n->key_dim, n->key_dim};
     return (channels){2 * keys + key_head * values, 2 * n->key_dim, values};
-}
-
-/* to [count] = column i of x [count, taps]. */
-INLINE void inputs_of_tap(const uint16_t *x, int64_t taps, int64_t i, int64_t count, float *to) {
-    for (int64_t j = 0; j < count; j++) to[j] = from_bf16(x[j * taps + i]);
-}
-
-/* Inputs from before the tokens of a call. */
-AVX2 static void earlier_inputs(const delta_net *n, const delta_run *run, channels c, float *inputs) {
-    for (int64_t i = 1; i < n->taps; i++, inputs += own_channels(n)) {
-        const uint16_t *from = run->conv + c.first * n->taps;
-        if (!run->conv) memset(inputs + c.own, 0, (size_t)c.count * sizeof *inputs);
-        else if (n->taps == 4) inputs_of_tap(from, 4, i, c.count, inputs + c.own);
-        else inputs_of_tap(from, n->taps, i, c.count, inputs + c.own);
-    }
 }
 
 /* The last inputs, of which the last one is in row `last`; four of them are a number of 64 bits. */
@@ -83,20 +66,6 @@ AVX2 static void keep_inputs(const delta_net *n, const delta_run *run, channels 
     else
         for (int64_t j = 0; j < c.count; j++)
             for (int64_t i = 0; i < n->taps; i++) to[j * n->taps + i] = (uint16_t)(x[i * own + j] >> 16);
-}
-
-/* The convolution of some tokens, whose sums are rounded before and after silu. */
-AVX2 static void convolve(const delta_net *n, const uint16_t *x, channels c, int64_t tokens, const net_scratch *s) {
-    const int64_t own = own_channels(n), all = delta_channels(n);
-    for (int64_t t = 0; t < tokens; t++) {
-        float *in = s->inputs + t * own + c.own, *to = s->convolved + t * own + c.own;
-        const uint16_t *row = x + t * delta_row_size(n) + c.first;
-        for (int64_t j = 0; j < c.count; j++) in[(n->taps - 1) * own + j] = from_bf16(row[j]);
-        for (int64_t j = 0; j < c.count; j++) to[j] = in[j] * n->conv[c.first + j];
-        for (int64_t tap = 1; tap < n->taps; tap++)
-            for (int64_t j = 0; j < c.count; j++) to[j] += in[tap * own + j] * n->conv[tap * all + c.first + j];
-        for (int64_t j = 0; j < c.count; j++) to[j] = from_bf16(n->silu[to_bf16(to[j])]);
-    }
 }
 
 /* What stays of the state, and how much of it is replaced, by each token in each head of values. */
@@ -121,7 +90,7 @@ AVX2 static void recur(const delta_net *n, const float *from, float *to, int64_t
         for (int64_t t = 0; t < tokens; t++) {
             const float *q = s->convolved + t * own, *value = q + 2 * n->key_dim + head * size + at;
             const int64_t width = min_of(most, size - at), row = t * sharing(n) + head;
-            const delta_token token = {q, q + n->key_dim, s->keep + row, 0, s->rate[row], NULL};
+            const delta_token token = {q, q + n->key_dim, s->keep + row, 0, s->rate[row]};
             float sums[WIDE_COLUMNS];
             delta_columns(&token, n->key_dim, size, width, (t ? to : from) + at, to + at, value, sums);
             for (int64_t j = 0; j < width; j++) s->core[row * size + at + j] = to_bf16(sums[j]);
@@ -141,9 +110,11 @@ AVX2 static void gated_norm(const delta_net *n, const uint16_t *x, const uint16_
 AVX2 static void net_chunk(const delta_net *n, const delta_run *run, int first, const uint16_t *x, int64_t key_head, int64_t tokens,
                            const net_scratch *s, uint16_t *y) {
     const int64_t own = own_channels(n), size = n->value_dim, head_size = n->key_dim * size;
+    const convolution conv = {n->taps, delta_channels(n), n->conv, NULL, n->silu};
     for (int part = 0; part < 3; part++) {
-        if (first) earlier_inputs(n, run, channels_of(n, key_head, part), s->inputs);
-        convolve(n, x, channels_of(n, key_head, part), tokens, s);
+        const channels c = channels_of(n, key_head, part);
+        if (first) earlier_inputs(&conv, run->conv, c, own, s->inputs);
+        convolve(&conv, x, delta_row_size(n), c, own, tokens, s->inputs, s->convolved);
     }
     for (int64_t t = 0; t < tokens; t++) {
         float *q = s->convolved + t * own, *k = q + n->key_dim;

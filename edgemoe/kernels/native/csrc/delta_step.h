@@ -14,7 +14,6 @@ typedef struct {
     const float *keep;   /* what stays of a row of the state: of row i keep[i keep_step] */
     int64_t keep_step;
     float rate;
-    const float *skip;   /* a number, of a state space; NULL: the delta rule */
 } delta_token;
 
 /* held [width] += `rows` rows of a state, a constant, times what stays of them and the key's numbers, one row after another. */
@@ -66,10 +65,7 @@ INLINE void delta_some_columns(const delta_token *t, int64_t key_dim, int64_t st
         delta_find(t, i, 4, stride, width, from, held);
     }
     for (; i < key_dim; i++) delta_find(t, i, 1, stride, width, from, held);
-    for (int64_t j = 0; j < width; j++) {
-        if (t->skip) held[j] = 0, sums[j] = *t->skip * value[j];
-        held[j] = (value[j] - held[j]) * t->rate;
-    }
+    for (int64_t j = 0; j < width; j++) held[j] = (value[j] - held[j]) * t->rate;
     for (i = 0; i + 4 <= key_dim; i += 4) {
         if (from != to) delta_soon(from + (key_dim + i) * stride, stride, width, 0);
         delta_replace(t, i, 4, stride, width, from, to, held, sums);
@@ -89,9 +85,7 @@ INLINE void delta_all_columns(const delta_token *t, int64_t key_dim, int64_t str
             held[j] = _mm256_fmadd_ps(k, _mm256_mul_ps(_mm256_loadu_ps(from + i * stride + 8 * j), keep), held[j]);
     }
     for (int j = 0; j < VECTORS; j++) {
-        const __m256 v = _mm256_loadu_ps(value + 8 * j);
-        if (t->skip) held[j] = _mm256_setzero_ps(), sum[j] = _mm256_mul_ps(_mm256_set1_ps(*t->skip), v);
-        held[j] = _mm256_mul_ps(_mm256_sub_ps(v, held[j]), _mm256_set1_ps(t->rate));
+        held[j] = _mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(value + 8 * j), held[j]), _mm256_set1_ps(t->rate));
     }
     for (int64_t i = 0; i < key_dim; i++) {
         const __m256 k = _mm256_set1_ps(t->k[i]), q = _mm256_set1_ps(t->q[i]), keep = _mm256_set1_ps(t->keep[i * t->keep_step]);

@@ -24,8 +24,15 @@ AVX2 static void scale(const uint16_t *f, const uint16_t *x, int64_t x_cols, int
         for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(from_bf16(y[i]) * from_bf16(f[x[x_cols == 1 ? 0 : i]]));
 }
 
-AVX2 static void add(const uint16_t *x, int64_t count, uint16_t *y) {
-    for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(x[i]));
+/* y = f(x), `count` numbers. */
+AVX2 static void apply(const uint16_t *f, const uint16_t *x, int64_t count, uint16_t *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = f[x[i]];
+}
+
+/* y += x, or x times a factor, rounded, where that is not 0. */
+AVX2 static void add(const uint16_t *x, float factor, int64_t count, uint16_t *y) {
+    if (factor == 0) for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(x[i]));
+    else for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(to_bf16(from_bf16(x[i]) * factor)));
 }
 
 int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows) {
@@ -48,6 +55,10 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
         const short_conv *s = o->parameters;
         return from == 3 * s->channels && to == s->channels && o->input != o->output;
     }
+    if (o->kind == STATE_SPACE) {
+        const state_space *s = o->parameters;
+        return space_row_size(s) == from && space_values(s) == to && o->input != o->output;
+    }
     if (o->kind >= STORE_LATENTS) {
         const latent_attention *l = o->parameters;
         const int64_t key = l->latent + l->rotary, cols = rotations[o->rotation].cols;
@@ -64,17 +75,19 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     uint16_t *from = buffers[o->input].at, *to = buffers[o->output].at;
     const rotation *r = rotations + o->rotation;
     switch (o->kind) {
-    case NORM: edgemoe_rms_norm(from, o->parameters, o->wide, o->epsilon, rows, o->output_cols, to); return 0;
+    case NORM: edgemoe_rms_norm(from, o->parameters, o->wide, o->number, rows, o->output_cols, to); return 0;
     case LINEAR: return edgemoe_linear(p, o->parameters, from, rows, to);
     case ATTEND: return edgemoe_attention(p, o->parameters, memory.kv, rows, from, r->cosine, r->sine, to);
     case DELTA_NET: return edgemoe_delta_net(p, o->parameters, from, rows, 1, memory.runs, to);
     case SHORT_CONV: return edgemoe_short_conv(p, o->parameters, from, rows, 1, memory.runs, to);
+    case STATE_SPACE: return edgemoe_state_space(p, o->parameters, from, rows, 1, memory.runs, to);
+    case APPLY: apply(o->parameters, from, rows * o->output_cols, to); return 0;
     case STORE_LATENTS: return edgemoe_store_latents(o->parameters, memory.kv, rows, from, r->cosine, r->sine);
     case LATENT_QUERIES: return edgemoe_latent_queries(p, o->parameters, rows, from, r->cosine, r->sine, to);
     case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, rows, from, to);
     case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
-    case ADD: add(from, rows * o->output_cols, to); return 0;
+    case ADD: add(from, o->number, rows * o->output_cols, to); return 0;
     default: return WRONG_SHAPE;
     }
 }

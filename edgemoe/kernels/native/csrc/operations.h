@@ -5,6 +5,7 @@
 #include "delta_net.h"
 #include "latents.h"
 #include "short_conv.h"
+#include "state_space.h"
 
 #if COMPILED
 typedef struct {
@@ -22,15 +23,15 @@ typedef struct {
 enum { HIDDEN, NORMED };
 
 /* Kinds. CALL: the caller computes it, and goes on after it. */
-enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET, SHORT_CONV, STORE_LATENTS, LATENT_QUERIES, LATENT_VALUES };
+enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET, SHORT_CONV, STATE_SPACE, APPLY, STORE_LATENTS, LATENT_QUERIES, LATENT_VALUES };
 
 typedef struct {
     int64_t kind, input, output;     /* indices of buffers */
     int64_t input_cols, output_cols; /* numbers of a row that it reads and writes */
     const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; DELTA_NET: delta_net;
-                                 * SHORT_CONV: short_conv; STORE_LATENTS, LATENT_*: latent_attention; ACTIVATE, SCALE: a table of
-                                 * functions' values */
-    float epsilon;              /* of NORM */
+                                 * SHORT_CONV: short_conv; STATE_SPACE: state_space; STORE_LATENTS, LATENT_*: latent_attention;
+                                 * ACTIVATE, APPLY, SCALE: a table of functions' values */
+    float number;               /* NORM: epsilon; ADD: factor of the input; 0: none */
     int32_t wide;               /* NORM: the weight is float32 (edgemoe_rms_norm) */
     int64_t rotation;           /* ATTEND, STORE_LATENTS, LATENT_QUERIES: index of its rotation */
 } operation;
@@ -49,7 +50,7 @@ int edgemoe_linear(pool *p, const linear *l, const uint16_t *x, int64_t tokens, 
 int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows);
 
 /* What rows have of their sequences in a layer, [rows]: keys and values where its list has ATTEND, a state where it has
- * DELTA_NET or SHORT_CONV. */
+ * DELTA_NET, SHORT_CONV or STATE_SPACE. */
 typedef struct {
     const attention_kv *kv;
     const delta_run *runs;

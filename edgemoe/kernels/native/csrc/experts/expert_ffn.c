@@ -37,7 +37,9 @@ INLINE uint16_t biased(uint16_t x, const uint16_t *bias, int64_t i) { return bia
 
 /* Writes the activation of a row of gate and up to `to` [inner]. */
 INLINE void activate_row(const expert_activation *a, const uint16_t *row, int64_t number, int64_t inner, uint16_t *to) {
-    const uint16_t *bias = a->up_bias ? a->up_bias + number * 2 * inner : NULL;
+    const uint16_t *bias = a->up_bias ? a->up_bias + number * (a->up ? 2 : 1) * inner : NULL;
+    for (int64_t i = 0; i < inner && !a->up; i++) to[i] = a->gate[biased(row[i], bias, i)];
+    if (!a->up) return;
     for (int64_t i = 0; i < inner; i++) {
         const int64_t gate = a->interleaved ? 2 * i : i, up = a->interleaved ? 2 * i + 1 : inner + i;
         to[i] = to_bf16(from_bf16(a->gate[biased(row[gate], bias, gate)]) * from_bf16(a->up[biased(row[up], bias, up)]));
@@ -95,7 +97,8 @@ AVX2 int edgemoe_experts(pool *p, const matrix *up, const matrix *down, int64_t 
                          int64_t count, const uint16_t *x, int64_t x_rows, int64_t x_cols, const int64_t *row_of,
                          uint8_t *quantized, const expert_activation *activation, uint16_t *y, int64_t y_rows, int64_t y_cols) {
     if (!matrix_fits(up) || !matrix_fits(down) || up->cols != x_cols || down->rows != y_cols) return WRONG_SHAPE;
-    if (inner < 1 || 2 * inner > up->rows || inner > down->cols) return WRONG_SHAPE;
+    const int64_t gated = !activation || activation->up;
+    if (inner < 1 || (1 + gated) * inner > up->rows || inner > down->cols) return WRONG_SHAPE;
     experts_job job = {
         .up = {.m = up, .projections = 2, .experts = experts, .count = count},
         .down = {.m = down, .projection = 2, .projections = 1, .experts = experts, .count = count, .rows = y_rows,

@@ -5,10 +5,10 @@
 
 #if COMPILED
 /* What lies between an expert's products where it is not silu(gate) up: the product of a function of each gate and one of each
- * up. Both are tables of the functions' values for the 65,536 bf16 numbers. */
+ * up, or without a gate a function of each number. They are tables of the functions' values for the 65,536 bf16 numbers. */
 typedef struct {
-    const uint16_t *gate, *up;           /* bf16 [65536] */
-    const uint16_t *up_bias, *down_bias; /* bf16 [experts, 2 inner], in the order of the product's rows, and [experts, y_cols];
+    const uint16_t *gate, *up;           /* bf16 [65536]; up NULL: there is no gate, and `gate` is the function of each number */
+    const uint16_t *up_bias, *down_bias; /* bf16 [experts, 2 inner], or [experts, inner] without a gate, in the order of the product's rows, and [experts, y_cols];
                                           * NULL: none. Added to products that are rounded already, and rounded again */
     int64_t interleaved;                 /* rows of gate and of up alternate; 0: all of gate come first */
 } expert_activation;
