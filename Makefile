@@ -26,6 +26,9 @@ TESTS = $(PYTHON) -m pytest -n 3 --dist worksteal
 
 CANDIDATES := python3 python3.12 python3.11 python3.13 python3.14
 
+# Ctrl-C ends a chat with 130, which is no error of make's.
+or-interrupted = || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
+
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
 .PHONY: help chat serve test test-fast test-folders test-lowest check install
@@ -35,10 +38,10 @@ help:
 	@sed -n 's/^#   make/make/p' $(firstword $(MAKEFILE_LIST))
 
 chat: $(VENV)/.installed
-	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS) $(or-interrupted)
 
 serve: $(VENV)/.installed-serve
-	@$(PYTHON) -m edgemoe serve $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+	@$(PYTHON) -m edgemoe serve $(if $(MODEL),--model "$(MODEL)") $(ARGS) $(or-interrupted)
 
 test: $(VENV)/.installed-dev
 	$(TESTS) $(ARGS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypedDict
+from functools import cache
+from typing import Any, Protocol, TypedDict, get_type_hints
 
+from edgemoe.api.value_types import is_of, kind_of, shown
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import UserError
@@ -13,7 +15,7 @@ from edgemoe.grammar.matcher import Grammar, Matcher
 
 
 class Choices(TypedDict, total=False):
-    """How an answer's tokens are chosen and when it ends. A missing key stands for the model's own setting.
+    """How an answer's tokens are chosen and when it ends. What is left out, or None, is the model's own setting.
 
     `stop_token_ids` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
     """
@@ -47,13 +49,16 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
         vocab: number of the model's tokens.
 
     Raises:
-        UserError: a choice that does not exist, or a token in logit_bias that the model does not have.
+        UserError: a choice that does not exist or has another type, or a token that the model does not have.
     """
-    given: dict[str, Any] = dict(choices)
+    given: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
     unknown = given.keys() - Choices.__annotations__.keys()
     if unknown:
         known = ", ".join(Choices.__annotations__)
         raise UserError(f"choices out of {known}", f"{min(unknown)!r}", "leave it out")
+    for name, value in given.items():
+        if not is_of(value, _types()[name]):
+            raise UserError(f"{kind_of(_types()[name])} for {name}", shown(value), "give such a value")
     given.pop("schema", None)
     if "stop" in given:
         stop = given.pop("stop")
@@ -69,6 +74,11 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
         ends = frozenset()
     given["stop"] = ends | set(more)
     return replace(own, **given)
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(Choices)
 
 
 def _require_tokens(name: str, tokens: Iterable[int], vocab: int) -> None:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
+from edgemoe.api.value_types import is_of, kind_of, shown
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.models.options.groups import Opening
 from edgemoe.models.options.settings import SettingOptions
@@ -86,9 +87,9 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError("a keyword of edgemoe.load", repr(name), f"{meant} {', '.join(hints)}")
         if value is None:
             continue
-        if not isinstance(value, hints[name]):
+        if not is_of(value, hints[name]):
             raise UserError(
-                f"{_kind(hints[name])} for {name}", _shown(value), f"write {_example(name, value)}"
+                f"{kind_of(hints[name])} for {name}", shown(value), f"write {_example(name, value)}"
             )
         if hints[name] == Size:
             value = f"{value}B" if isinstance(value, int) else str(value)
@@ -96,23 +97,17 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _kind(hint: Any) -> str:
-    names = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", Path: "a path"}
-    kinds = [each for each in getattr(hint, "__args__", (hint,)) if each is not type(None)]
-    if float in kinds:
-        kinds.remove(int)
-    return " or ".join(names[each] for each in kinds)
-
-
-def _shown(value: object) -> str:
-    return f"{value!r}, of type {type(value).__name__}"
-
-
 def _example(name: str, value: object) -> str:
     """A call's argument that would be taken, where the type alone is wrong; else the argument without its value."""
     hint = get_type_hints(LoadOptions)[name]
+    if hint == Size:
+        return f'{name}="12GB"'
+    if isinstance("", hint) and isinstance(value, list | tuple):
+        return f'{name}="{"/".join(map(str, value))}"'
     if isinstance("", hint) and isinstance(value, int | float):
         return f'{name}="{value}"'
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", value):
+        return f"{name}={value}"
     return f"{name}=... of that type"
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from edgemoe.api.template import Message, encode_chat
+from edgemoe.api.value_types import shown
+from edgemoe.errors import UserError
 from edgemoe.storage.files.untrusted import foreign_code
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -13,12 +16,23 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def encoded(tokenizer: Any, prompt: Prompt, template: Mapping[str, object] | None = None) -> list[int]:
-    """Returns the token ids of a prompt (Model.encode)."""
+    """Returns the token ids of a prompt (Model.encode).
+
+    Raises:
+        UserError: it is neither text nor messages nor token ids.
+    """
     if isinstance(prompt, str):
         with foreign_code("a tokenizer and a tokenizer_config.json that encode text"):
             return list(tokenizer(prompt, verbose=False)["input_ids"])
-    tokens = [part for part in prompt if isinstance(part, int)]
-    if tokens or not prompt:
-        return tokens
-    messages = [part for part in prompt if not isinstance(part, int)]
-    return encode_chat(tokenizer, messages, template or {})
+    if isinstance(prompt, Sequence):
+        tokens = [int(part) for part in prompt if isinstance(part, Integral)]
+        messages = [part for part in prompt if isinstance(part, Mapping)]
+        if len(tokens) == len(prompt):
+            return tokens
+        if len(messages) == len(prompt):
+            return encode_chat(tokenizer, messages, template or {})
+    raise UserError(
+        "a text, a list of messages or a list of token ids as the prompt",
+        shown(prompt)[:200],
+        'give for example "Hello" or [{"role": "user", "content": "Hello"}]',
+    )

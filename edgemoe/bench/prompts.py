@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from edgemoe.api.template import Message, encode_chat
+from edgemoe.console.text_files import read_text
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.evaluate.tasks import Task, conversations
@@ -106,14 +107,11 @@ def _require_known(store: StoreModel, sets: list[PromptSet]) -> None:
 
 def _parts(tokenizer: Any, file: Path, tokens: int, runs: int) -> Iterator[Encode]:
     """Yields prompts of consecutive parts of a file: each starts at the character where the previous one ends."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"text in {file}", str(error), "give a UTF-8 text file to --prompt-file") from error
+    text = read_text(file, "--prompt-file")
     start = 0
     for run in range(runs):
         part = text[start : start + tokens * _CHARACTERS_PER_TOKEN]
-        encoded = tokenizer(part, return_offsets_mapping=True)
+        encoded = tokenizer(part, return_offsets_mapping=True, verbose=False)
         if len(encoded["input_ids"]) < tokens:
             raise UserError(
                 f"{runs} prompts of {tokens} tokens from {file}",

@@ -51,6 +51,38 @@ def times_and_bytes(rows: list[Row]) -> str:
     return "\n\n".join([_table(_TIMES, rows), _table(_BYTES, rows)])
 
 
+def as_summary(report: Report) -> str:
+    """Returns one table of speed, bytes and memory, and what its rows are; all figures are in `as_markdown`."""
+    rows, facts = report["rows"], report["environment"]
+    columns = _SHORT_BATCH if "batch" in rows[0] else _SHORT
+    if any(row.get("quality") for row in rows):
+        columns = [*columns, ("KL decode", _quality("decode", "kl"))]
+    counts = [f"{facts[name]} {what}" for name, what in _COUNTS if name in facts]
+    lines = [
+        f"{facts['model']}: {', '.join(counts)}",
+        "first s: seconds to the first token",
+        "" if "batch" in rows[0] else _LEGEND,
+        "--full prints all figures and conditions, --json each run too",
+    ]
+    notes = [f"- {note}" for note in facts["notes"]]
+    text = "\n".join(fitted(line) for line in [*notes, *lines] if line)
+    return f"{_table(columns, rows)}\n\n{text}"
+
+
+_LEGEND = (
+    "cold: no expert is in memory when the prompt comes; warm: the same prompt again; in memory: the share of experts "
+    "that were; bits: mean bits per weight of the experts that were computed"
+)
+
+_COUNTS = (
+    ("prompt_tokens", "tokens of prompt"),
+    ("new_tokens", "new tokens"),
+    ("runs", "runs"),
+    ("threads", "threads"),
+)
+"""Conditions that the summary names, and what each counts."""
+
+
 def as_markdown(report: Report) -> str:
     """Returns tables of times, memory and bytes, settings, quality and look-ahead, then notes and conditions.
 
@@ -155,6 +187,24 @@ _SETTING: list[Column] = [
     ("effective r", _number("effective_retention", 3)),
 ]
 
+_SHORT: list[Column] = [
+    *_NAME,
+    ("first s", _number("ttft_s.mean", 3)),
+    ("tok/s", _number("decode_tok_s", 1)),
+    ("in memory", lambda row: _percent(row["hit_rate"])),
+    ("disk/token", _size("bytes_per_token.ssd")),
+    ("bits", _number("bits_per_weight_read", 2)),
+    ("memory", lambda row: f"{format_size(row['peak_vram_bytes'])} of {format_size(row['limit_bytes'])}"),
+]
+
+
+def _percent(hits: dict[str, float | None]) -> str:
+    """The share of experts that some tier in memory had."""
+    found = [hits["vram"], hits["dram"]]
+    known = [hit for hit in found if hit is not None]
+    return f"{100 * sum(known):.0f} %" if known else "-"
+
+
 _QUALITY: list[Column] = [
     *_NAME,
     ("quality of", lambda row: row["quality"]["setting"] if row["quality"] else "-"),
@@ -214,6 +264,16 @@ _BATCH: list[Column] = [
     ],
     ("peak", _size("peak_vram_bytes")),
     ("limit", _size("limit_bytes")),
+]
+
+
+_SHORT_BATCH: list[Column] = [
+    ("requests at once", _batch),
+    ("first s", _number("ttft_s.mean", 3)),
+    ("ms per token", _number("tpot_s.mean", 1, 1000)),
+    ("tok/s in all", _number("tokens_s", 1)),
+    ("disk per step", _size("bytes_per_step.ssd")),
+    ("memory", lambda row: f"{format_size(row['peak_vram_bytes'])} of {format_size(row['limit_bytes'])}"),
 ]
 
 

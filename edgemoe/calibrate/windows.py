@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from edgemoe.console.text_files import read_text
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler, Sampling
@@ -33,11 +34,7 @@ def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list
     Raises:
         UserError: the text is missing, not UTF-8, or shorter than one window.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_CHARACTERS)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"text in {path}", str(error), "give a UTF-8 text file to --text") from error
+    text = read_text(path, "--text", _MOST_CHARACTERS)
     ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
     count = min(tokens, len(ids)) // window
     if not count:

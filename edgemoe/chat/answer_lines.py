@@ -1,20 +1,24 @@
-"""The line after an answer: its time and resources, in short for people or in full."""
+"""What an answer has cost: one line after it, or a table with every figure."""
 
 from __future__ import annotations
 
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.generate import Answer
 
+LABEL = 17
+"""Width of the column of names."""
 
-def answer_line(answer: Answer, *, device: bool) -> str:
+
+def answer_line(answer: Answer, *, device: bool, wanted: float | None = None) -> str:
     """Describes an answer for people: speed, where its experts came from, bits, memory, and why it was cut.
 
     Args:
         answer: a finished one.
         device: VRAM is that of a GPU; without one all tiers are the machine's memory.
+        wanted: mean bits per weight that --bits asks for; None: it was not given.
     """
-    parts = [_speed(answer), _experts(answer, device), _bits(answer)]
-    parts += [format_part(answer.peak_vram_bytes, answer.limit_bytes), _cut(answer)]
+    parts = [_speed(answer), _experts(answer, device), _bits(answer, wanted)]
+    parts += [f"memory {format_part(answer.peak_vram_bytes, answer.limit_bytes)}", _cut(answer)]
     return " · ".join(part for part in parts if part)
 
 
@@ -48,11 +52,15 @@ def _experts(answer: Answer, device: bool) -> str:
     if device and dram:
         hits += f", {100 * dram:.0f} % from memory"
     read = answer.ssd_bytes_per_token
-    return f"experts: {hits}" + (f", {format_size(read)}/token from disk" if read else "")
+    return f"experts: {hits}" + (f", {format_size(read)} per token from disk" if read else "")
 
 
-def _bits(answer: Answer) -> str:
-    return "" if answer.bits is None else f"{round(answer.bits, 1):g} bits"
+def _bits(answer: Answer, wanted: float | None) -> str:
+    """The mean bits of the experts that were computed; more than wanted where memory had more of their bits."""
+    if answer.bits is None:
+        return ""
+    more = wanted is not None and round(answer.bits, 1) > round(wanted, 1)
+    return f"{round(answer.bits, 1):g} bits per weight" + (f" ({wanted:g} or more wanted)" if more else "")
 
 
 def _cut(answer: Answer) -> str:
@@ -61,60 +69,70 @@ def _cut(answer: Answer) -> str:
     return "cut: the context is full (--context)" if answer.finish_reason == "context" else ""
 
 
-def stats_line(answer: Answer) -> str:
-    """Describes every cost of an answer in one line."""
+def stats_lines(answer: Answer) -> list[str]:
+    """Describes every cost of an answer, a line for each with its name first."""
+    tpot = f"{_rate(answer.tpot_s)}, {1000 * answer.tpot_s:.0f} ms per token" if answer.tpot_s else "-"
+    reused = f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens were kept from earlier turns"
+    peak = format_part(answer.peak_vram_bytes, answer.limit_bytes)
+    parts = [
+        ("last answer", f"{answer.new_tokens} tokens at {tpot}"),
+        ("first token", f"after {answer.ttft_s:.2f} s; {reused}"),
+        ("experts", _tiers(answer)),
+        ("bits per weight", _levels(answer)),
+        ("hot experts", _hot(answer)),
+        ("compensated", _compensated(answer)),
+        ("memory", f"{peak} at most, {format_size(answer.peak_process_bytes)} with the program itself"),
+    ]
+    return [f"{name:<{LABEL}}{text}" for name, text in parts if text]
+
+
+def _tiers(answer: Answer) -> str:
+    """Where the experts of new tokens were, and what was read."""
 
     def percent(fraction: float | None) -> str:
         return "-" if fraction is None else f"{100 * fraction:.0f} %"
 
-    per_token = "-" if answer.ssd_bytes_per_token is None else f"{answer.ssd_bytes_per_token / 1e6:.1f}"
-    levels = " ".join(f"{level}:{count}" for level, count in answer.levels.items() if count)
-    reused = f" ({answer.reused} above their schedule)" if answer.reused else ""
-    retried = f", {answer.read_retries} read retries" if answer.read_retries else ""
-    retention = ""
-    if answer.effective_retention is not None and answer.effective_retention < 1:
-        retention = f", {100 * answer.effective_retention:.0f} % at the highest level"
-    return (
-        f"{_times(answer)}, "
-        f"hits VRAM {percent(answer.hit_rate['vram'])} DRAM {percent(answer.hit_rate['dram'])}, "
-        f"{per_token} MB/token from SSD, in all {format_size(answer.bytes_read['ssd'])} from SSD and "
-        f"{format_size(answer.bytes_read['dram'])} from DRAM{retried}, "
-        f"levels {levels or '-'}{reused}{retention}{_cost(answer)}{_hot(answer)}{_compensated(answer)}, "
-        f"peak {format_size(answer.peak_vram_bytes)} of {format_size(answer.limit_bytes)} "
-        f"(whole process {format_size(answer.peak_process_bytes)})"
-    )
+    vram, dram = answer.hit_rate["vram"], answer.hit_rate["dram"]
+    second = f", {percent(dram)} from the second tier" if dram or answer.bytes_read["dram"] else ""
+    copied = f" and {format_size(answer.bytes_read['dram'])} from the second tier" if second else ""
+    read = answer.ssd_bytes_per_token
+    per_token = "" if read is None else f"; from disk {format_size(read)} per token"
+    retried = f", {answer.read_retries} reads repeated" if answer.read_retries else ""
+    in_all = f"; in all {format_size(answer.bytes_read['ssd'])} from disk{copied}{retried}"
+    return f"{percent(vram)} from memory{second}{per_token}{in_all}"
+
+
+def _levels(answer: Answer) -> str:
+    """How many experts were computed at which bits, and what that is estimated to cost."""
+    used = {int(level): count for level, count in answer.levels.items() if count}
+    counts = [f"{count} experts at {level}" for level, count in used.items() if level]
+    counts += [f"{used[0]} left out"] if used.get(0) else []
+    mean = "" if answer.bits is None else f"{answer.bits:.2f} on average: "
+    more = f"; {answer.reused} had more bits in memory than were chosen" if answer.reused else ""
+    share = answer.effective_retention
+    top = f"; {100 * share:.0f} % have the highest level" if share is not None and share < 1 else ""
+    cost = ""
+    if answer.bits is not None and answer.predicted_kl is not None:
+        cost = f"; estimated loss of quality: KL {answer.predicted_kl:.2g}"
+    return f"{mean}{', '.join(counts) or '-'}{more}{top}{cost}"
 
 
 def _hot(answer: Answer) -> str:
-    """The hot experts, and what has moved, where precision follows hotness."""
+    """The hot experts and their moves; "" where precision does not follow use."""
     hot = answer.hot
     if hot is None:
         return ""
     return (
-        f", {hot['experts']} experts hot ({hot['promoted']} promoted, {hot['demoted']} demoted, "
-        f"{hot['deferred']} deferred, {format_size(hot['moved_bytes'])} in the background)"
+        f"{hot['experts']}; {hot['promoted']} promoted, {hot['demoted']} demoted, {hot['deferred']} deferred, "
+        f"{format_size(hot['moved_bytes'])} read in the background"
     )
 
 
 def _compensated(answer: Answer) -> str:
-    """How many (token, expert) pairs were computed with a compensator, where any may be, and what was read for it."""
+    """How many (token, expert) pairs had a compensator, and what was read for it; "" where none may have one."""
     found = answer.compensated
-    if found is None:
-        return ""
-    return f", {found['pairs']} pairs compensated ({format_size(found['bytes_read'])} read)"
-
-
-def _cost(answer: Answer) -> str:
-    """Bits and predicted KL, where levels go by damage."""
-    if answer.bits is None or answer.predicted_kl is None:
-        return ""
-    return f", {answer.bits:.2f} bits per weight for a predicted KL of {answer.predicted_kl:.2g}"
-
-
-def _times(answer: Answer) -> str:
-    """Times and token counts."""
-    tpot = f"{1000 * answer.tpot_s:.0f} ms ({_rate(answer.tpot_s)})" if answer.tpot_s else "-"
     return (
-        f"TTFT {answer.ttft_s:.2f} s, TPOT {tpot}, {answer.new_tokens} tokens "
-        f"({answer.cached_tokens} of {answer.prompt_tokens} prompt tokens reused)"
+        ""
+        if found is None
+        else f"{found['pairs']} experts of tokens ({format_size(found['bytes_read'])} read)"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from edgemoe.chat.answer_lines import answer_line, stats_line
+from edgemoe.chat.answer_lines import answer_line, stats_lines
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.answer_text import DEFAULT_LOOK, AnswerText, Look, open_text
 from edgemoe.console.input import in_colour
@@ -143,8 +143,8 @@ class Chat:
             print(json.dumps(answer.as_json()), flush=True)
             return
         cost = (
-            stats_line(answer)
+            "\n".join(stats_lines(answer))
             if self._printing.stats
-            else answer_line(answer, device=bool(self.engine.device))
+            else answer_line(answer, device=bool(self.engine.device), wanted=self.engine.settings.bits)
         )
         self.say(cost, "\x1b[2m" if in_colour(sys.stderr) else "")

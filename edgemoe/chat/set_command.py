@@ -21,13 +21,23 @@ SWITCH = ("on", "off")
 NONE = '""'
 """The value of a setting that is off."""
 
+UNSET = ("off", "none", "auto", "default")
+"""Words that turn a setting off, or give it back to edgemoe."""
+
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings that can change between two answers."""
+    """The settings that can change between two answers.
+
+    Args:
+        run: how many bits experts have, and what else decides how the model is run.
+        sampling: how tokens are chosen.
+        automatic: the run's settings where neither levels nor bits are chosen; None: as in `run`.
+    """
 
     run: RunSettings
     sampling: Sampling
+    automatic: RunSettings | None = None
 
     def values(self) -> dict[str, str]:
         """Maps each name to its value, in the form that /set takes."""
@@ -69,11 +79,17 @@ def changed(now: Tuning, name: str, value: str) -> Tuning:
         near = get_close_matches(name, SETTINGS, 1)
         action = f"did you mean /set {near[0]}?" if near else f"choose {', '.join(SETTINGS)}"
         raise UserError("the name of a setting", repr(name), action)
+    setting = SETTINGS[name]
+    if value in UNSET and value not in setting.choices and setting.unset is not None:
+        if not isinstance(setting.unset, str):
+            return setting.unset(now)
+        value = setting.unset
     try:
-        return SETTINGS[name].change(now, value)
+        return setting.change(now, value)
     except ValueError:
-        wanted = f"{SETTINGS[name].takes} for {name}"
-        raise UserError(wanted, repr(value), f"enter /set {name} VALUE") from None
+        wanted = f"{setting.takes} for {name}"
+        example = setting.example or setting.choices[0]
+        raise UserError(wanted, repr(value), f"enter for example /set {name} {example}") from None
 
 
 @dataclass(frozen=True)
@@ -84,11 +100,15 @@ class Setting:
         takes: a noun phrase for its values.
         change: returns the changed tuning; raises ValueError for a wrong value.
         choices: values for completion.
+        example: a value for messages; "": the first choice.
+        unset: the value that words of UNSET stand for, or what returns the tuning; None: these words are wrong values.
     """
 
     takes: str
     change: Callable[[Tuning, str], Tuning]
     choices: tuple[str, ...] = ()
+    example: str = ""
+    unset: str | Callable[[Tuning], Tuning] | None = None
 
 
 def _run(now: Tuning, **changes: Any) -> Tuning:
@@ -112,6 +132,17 @@ def _ranking(name: str, convert: Callable[[str], Any], **others: Any) -> Callabl
         return _run(now, **{name.replace("-", "_"): convert(value)}, **others)
 
     return change
+
+
+def _automatic(now: Tuning) -> Tuning:
+    """The levels and bits that edgemoe chooses where none are given."""
+    own = now.automatic or now.run
+    return _run(now, levels=own.levels, retention=own.retention, exact=False, bits=None, tpot_target=None)
+
+
+def _by_retention(now: Tuning) -> Tuning:
+    """Levels by retention, without mean bits and without a time per token."""
+    return _run(now, bits=None, tpot_target=None)
 
 
 def _levels(now: Tuning, value: str) -> Tuning:
@@ -174,6 +205,7 @@ SETTINGS = {
         "bits from critical to sub-critical experts, such as 4/2,",
         _levels,
         ("8", "4", "8/4", "4/2", "4/0", "8/4/2/0"),
+        unset=_automatic,
     ),
     "exact": Setting(
         "8, 4 or 2",
@@ -181,38 +213,73 @@ SETTINGS = {
             now, levels=parse_levels(str(int(value))), exact=True, bits=None, tpot_target=None
         ),
         ("8", "4", "2"),
+        unset=_automatic,
     ),
     "retention": Setting(
-        "a fraction above 0, at most 1", _ranking("retention", float, bits=None, tpot_target=None)
+        "a fraction above 0, at most 1",
+        _ranking("retention", float, bits=None, tpot_target=None),
+        example="0.75",
+        unset=_automatic,
     ),
-    "bits": Setting("mean bits per weight, such as 3.5,", _ranking("bits", float, tpot_target=None)),
+    "bits": Setting(
+        "mean bits per weight, such as 3.5,",
+        _ranking("bits", float, tpot_target=None),
+        example="3.5",
+        unset=_by_retention,
+    ),
     "tpot-target": Setting(
-        "a time per token, such as 50ms,", _ranking("tpot-target", parse_duration, bits=None)
+        "a time per token, such as 50ms,",
+        _ranking("tpot-target", parse_duration, bits=None),
+        example="50ms",
+        unset=_by_retention,
     ),
     "depth": Setting("a course over the layers", _ranking("depth", str), DEPTHS),
     "critical": Setting("a rounding", _ranking("critical", str), CRITICAL),
     "importance": Setting("a signal", _ranking("importance", str), SIGNALS),
-    "heavy-hitters": Setting("a fraction up to 1", _ranking("heavy-hitters", float)),
-    "renormalise": Setting("on or off", _ranking("renormalise", _switch), SWITCH),
-    "speculate": Setting("a mode", lambda now, value: _run(now, speculate=value), MODES),
-    "temperature": Setting("a number from 0", _sampling("temperature", float, lambda t: 0 <= t < math.inf)),
-    "top-p": Setting(
-        "a fraction from 0.01 to 1", _sampling("top-p", float, lambda p: 0.01 <= p <= 1, random=True)
+    "heavy-hitters": Setting("a fraction up to 1", _ranking("heavy-hitters", float), example="0.5"),
+    "renormalise": Setting("on or off", _ranking("renormalise", _switch), SWITCH, unset="off"),
+    "speculate": Setting("a mode", lambda now, value: _run(now, speculate=value), MODES, unset="off"),
+    "temperature": Setting(
+        "a number from 0", _sampling("temperature", float, lambda t: 0 <= t < math.inf), example="0.7"
     ),
-    "top-k": Setting("a whole number from 0", _sampling("top-k", int, lambda k: k >= 0, random=True)),
-    "min-p": Setting("a fraction up to 1", _sampling("min-p", float, lambda p: 0 <= p <= 1, random=True)),
+    "top-p": Setting(
+        "a fraction from 0.01 to 1",
+        _sampling("top-p", float, lambda p: 0.01 <= p <= 1, random=True),
+        example="0.9",
+        unset="1",
+    ),
+    "top-k": Setting(
+        "a whole number from 0",
+        _sampling("top-k", int, lambda k: k >= 0, random=True),
+        example="20",
+        unset="0",
+    ),
+    "min-p": Setting(
+        "a fraction up to 1",
+        _sampling("min-p", float, lambda p: 0 <= p <= 1, random=True),
+        example="0.05",
+        unset="0",
+    ),
     "repeat-penalty": Setting(
-        "a number from 0.01 to 100", _sampling("repetition-penalty", float, lambda p: 0.01 <= p <= 100)
+        "a number from 0.01 to 100",
+        _sampling("repetition-penalty", float, lambda p: 0.01 <= p <= 100),
+        example="1.1",
+        unset="1",
     ),
     "stop": Setting(
         f"a text that ends an answer, or {NONE},",
         _sampling("stop-strings", lambda text: () if text == NONE else (text,), lambda texts: True),
         (NONE,),
+        unset=NONE,
     ),
     "max-new-tokens": Setting(
         "a whole number from 1, or -1,",
         _sampling("max-new-tokens", lambda n: UNLIMITED if n in ("0", "-1") else int(n), lambda n: n >= 1),
+        example="512",
+        unset="-1",
     ),
-    "seed": Setting("a whole number", _sampling("seed", int, lambda n: abs(n) < 1 << 63, random=True)),
+    "seed": Setting(
+        "a whole number", _sampling("seed", int, lambda n: abs(n) < 1 << 63, random=True), example="1"
+    ),
 }
 """Every setting, by the name of its option."""

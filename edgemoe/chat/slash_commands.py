@@ -11,13 +11,15 @@ from pathlib import Path
 
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.chat import transcript
-from edgemoe.chat.answer_lines import stats_line
+from edgemoe.chat.answer_lines import stats_lines
 from edgemoe.chat.session import Chat
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.console.input import QUOTES, Completions, Turn
 from edgemoe.console.sizes import format_size
 from edgemoe.errors import UserError
 from edgemoe.machine.process import peak_resident_bytes
+from edgemoe.memory.describe import LABEL, plan_lines
+from edgemoe.models.options.run_settings import run_settings
 
 _WORD = re.compile(r"/([A-Za-z]+|\?)(?:\s+|$)")
 """The beginning of a command; `/etc/passwd` is none."""
@@ -100,7 +102,10 @@ def _regen(chat: Chat, argument: str) -> None:
 
 
 def _set(chat: Chat, argument: str) -> None:
-    now = Tuning(chat.engine.settings, chat.conversation.sampling)
+    engine = chat.engine
+    level = engine.store.manifest.max_level
+    fits = engine.plan.experts_resident[str(level)] >= engine.plan.experts
+    now = Tuning(engine.settings, chat.conversation.sampling, run_settings(level, fits=fits))
     words = argument.split(None, 1)
     if not words:
         for name, value in now.values().items():
@@ -111,9 +116,10 @@ def _set(chat: Chat, argument: str) -> None:
     then = changed(now, *words)
     if then.run.doubt and then.run.doubt != now.run.doubt:
         chat.say(then.run.doubt)
-    chat.engine.configure(then.run)
+    engine.configure(then.run)
     chat.conversation.set_sampling(then.sampling)
-    chat.say(f"set: {then.run.name}" if words[0] in ("levels", "exact", "retention") else f"set: {argument}")
+    of_levels = words[0] in ("levels", "exact", "retention") or words[0] not in then.values()
+    chat.say(f"set: {then.run.name}" if of_levels else f"set: {words[0]} {then.values()[words[0]]}")
 
 
 def _system(chat: Chat, argument: str) -> None:
@@ -145,32 +151,32 @@ def _stats(chat: Chat, argument: str) -> None:
     if chat.last is None:
         chat.say("nothing has been answered yet")
         return
-    chat.say(f"last answer: {stats_line(chat.last)}")
+    chat.say("\n".join(stats_lines(chat.last)))
     of = chat.totals
     chat.say(
-        f"{of.answers} answers: {of.new_tokens} tokens, "
-        f"{of.cached_tokens} of {of.prompt_tokens} prompt tokens reused"
+        f"{'all answers':<{LABEL}}{of.answers}, with {of.new_tokens} tokens; {of.cached_tokens} of {of.prompt_tokens} "
+        "prompt tokens were kept from earlier turns"
     )
 
 
 def _mem(chat: Chat, argument: str) -> None:
     engine, plan = chat.engine, chat.engine.plan
-    chat.say(plan.lines()[0])
+    chat.say("\n".join(plan_lines(plan, engine.settings)))
+    if engine.rules.damage:
+        chat.say(f"{'damage':<{LABEL}}measured on {engine.rules.damage.origin}")
     chat.say(
-        f"peak {format_size(engine.peak.bytes)} of {format_size(plan.limit_bytes(engine.device))}, "
+        f"{'peak':<{LABEL}}{format_size(engine.peak.bytes)} of {format_size(plan.limit_bytes(engine.device))}, "
         f"whole process {format_size(peak_resident_bytes())}"
     )
-    chat.say(_tier("VRAM", engine.vram, plan.vram_experts))
+    chat.say(_tier("in VRAM now" if engine.device else "in memory now", engine.vram, plan.experts))
     if engine.dram is not None:
-        chat.say(_tier(f"DRAM ({format_size(plan.dram_limit_bytes)})", engine.dram, plan.dram_experts))
+        chat.say(_tier("in DRAM now", engine.dram, plan.experts))
 
 
-def _tier(name: str, tier: PlaneTier, most: int) -> str:
+def _tier(name: str, tier: PlaneTier, experts: int) -> str:
     levels = Counter(tier.resident().values())
     each = ", ".join(f"{count} at {level} bits" for level, count in sorted(levels.items(), reverse=True))
-    return f"{name}: {sum(levels.values())} of at most {most} experts resident" + (
-        f": {each}" if each else ""
-    )
+    return f"{name:<{LABEL}}{sum(levels.values())} of {experts} experts" + (f": {each}" if each else "")
 
 
 def _exit(chat: Chat, argument: str) -> None:

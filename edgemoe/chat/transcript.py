@@ -124,7 +124,8 @@ def load(path: Path) -> list[Message]:
     """
     try:
         if not path.is_file():
-            raise UserError(f"a conversation in {path}", "no such file", "load a file that /save wrote")
+            found = "a directory" if path.is_dir() else "no such file"
+            raise UserError(f"a conversation in {path}", found, "load a file that /save wrote")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         document: Any = json.loads(data) if len(data) <= MOST_BYTES else None

@@ -140,7 +140,7 @@ def _run(bench: Bench, form: str) -> None:
     from edgemoe.bench.plot import plot_batches, plot_report
     from edgemoe.bench.quality import load_quality
     from edgemoe.bench.run import make_plans, require_valid, run_bench
-    from edgemoe.bench.tables import FORMATS
+    from edgemoe.bench.tables import FORMATS, as_summary
     from edgemoe.models.open import open_model
     from edgemoe.models.plans.division import parse_limits
 
@@ -161,7 +161,7 @@ def _run(bench: Bench, form: str) -> None:
         report = run_batches(store, together, request, request.rows[0].settings, _notify)
     else:
         report = run_bench(store, request, quality, _notify)
-    print(FORMATS[form](report), flush=True)
+    print(as_summary(report) if form == "md" and not wanted.full else FORMATS[form](report), flush=True)
     if wanted.plot:
         (plot_batches if together else plot_report)(report, wanted.plot)
     if wanted.trace:

@@ -13,7 +13,7 @@ from edgemoe.console.attachments import whole_prompt
 from edgemoe.console.width import say
 from edgemoe.errors import UserError
 from edgemoe.models.options.groups import Opening, PrefixCacheOptions
-from edgemoe.models.options.run_settings import describe_levels, run_settings
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import RunOptions
 from edgemoe.models.options.study import with_studies
 
@@ -45,6 +45,7 @@ def chat_command(
     none there.
     """
     from edgemoe.console.loading import starting
+    from edgemoe.memory.describe import start_line
     from edgemoe.models.open import open_store
     from edgemoe.models.plans.division import ChooseSettings
 
@@ -54,7 +55,7 @@ def chat_command(
         choose(8, fits=True)  # rejects a wrong option before the model is opened
     opened = open_store(opening, choose, shrink=True, check_files=check_template)
     if not turns.as_json:
-        say("\n".join([*describe_levels(chosen, opened.settings), *opened.plan.lines()]))
+        say(start_line(opened.plan))
     from edgemoe.machine.model_code import without_compiler
 
     with starting("loading transformers"), without_compiler():

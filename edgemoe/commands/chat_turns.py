@@ -54,8 +54,6 @@ def answer_turns(request: ChatRequest, opened: Opened) -> None:
         with loading(opened.plan.dense_bytes):
             engine = stack.enter_context(Engine(*opened))
         model = stack.enter_context(Model(engine, tokenizer, sampling, keep=True, disk=cache))
-        if engine.rules.damage and not turns.as_json:
-            say(f"levels by damage, measured on {engine.rules.damage.origin}")
         heat, answered = stack.enter_context(keeping_heat(store.directory, store.manifest, engine.heat))
         engine.fill_first(heat)
         conversation, note = continued(model, turns.system, *before)

@@ -61,7 +61,7 @@ def eval_command(
     reference = measure.reference or (DEMO if demo else None)
     if not measure.text and not measure.tasks:
         raise UserError("something to measure", "neither --text nor --tasks", "give one or both")
-    per_kind = _tasks_per_kind(measure.task_count, tasks=measure.tasks, demo=demo)
+    per_kind = _tasks_per_kind(measure.task_count, tasks=measure.tasks)
     _require_parts(measure, reference)
     from edgemoe.models.open import open_model
     from edgemoe.models.plans.division import parse_limits
@@ -76,7 +76,7 @@ def eval_command(
     for name in dict.fromkeys(study):
         arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
-    tokens, window = measure.tokens or 4096, measure.window or 512
+    tokens, window = measure.tokens or 1024, measure.window or 512
     texts = tuple(measure.text or ())
     of_text = next(iter(texts), None), reference, tokens, window, per_kind, measure.seed
     request = EvalRequest(*of_text, tuple(arms), *sizes, observed, opening.prefill_rows, texts)
@@ -85,15 +85,15 @@ def eval_command(
     _show(run_eval(store.with_kv(form), request), measure, as_json=as_json)
 
 
-def _tasks_per_kind(count: int | None, *, tasks: bool, demo: bool) -> int:
-    """Returns the number of chat tasks of each kind: without --tasks, 0 for all models but the demo.
+def _tasks_per_kind(count: int | None, *, tasks: bool) -> int:
+    """Returns the number of chat tasks of each kind: 0 without --tasks.
 
     Raises:
         UserError: the count contradicts --tasks, or has no effect without it.
     """
     if tasks and count == 0:
         raise UserError("a number of chat tasks", "--task-count 0", "give --task-count 1 or more")
-    if not tasks and not demo:
+    if not tasks:
         if count:
             raise UserError("--tasks", f"--task-count {count} alone", "give --tasks too, or leave both out")
         return 0
@@ -175,8 +175,8 @@ def _ranked_table(measure: MeasureOptions, given: dict[str, Any]) -> list[Arm]:
     from edgemoe.evaluate import studies
     from edgemoe.policy.settings import parse_levels
 
-    short, retention, reuse = not measure.text, measure.retention, measure.reuse
-    levels = studies.TASK_LEVELS if short else studies.TABLE_LEVELS
+    whole, retention, reuse = studies.PAPERS_TABLE in (measure.study or ()), measure.retention, measure.reuse
+    levels = studies.TABLE_LEVELS if whole else studies.SHORT_LEVELS
     if measure.levels:
         levels = tuple(map(parse_levels, measure.levels))
     if all(len(each) == 1 for each in levels):
@@ -190,7 +190,7 @@ def _ranked_table(measure: MeasureOptions, given: dict[str, Any]) -> list[Arm]:
     if bits and all(len(each) < 3 for each in levels):
         found = f"--bits {bits[0]:g} with two levels at most"
         raise UserError("a setting of three or more levels", found, "give --levels 8/4/2/0 with it")
-    retentions = retention or (studies.TASK_RETENTIONS if short else studies.TABLE_RETENTIONS)
+    retentions = retention or (studies.TABLE_RETENTIONS if whole else studies.SHORT_RETENTIONS)
     arms = studies.table_arms(
         list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), given, bits, reuse=reuse
     )
@@ -232,7 +232,7 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
             table.similarity_lines(report.similarity),
             table.hotness_lines(report.hotness),
             accuracy,
-            table.claim_lines(report.claims),
+            table.claim_lines(report.claims) if measure.study else [],
         )
         print("\n\n".join("\n".join(lines) for lines in blocks if lines))
     if measure.plot is not None:

@@ -11,7 +11,7 @@ from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_least
 from edgemoe.console.width import fitted
 from edgemoe.models.options.groups import Opening, PlanOptions
-from edgemoe.models.options.run_settings import describe_levels, run_settings
+from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import LevelOptions
 from edgemoe.models.options.study import with_studies
 
@@ -28,6 +28,7 @@ def plan_command(
 
     Loads nothing. Of a model that is not converted yet only the headers are read, and nothing is converted.
     """
+    from edgemoe.memory.describe import LABEL, plan_lines
     from edgemoe.models.open import open_store
 
     choose = partial(run_settings, **with_studies(levels, study))
@@ -36,8 +37,7 @@ def plan_command(
         print(json.dumps(plan.as_json()))
     else:
         print(
-            *describe_levels(levels, settings),
-            *(fitted(printable(line)) for line in plan.lines()),
-            f"smallest limit that works: --vram-limit {format_least(plan.minimum_vram_bytes)}",
+            *(fitted(printable(line), indent=LABEL) for line in plan_lines(plan, settings)),
+            f"{'smallest limit':<{LABEL}}--vram-limit {format_least(plan.minimum_vram_bytes)}",
             sep="\n",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -35,6 +36,9 @@ EXAMPLES = (
     "--prefix-cache-dir ~/kv --prefix-cache-limit 20GB | edgemoe serve --host 0.0.0.0 --api-key-file KEY "
     "| curl http://127.0.0.1:8080/v1/models"
 )
+
+_TIME = "%Y-%m-%d %H:%M:%S"
+"""Form of the local time that begins each line of a server's log."""
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
 """The packages that edgemoe[serve] installs."""
@@ -80,6 +84,8 @@ def serve_command(
     hosts = (address.host, *(address.allowed_host or ()))
     access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key, proxies=proxies)
     logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # one line per request
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s edgemoe: %(message)s", _TIME))
     Server(serving, access, _say).serve_model(partial(_load, serving, loading), listening)
 
 
@@ -104,12 +110,12 @@ def require_extra() -> None:
 
 def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
     """Opens the model, prints what it takes, and keeps how hot its experts are for the next start."""
+    from edgemoe.memory.describe import start_line
     from edgemoe.models.heat import keeping_heat
 
     one = opened.enter_context(load_model(loading))
     engine, store = one.engine, one.engine.store
-    for line in engine.plan.lines():
-        _say(line)
+    _say(start_line(engine.plan))
     before, serving.answered = opened.enter_context(
         keeping_heat(store.directory, store.manifest, engine.heat)
     )
@@ -123,4 +129,4 @@ def _name(model: Path) -> str:
 
 
 def _say(line: str) -> None:
-    print(printable(f"edgemoe: {line}"), file=sys.stderr, flush=True)
+    print(printable(f"{time.strftime(_TIME)} edgemoe: {line}"), file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
+from edgemoe.console.text_files import fault_of
 from edgemoe.errors import UserError
 
 MOST_BYTES = 16 << 20
@@ -26,7 +27,7 @@ def whole_prompt(prompt: str, file: Path | None) -> str:
             with file.open("rb") as opened:
                 parts.append(_text(opened, str(file)))
         except OSError as error:
-            raise UserError(f"a file for --file {file}", str(error.strerror), "name another") from error
+            raise UserError(f"a file for --file {file}", fault_of(error), "name another") from error
     if _is_piped(sys.stdin):
         parts.append(_text(sys.stdin.buffer, "stdin"))
     return "\n\n".join(part for part in parts if part)
@@ -48,4 +49,4 @@ def _text(stream: IO[bytes], name: str) -> str:
     try:
         return raw.decode().strip("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"utf-8 text in {name}", str(error), "convert it first") from error
+        raise UserError(f"UTF-8 text in {name}", fault_of(error), "convert it first") from error

@@ -48,6 +48,7 @@ class ByteProgress:
     def update(self, done: int, total: int) -> None:
         """Shows that `done` of `total` are finished; the callback of the job."""
         if self._bar:
+            self._bar.start()  # not before: a job with nothing left to do has no total, and shows no bar
             self._bar.update(self._task, completed=done, total=total)
             return
         now = self._clock()
@@ -64,8 +65,6 @@ class ByteProgress:
         return DownloadColumn(), TransferSpeedColumn()
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:

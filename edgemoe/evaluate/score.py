@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from edgemoe.console.text_files import read_text
 from edgemoe.engine.engine import Engine
 from edgemoe.errors import UserError
 from edgemoe.evaluate.arm import Phase
@@ -88,12 +89,8 @@ def text_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[t
     Raises:
         UserError: the text is missing, not UTF-8, or too short to predict a single token.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(tokens * _CHARACTERS_PER_TOKEN)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"text in {path}", str(error), "give a UTF-8 text file to --text") from error
-    ids: list[int] = tokenizer(text)["input_ids"][:tokens]
+    text = read_text(path, "--text", tokens * _CHARACTERS_PER_TOKEN)
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"][:tokens]
     windows = [tuple(ids[start : start + window]) for start in range(0, len(ids), window)]
     windows = [each for each in windows if len(each) > 1]
     if not windows:

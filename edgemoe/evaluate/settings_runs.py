@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from edgemoe.console.progress import CountProgress
+from edgemoe.console.width import say
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.evaluate.arm import Arm
 from edgemoe.evaluate.arm_rows import ArmRows
@@ -14,6 +15,7 @@ from edgemoe.evaluate.observations import Observations, observe
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow
 from edgemoe.evaluate.score import Windows
+from edgemoe.evaluate.table import finding
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 
@@ -47,7 +49,10 @@ class SettingsRuns:
             for made, some in groupby(enumerate(arms, 1), key=lambda numbered: numbered[1].made):
                 with compensated(engine, self._request.reference, made):
                     for number, arm in some:
-                        rows += self._measured.rows(engine, arm, f"{arm.name} ({number} of {len(arms)})")
+                        found = self._measured.rows(engine, arm, f"{arm.name} ({number} of {len(arms)})")
+                        rows += found
+                        for row in found:
+                            say(finding(row))
             for arm in equal_arms(rows, plan.levels[0]):
                 rows += self._measured.rows(engine, arm, arm.name)
         return rows

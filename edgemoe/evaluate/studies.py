@@ -32,20 +32,24 @@ OBSERVED = ("layers", "routing", "similarity", *DOMAINS)
 """Studies of the bf16 model with one layer lowered, of what routers choose and see (DyMoE figures 5, 4 and 6), and of
 several texts."""
 
+PAPERS_TABLE = "table"
+"""The study of TABLE_LEVELS at TABLE_RETENTIONS."""
+
 STUDIES = (
+    PAPERS_TABLE,
     *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks", "residency"),
     *("cache-front", "cache-front-dram", "static-levels"),
     *(COMPENSATION, *OBSERVED),
 )
 
 
-TASK_LEVELS: tuple[tuple[int, ...], ...] = ((8,), (4,), (2,), (4, 2), (4, 0))
-"""Levels of the table without a text: tasks take longer than a text."""
+SHORT_LEVELS: tuple[tuple[int, ...], ...] = ((8,), (4,), (4, 2), FOUR_LEVELS)
+"""Levels that are measured where none are named."""
 
-TABLE_LEVELS: tuple[tuple[int, ...], ...] = (*TASK_LEVELS, (8, 4), FOUR_LEVELS)
+TABLE_LEVELS: tuple[tuple[int, ...], ...] = ((8,), (4,), (2,), (4, 2), (4, 0), (8, 4), FOUR_LEVELS)
 """Levels of the paper's Tables 1 and 2, then 8 bits and four levels at once, which the paper does not have."""
 
-TASK_RETENTIONS = (0.75,)
+SHORT_RETENTIONS = (0.9,)
 TABLE_RETENTIONS = (0.75, 0.9, 1.0)
 
 STUDIED_LEVELS = ((4, 2), (4, 0))
@@ -125,6 +129,7 @@ def batched_arms(arms: Sequence[Arm], batches: Sequence[int]) -> list[Arm]:
 def study_arms(study: str) -> list[Arm]:
     """Returns the arms of one study.
 
+    - table: none of its own, since the table is measured with its levels;
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3), with every fraction of heavy hitters;
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;

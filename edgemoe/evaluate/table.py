@@ -173,12 +173,36 @@ def together_lines(rows: Sequence[EvalRow]) -> list[str]:
         for row in rows
         if row.turns
     ]
-    return ["study: lynx-tasks (and its first row)", *_aligned([titles, *body], left=1)] if body else []
+    return (
+        ["study: lynx-tasks (compared with its first row)", *_aligned([titles, *body], left=1)]
+        if body
+        else []
+    )
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:
-    """Returns a line for each claim: the verdict, the statement and its figures."""
-    return [f"{_VERDICTS[c.holds]}: {c.claim}: {c.figures}" for c in claims]
+    """Returns a line for each claim after one that names the papers: the verdict, the statement and its figures."""
+    heading = (
+        "claims of papers, compared with these rows; tables and figures are DyMoE's where no paper is named"
+    )
+    lines = [f"{_VERDICTS[c.holds]}: {c.claim}: {c.figures}" for c in claims]
+    return [heading, *lines] if lines else []
+
+
+def finding(row: EvalRow) -> str:
+    """Describes a row that has just been measured, in one line.
+
+    Returns:
+        such as "4/2 r 0.9, decode: perplexity 21.342, KL 0.00410, 3.92 bits per weight"; without a text, the tasks.
+    """
+    parts = (
+        ("perplexity {:.3f}", row.perplexity),
+        ("KL {:.5f}", row.kl),
+        ("{:.2f} bits per weight", row.bits_per_weight_read),
+        ("{:.3f} of the tasks right", row.task_accuracy),
+    )
+    known = ", ".join(form.format(value) for form, value in parts if value is not None)
+    return f"{row.setting}, {row.phase}: {known or 'measured'}"
 
 
 def _aligned(cells: list[list[str]], left: int) -> list[str]:

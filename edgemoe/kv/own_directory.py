@@ -7,6 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from edgemoe.console.text_files import fault_of
 from edgemoe.errors import UserError
 from edgemoe.storage.files.retry import open_regular
 
@@ -37,7 +38,7 @@ def own_directory(directory: Path) -> int:
             raise UserError(f"{wanted} that its owner alone may write to", "one that any user may", _ACTION)
         return _secret(directory / SECRET)
     except OSError as error:
-        raise UserError(wanted, str(error.strerror), _ACTION) from error
+        raise UserError(wanted, fault_of(error), _ACTION) from error
 
 
 def _secret(path: Path) -> int:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from edgemoe.console.sizes import format_size
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.machine.device import Device
-from edgemoe.policy.settings import format_levels
 from edgemoe.storage.base import ResidentForm
-from edgemoe.storage.record.forms import P4
 
 
 @dataclass(frozen=True)
@@ -107,49 +104,6 @@ class MemoryPlan:
         others = self.dense_bytes + self.workspace_bytes + self.compensators_bytes + size(self.dram_blocks)
         return others + max(at_first, at_last)
 
-    def _resident(self) -> str:
-        """How many experts at which levels, for `lines`."""
-        high, low, most = self.levels[0], self.levels[-1], self.first_experts
-        if self.hot_experts is None:
-            others = "the whole KV" + (" and a long prompt" if self.long_step_bytes else "")
-            fewer = f", {self.vram_experts} with {others}" if self.vram_experts < most else ""
-            return f"{most} experts resident at {format_levels(self.levels)} bits{fewer}"
-        every = f"all {most}" if most == self.experts else f"{most} of {self.experts}"
-        rest = "" if most == self.experts else "; the others are read when a token wants them"
-        return f"{every} experts resident at {low} bits, {self.hot_experts} hot ones at {high}{rest}"
-
     def as_json(self) -> dict[str, object]:
         """The plan as one JSON object."""
         return asdict(self)
-
-    def lines(self) -> tuple[str, str]:
-        """The plan as two lines of text."""
-        driver = f"driver {format_size(self.driver_bytes)}, " if self.driver_bytes else ""
-        # On a device an expert may be in both tiers; tiers in RAM are exclusive.
-        others = "" if self.driver_bytes else "more "
-        dram = f", {self.dram_experts} {others}in DRAM" if self.dram_experts else ""
-        staging = f", {format_size(self.staging_bytes)} of RAM for staging" if self.staging_bytes else ""
-        merged = 2 in self.levels and P4 in self.vram_blocks
-        sequences = f"{self.parallel} times " if self.parallel > 1 else ""
-        kv_cache = "" if self.kv_cache == "bf16" else f" in {self.kv_cache}"
-        factors = f"compensators {format_size(self.compensators_bytes)}, " if self.compensators_bytes else ""
-        if self.compensators_resident_bytes < self.compensators_total_bytes:
-            resident, total = self.compensators_resident_bytes, self.compensators_total_bytes
-            factors = (
-                f"{factors[:-2]} ({format_size(resident)} of {format_size(total)}, the others streamed), "
-            )
-        experts = self.plane_bytes + self.long_step_bytes + self.kv_bytes - self.first_kv_bytes
-        held = format_size(experts)
-        if self.first_experts == self.experts and self.experts_bytes < experts:
-            held = f"{format_size(self.experts_bytes)}, {format_size(experts - self.experts_bytes)} unused"
-        kv, first = f"KV {format_size(self.kv_bytes)}", format_size(self.first_kv_bytes)
-        if self.first_kv_bytes < self.kv_bytes:
-            kv = f"KV {first}, growing to {format_size(self.kv_bytes)}"
-        more = f" (a long prompt {format_size(self.long_step_bytes)} more)" if self.long_step_bytes else ""
-        return (
-            f"limit {format_size(self.vram_limit_bytes)}: {driver}dense {format_size(self.dense_bytes)}, "
-            f"{kv} for {sequences}{self.context} tokens{kv_cache}, "
-            f"workspace {format_size(self.workspace_bytes)}{more}, {factors}experts {held}",
-            f"{self._resident()}{dram}{staging}"
-            + ("; with this kernel level 2 saves reads, not memory" if merged else ""),
-        )

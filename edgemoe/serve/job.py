@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from edgemoe.engine.generate import Answer
 
 
+ENDING = (
+    "expected an answer, got the end of the server: send the request again once it has been started again"
+)
+"""Message of the error that answers get where the server ends before them."""
+
+
 @dataclass(frozen=True)
 class Event:
     """News of one answer: a part of it, or all of it at its end.
@@ -115,7 +121,7 @@ class Job:
 
     def _end(self, index: int, future: Future[Answer]) -> None:
         if future.cancelled():
-            self._put(ApiError(503, "the server ends", kind=UNAVAILABLE))
+            self._put(ApiError(503, ENDING, kind=UNAVAILABLE))
         elif error := future.exception():
             self._put(error)
         else:
@@ -207,8 +213,12 @@ class Queue:
         """
         if self.taken >= (self.most if self._of_client[client] else 2 * self.most):
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 5
-            message = f"expected fewer than {self.most} requests at once, got one more: send it again later"
-            wait = {"retry-after": str(min(max(round(mean), 1), 60))}
+            seconds = min(max(round(mean), 1), 60)
+            message = (
+                f"expected a free place for this request, got {self.taken} requests that run or wait, of "
+                f"{self.most} places: send it again in {seconds} s"
+            )
+            wait = {"retry-after": str(seconds)}
             raise ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=wait)
         self._of_client[client] += 1
 

@@ -29,7 +29,10 @@ DRAIN_SECONDS = 3.0
 """Time in which requests under way may end after SIGTERM, before they are broken off."""
 
 END_SECONDS = 4.8
-"""Time after SIGTERM at which the process ends, whatever still runs in it."""
+"""Time after SIGTERM, or after a second signal, at which the process ends, whatever still runs in it."""
+
+INTERRUPTED = 130
+"""Exit code after a second signal."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,10 @@ class Address:
 
 
 class Server(uvicorn.Server):
-    """Serves one model at a port. Ctrl-C drains it, SIGTERM for some seconds; a second one raises KeyboardInterrupt.
+    """Serves one model at a port. Ctrl-C drains it, SIGTERM for some seconds.
+
+    A second signal ends the answers under way by an error, and raises KeyboardInterrupt when it has gone out; a third
+    one raises it at once.
 
     Args:
         serving: gets the model.
@@ -101,6 +107,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._serving, self._say = serving, say
         self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._interrupted = False
 
     def serve_model(self, load: Callable[[ExitStack], Model], listening: socket.socket) -> None:
         """Serves until a signal has drained it, and closes what loading has opened.
@@ -119,6 +127,8 @@ class Server(uvicorn.Server):
             )
             loader.start()
             self.run([listening])
+        if self._interrupted:
+            raise KeyboardInterrupt
         if self._error:
             raise self._error
 
@@ -134,7 +144,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept connections."""
-        self.servers = []
+        self.servers, self._loop = [], asyncio.get_running_loop()
         door = Door(self._open, self._connection)
         self._accepting = [asyncio.create_task(door.accept(each)) for each in sockets or ()]
         self._watching = asyncio.create_task(door.watch())
@@ -170,14 +180,24 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal."""
         if self.should_exit:
-            raise KeyboardInterrupt
+            if self._interrupted or self._loop is None:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            self._loop.call_soon_threadsafe(self._break_off)
+            _end_later(INTERRUPTED)
+            return
         self.should_exit = True
         if sig == signal.SIGTERM:
             self.config.timeout_graceful_shutdown = round(DRAIN_SECONDS) + 1
-            last = threading.Timer(END_SECONDS, os._exit, (0,))
-            last.daemon = True
-            last.start()
+            _end_later(0)
         n = len(self._serving.queue.jobs)
         most = f" or {DRAIN_SECONDS:g} s" if sig == signal.SIGTERM else ""
         after = f" after {n} request{'s' * (n != 1)}{most}; Ctrl-C again ends at once" if n else ""
         self._say(f"ending{after}")
+
+
+def _end_later(code: int) -> None:
+    """Ends the process with an exit code after END_SECONDS, whatever still runs in it."""
+    last = threading.Timer(END_SECONDS, os._exit, (code,))
+    last.daemon = True
+    last.start()

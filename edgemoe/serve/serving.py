@@ -206,7 +206,8 @@ class Serving:
             str(job.error) if job.error else "answered" if len(answers) == len(job.answers) else "client left"
         )
         _log.info(
-            "%s: %d + %d tokens in %.2f s, %s",
+            "%s: %s: %d prompt + %d new tokens in %.2f s, %s",
+            job.client or "unknown client",
             job.kind,
             sum(answer.prompt_tokens for answer in answers),
             sum(answer.new_tokens for answer in answers),

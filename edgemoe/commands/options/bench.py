@@ -84,6 +84,11 @@ class ReportOptions:
         "md, csv, json or jsonl. Default: md.", name="--format", autocompletion=one_of(*FORMATS)
     )
     as_json: bool = option("The same as --format json.", False, name="--json")
+    full: bool = option(
+        "Print all tables as Markdown, with every part of the times, bytes by tier, reads ahead and the conditions, "
+        "instead of one short table.",
+        False,
+    )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typer.core import TyperCommand
 
 from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.help_sections import SECTIONS, sections_of
+from edgemoe.console.text_files import fault_of
 from edgemoe.errors import UserError
 from edgemoe.models.options.declared import option
 from edgemoe.models.options.study import study_keys
@@ -184,8 +185,7 @@ def _parsed(path: Path) -> dict[str, Any]:
             raise UserError(wanted, f"a line of more than {_MOST_DOTS} dots", action)
         return tomllib.loads(raw.decode())
     except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or str(error)[:300]
-        raise UserError(wanted, found, action) from error
+        raise UserError(wanted, fault_of(error)[:300], action) from error
     except RecursionError as error:
         raise UserError(wanted, "lists or tables too deep in each other", action) from error
 

@@ -24,12 +24,11 @@ class MeasureOptions:
         "Default: the demo model where that is measured, else none."
     )
     levels: list[str] | None = option(
-        "A setting, as in 4/2; repeat for more. Default: 8, 4, 2, 4/2, 4/0 and, with --text, 8/4, 8/4/2/0.",
+        "A setting, as in 4/2; repeat for more. Default: 8, 4, 4/2 and 8/4/2/0.",
         autocompletion=complete_levels,
     )
     retention: list[float] | None = option(
-        "Mean share of critical experts, above 0, at most 1; repeat for more. "
-        "Default: 0.75 and, with --text, 0.9, 1."
+        "Mean share of critical experts, above 0, at most 1; repeat for more. Default: 0.9."
     )
     bits: list[float] | None = option(
         "Mean bits per weight of settings of three or more levels, instead of their retention; repeat for more."
@@ -43,7 +42,7 @@ class MeasureOptions:
         "Settings once more with so many experts of a token compensated (edgemoe compensate), where they have the "
         "level that the store's compensators are of; repeat for more."
     )
-    tokens: int | None = option("Most tokens of the text. Default: 4096.", min=2)
+    tokens: int | None = option("Most tokens of the text. Default: 1024.", min=2)
     window: int | None = option(
         "Tokens of a window of the text, each run alone; above 512, up to the model's context or 4,096, on a CPU "
         "without --vram-limit. Default: 512.",
@@ -55,15 +54,15 @@ class MeasureOptions:
         min=1,
     )
     tasks: bool = option(
-        "Run the demo's chat tasks and print their accuracy by kind. "
-        "Without it they run for the demo model only, for the last column of the table.",
+        "Run the demo's chat tasks, and print their accuracy by kind.",
         False,
     )
     task_count: int | None = option(
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "Rows after the table: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
+        "table: levels 8, 4, 2, 4/2, 4/0, 8/4 and 8/4/2/0, each at a retention of 0.75, 0.9 and 1, instead of the "
+        "short list. Rows after it: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
         "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
         "together); residency (with a cache, resident experts first); cache-front (with caches of three sizes, absent "
         "experts skipped or replaced, next to levels by damage) or cache-front-dram (with a second tier too); "
@@ -73,7 +72,7 @@ class MeasureOptions:
         "similarity (of adjacent layers' router inputs); hotness (hot sets of several texts, and their KL) or "
         "hotness-change (KL after one text gives way to another). Repeat for more.",
         autocompletion=one_of(
-            *("signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
+            *("table", "signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
             *(
                 "residency",
                 "cache-front",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
+from edgemoe.console.text_files import fault_of
 from edgemoe.errors import UserError
 from edgemoe.models.options.declared import option
 
@@ -58,7 +59,9 @@ class AddressOptions:
         try:
             key = self.api_key_file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise UserError(f"a key in {self.api_key_file}", str(error), "write one line of text") from error
+            raise UserError(
+                f"a key in {self.api_key_file}", fault_of(error), "write one line of text"
+            ) from error
         if not key:
             raise UserError(f"a key in {self.api_key_file}", "an empty file", "write one line of text")
         return key

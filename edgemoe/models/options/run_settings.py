@@ -9,7 +9,7 @@ from edgemoe.errors import UserError
 from edgemoe.models.options import effects
 from edgemoe.models.options.declared import flag
 from edgemoe.models.options.papers import take_compensation, take_hotness, take_remapping
-from edgemoe.models.options.settings import LevelOptions, SettingOptions
+from edgemoe.models.options.settings import SettingOptions
 from edgemoe.storage.base import LEVELS
 
 if TYPE_CHECKING:
@@ -91,21 +91,6 @@ def _automatic(
     if hotness:
         return (4, 2), hotness, {}
     return every if max_level == 8 else (4, 2), None, {"retention": AUTO_RETENTION}
-
-
-def levels_are_automatic(given: LevelOptions) -> bool:
-    """Whether run_settings chooses the levels by what fits."""
-    others = given.exact, given.bits, given.tpot_target
-    return given.levels in (None, "auto") and others == (None, None, None)
-
-
-def describe_levels(given: LevelOptions, settings: RunSettings) -> list[str]:
-    """A line on automatic levels, for people; none where they were given."""
-    if not levels_are_automatic(given):
-        return []
-    some = len(settings.levels) > 1
-    why = f"not every expert fits at {settings.levels[0]} bits" if some else "every expert fits"
-    return [f"levels auto: {settings.name}, since {why}"]
 
 
 def _given_levels(exact: int | None, levels: str | None) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from reprlib import Repr
 from typing import Annotated, Any, TypeVar
 
@@ -117,6 +118,24 @@ _short = Repr()
 _short.maxstring = _short.maxother = 80
 
 
+_SHOULD_BE = re.compile(r"(?:Input|Value|String|List|Dictionary) should (be|have) (.+)", re.DOTALL)
+
+
+def _expected(place: str, found: str, reason: str) -> str:
+    """A wrong value's message, with the words of pydantic's reason.
+
+    >>> _expected("messages", "'hi'", "Input should be a valid array")
+    "expected a valid array for messages, got 'hi': send such a value"
+    >>> _expected("prompt", "{}", "Field required")
+    'expected a value that is valid for prompt, got {}: Field required'
+    """
+    match = _SHOULD_BE.fullmatch(reason)
+    if match:
+        wanted = match[2] if match[1] == "be" else f"a value with {match[2]}"
+        return f"expected {wanted} for {place}, got {found}: send such a value"
+    return f"expected a value that is valid for {place}, got {found}: {reason}"
+
+
 def parse(kind: type[Some], body: bytes) -> Some:
     """Parses a body.
 
@@ -141,7 +160,7 @@ def checked(kind: type[Some], value: object) -> Some:
         place = ".".join(str(part) for part in first["loc"] if "[" not in str(part))[:200] or "body"
         found = _short.repr(first.get("input"))
         reason = _IN_JSON.get(first["type"], first["msg"])[:400]
-        message = f"expected another {place}, got {found}: {reason}"
+        message = _expected(place, found, reason)
         if first["type"] == "extra_forbidden":
             message = f"expected no {place}, got {found}: leave it out"
         raise ApiError(400, message, param=str(first["loc"][0])[:200] if first["loc"] else None) from None

@@ -17,6 +17,7 @@ from integrity import check_integrity
 
 import edgemoe
 from edgemoe.api.model import Model
+from edgemoe.api.prompt import encoded
 from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.text import StopString, TextStream
 from edgemoe.errors import UserError
@@ -230,12 +231,22 @@ def test_variables_reach_the_chat_template(model):
         ({"stop_token_ids": [300]}, "token ids of 0 to 299 in stop_token_ids"),
         ({"min_new_tokens": -1}, "min_new_tokens of 0 or more"),
         ({"tempereture": 1}, "'tempereture'"),
+        ({"temperature": "hot"}, "expected a number for temperature, got 'hot', of type str"),
+        ({"stop": [3]}, "expected a string or a list of strings for stop, got [3]"),
+        ({"max_new_tokens": 2.5}, "expected a whole number for max_new_tokens, got 2.5"),
     ],
 )
 def test_wrong_choices_are_named(model, choices, words):
     """A choice out of its range, or an unknown one, is refused before anything runs."""
     with pytest.raises(UserError, match=re.escape(words)):
         model.generate(PROMPT, **choices)
+
+
+@pytest.mark.parametrize("prompt", [3, {"role": "user"}, ["fox", 3], ["fox"]])
+def test_a_prompt_of_another_type_is_named(prompt):
+    """Neither text nor messages nor token ids: refused with what it is, before a tokenizer sees it."""
+    with pytest.raises(UserError, match=r"a list of token ids as the prompt, got .*of type"):
+        encoded(None, prompt)
 
 
 @pytest.fixture(scope="module")

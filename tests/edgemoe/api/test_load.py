@@ -39,8 +39,13 @@ def test_an_unknown_keyword_names_the_known_ones():
         ({"levels": 4}, 'a string for levels, got 4, of type int: write levels="4"'),
         ({"exact": "4"}, "a whole number for exact, got '4', of type str"),
         ({"retention": "0.9"}, "a number for retention, got '0.9', of type str"),
+        ({"levels": (4, 2)}, 'a string for levels, got (4, 2), of type tuple: write levels="4/2"'),
         ({"lynx": "on"}, "True or False for lynx"),
-        ({"vram_limit": 3e9}, "a string or a whole number for vram_limit, got 3000000000.0, of type float"),
+        (
+            {"vram_limit": 3e9},
+            "a string or a whole number for vram_limit, got 3000000000.0, of type float: write "
+            'vram_limit="12GB"',
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused(given, message):

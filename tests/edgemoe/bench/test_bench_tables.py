@@ -13,7 +13,7 @@ from edgemoe.bench.plot import plot_report
 from edgemoe.bench.quality import Evaluation, load_quality, quality_of
 from edgemoe.bench.rows import BenchRow
 from edgemoe.bench.run import BenchRequest, run_bench
-from edgemoe.bench.tables import FORMATS
+from edgemoe.bench.tables import FORMATS, as_summary
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.policy.settings import RunSettings
@@ -218,3 +218,16 @@ def test_a_plot_is_an_image(report, tmp_path):
     drawn = tmp_path / "rows.svg"
     plot_report(report, drawn)
     assert drawn.stat().st_size > 10_000
+
+
+@pytest.mark.e2e
+def test_the_summary_is_one_table_that_fits_a_terminal(report):
+    """A row for each row of the report with its speed, and a few lines; the tables of --full have the rest."""
+    lines = as_summary(report).splitlines()
+    rows = [line for line in lines if line.startswith("|")][2:]
+    assert len(rows) == len(report["rows"])
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= len(rows) + 10
+    for line, row in zip(rows, report["rows"], strict=True):
+        assert f"{row['decode_tok_s']:.1f}" in line
+    assert "--full" in lines[-1]

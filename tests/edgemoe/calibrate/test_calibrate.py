@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -229,7 +230,7 @@ def test_killed_at_random_moments(store, uninterrupted):
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [(None, "text in"), (b"\xff\xfe", "text in"), (b"a few words", "at least 512 tokens from")],
+    [(None, "no such file"), (b"\xff\xfe", "not UTF-8"), (b"a few words", "at least 512 tokens from")],
 )
 def test_unusable_texts_are_refused(store, tmp_path, text, what):
     path = tmp_path / "a.txt"
@@ -328,10 +329,11 @@ def test_a_damaged_one_is_a_warning(store, run, caplog):
     measure(store)
     flip(store / CALIBRATION_NAME, 2000)
     raw = (store / CALIBRATION_NAME).read_bytes()
-    code, got, err = run("chat", "--model", store, *arguments)
+    code, got, _ = run("chat", "--model", store, *arguments)
     assert (code, got) == (0, want)
     assert f"{store / CALIBRATION_NAME} is not used: " in caplog.text
-    assert "levels by damage, measured on 512 random tokens" in err
+    _, _, memory = run("chat", "--model", store, *arguments[:4], stdin="/mem\n")
+    assert re.search("damage +measured on 512 random tokens", memory)
     assert (store / CALIBRATION_NAME).read_bytes() == raw
     caplog.clear()
     code, _, _ = run("verify", store)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgemoe.chat.answer_lines import answer_line, format_part, stats_line
+from edgemoe.chat.answer_lines import answer_line, format_part, stats_lines
 from edgemoe.engine.generate import Answer
 
 ANSWER = Answer(
@@ -42,7 +42,7 @@ ANSWER = Answer(
     total_s=2.4,
 )
 
-SPEED = "42 tokens at 24.6 tok/s, first after 0.7 s"
+SPEED, BITS = "42 tokens at 24.6 tok/s, first after 0.7 s", "4.2 bits per weight"
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,18 @@ SPEED = "42 tokens at 24.6 tok/s, first after 0.7 s"
         (
             {},
             False,
-            f"{SPEED} · experts: 93 % from memory, 26 MB/token from disk · 4.2 bits · 2.7 of 3 GB",
+            f"{SPEED} · experts: 93 % from memory, 26 MB per token from disk · {BITS} · memory 2.7 of 3 GB",
         ),
         (
             {"hit_rate": {"vram": 0.5, "dram": 0.25}, "bits": 8.0},
             True,
-            f"{SPEED} · experts: 50 % from VRAM, 25 % from memory, 26 MB/token from disk · 8 bits · 2.7 of 3 GB",
+            f"{SPEED} · experts: 50 % from VRAM, 25 % from memory, 26 MB per token from disk · 8 bits per weight · "
+            "memory 2.7 of 3 GB",
         ),
         (
             {"hit_rate": {"vram": 0.5, "dram": 0.5}, "ssd_bytes_per_token": 0.0, "finish_reason": "length"},
             False,
-            f"{SPEED} · experts: 100 % from memory · 4.2 bits · 2.7 of 3 GB · cut at 42 tokens (--max-new-tokens)",
+            f"{SPEED} · experts: 100 % from memory · {BITS} · memory 2.7 of 3 GB · cut at 42 tokens (--max-new-tokens)",
         ),
         (
             {
@@ -73,7 +74,7 @@ SPEED = "42 tokens at 24.6 tok/s, first after 0.7 s"
                 "finish_reason": "context",
             },
             True,
-            "1 token, first after 0.7 s · 2.7 of 3 GB · cut: the context is full (--context)",
+            "1 token, first after 0.7 s · memory 2.7 of 3 GB · cut: the context is full (--context)",
         ),
     ],
 )
@@ -83,10 +84,20 @@ def test_the_line_for_people(changes, device, line):
 
 
 def test_the_full_line_has_both_rates():
-    """The line has tokens per second next to the time per token."""
-    assert stats_line(ANSWER).startswith(
-        "TTFT 0.68 s, TPOT 41 ms (24.6 tok/s), 42 tokens (4 of 10 prompt tokens reused)"
-    )
+    """Tokens a second and the time per token; where experts were, their bits, and memory, each in a line of its own."""
+    assert stats_lines(ANSWER) == [
+        "last answer      42 tokens at 24.6 tok/s, 41 ms per token",
+        "first token      after 0.68 s; 4 of 10 prompt tokens were kept from earlier turns",
+        "experts          93 % from memory; from disk 26 MB per token; in all 1 GB from disk",
+        "bits per weight  4.21 on average: 9 experts at 4, 1 experts at 2; 90 % have the highest level",
+        "memory           2.7 of 3 GB at most, 3.1 GB with the program itself",
+    ]
+
+
+def test_more_bits_than_wanted_are_explained():
+    """Where --bits asks for fewer than an answer had, the line says that memory had more; otherwise it has no word."""
+    assert "4.2 bits per weight (3.5 or more wanted)" in answer_line(ANSWER, device=False, wanted=3.5)
+    assert "wanted" not in answer_line(ANSWER, device=False, wanted=4.2)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from edgemoe.chat.set_command import SETTINGS, Tuning, changed
+from edgemoe.chat.set_command import SETTINGS, UNSET, Tuning, changed
 from edgemoe.chat.slash_commands import COMMANDS, COMPLETIONS
 from edgemoe.engine.sampling import UNLIMITED, Sampling
 from edgemoe.errors import UserError
@@ -67,6 +69,30 @@ def test_retention_and_bits_replace_each_other():
         changed(bits, "levels", "8/4")
     with pytest.raises(UserError, match="goes by damage"):
         changed(PRICED, "importance", "load")
+
+
+@pytest.mark.parametrize("word", UNSET)
+def test_words_turn_settings_off(word):
+    """off, none, auto and default remove a rule for the bits, go back to automatic levels, or disable a filter."""
+    automatic = RunSettings(levels=(8, 4, 2, 0), retention=0.9)
+    priced = replace(PRICED, automatic=automatic)
+    assert changed(priced, "bits", word).run == priced.run.with_(bits=None)
+    timed = changed(priced, "tpot-target", "50ms")
+    assert changed(timed, "tpot-target", word).run == priced.run.with_(bits=None)
+    for name in ("levels", "exact", "retention"):
+        run = changed(replace(GREEDY, automatic=automatic), name, word).run
+        assert (run.levels, run.retention, run.exact) == ((8, 4, 2, 0), 0.9, False)
+    off = {
+        "top-p": "1",
+        "top-k": "0",
+        "min-p": "0",
+        "repeat-penalty": "1",
+        "stop": '""',
+        "max-new-tokens": "-1",
+    }
+    assert {name: changed(MIXED, name, word).values()[name] for name in off} == off
+    with pytest.raises(UserError, match="enter for example /set seed 1"):
+        changed(MIXED, "seed", word)
 
 
 def test_heavy_hitters_need_an_importance_that_counts_them():

@@ -59,9 +59,9 @@ def test_a_file_and_a_pipe_follow(pipe, stdin, tmp_path):
 def test_what_is_no_text_is_refused(pipe, tmp_path, monkeypatch):
     """Other encodings, folders, missing files and too much text are refused with their name."""
     pipe(b"caf\xe9")
-    with pytest.raises(UserError, match="utf-8 text in stdin"):
+    with pytest.raises(UserError, match="UTF-8 text in stdin"):
         whole_prompt("x", None)
-    for path, found in ((tmp_path, "directory"), (tmp_path / "none", "No such file")):
+    for path, found in ((tmp_path, "directory"), (tmp_path / "none", "no such file")):
         with pytest.raises(UserError, match=found):
             whole_prompt("x", path)
     monkeypatch.setattr(attachments, "MOST_BYTES", 3)

@@ -70,6 +70,15 @@ def test_a_terminal_gets_a_bar(capsys, clock, monkeypatch):
     assert "%)" not in err
 
 
+def test_a_job_with_nothing_left_shows_no_bar(capsys, clock, monkeypatch):
+    """A job that finds its work done reports no progress, and a terminal gets nothing."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with ByteProgress("copying", clock):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
 def test_pieces_are_counted(capsys, clock):
     """Pieces are plain numbers, with the time left at the present rate."""
     with CountProgress("windows", 9, clock) as progress:

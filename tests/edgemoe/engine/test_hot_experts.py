@@ -21,6 +21,7 @@ from edgemoe.errors import NotFinite, UserError
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step, StepCancelled
+from edgemoe.memory.describe import experts_held
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import PromptAttention
@@ -325,11 +326,10 @@ def test_a_limit_of_hot_experts(open_hot, tiny_store):
     plans = [open_hot(Hotness(experts=n), experts=14).plan for n in (0, 1, 8)]
     assert [plan.hot_experts for plan in plans] == [0, 2, 10]
     assert [plan.vram_blocks for plan in plans] == [{"base": 16, "d4": n} for n in (0, 2, 10)]
-    assert plans[1].lines()[1] == "all 16 experts resident at 2 bits, 2 hot ones at 4"
+    assert experts_held(plans[1]) == "room for all 16 experts at 2 bits, the 2 that are used most at 4"
     few = open_hot(Hotness(experts=1), experts=6).plan
-    assert few.lines()[1].startswith(
-        f"{few.vram_experts} of 16 experts resident at 2 bits, 2 hot ones at 4; the"
-    )
+    text = f"room for {few.vram_experts} of 16 experts at 2 bits, the 2 that are used most at 4; the others are read"
+    assert experts_held(few).startswith(text)
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_the_table_of_tasks():
 def test_lines_of_verdicts():
     """A claim that does not hold stands out, with its figures."""
     rows = [row(kl=0.05, retention=0.75), row((4, 0), 0.02, retention=0.75)]
-    (line,) = claim_lines(claims_of(rows))
+    _, line = claim_lines(claims_of(rows))
     assert line.startswith("DOES NOT HOLD: prefill: at r 0.75, 4/2 is better than 4/0")
     assert "4/2: KL 0.05000" in line
 

@@ -18,12 +18,13 @@ from integrity import check_integrity
 from small_store import flip
 
 import edgemoe
-from edgemoe.chat.answer_lines import stats_line
+from edgemoe.chat.answer_lines import stats_lines
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import ChecksumMismatch, DoesNotFit, ReadFailed, TruncatedFile, UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.compensator_bytes import CompensatorBytes
+from edgemoe.memory.describe import plan_lines
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.step import FetcherStep
@@ -276,7 +277,8 @@ def test_a_plan_streams_what_does_not_fit(own):
     """All in memory where both fit, a part at the smallest limit; in between every byte has a purpose."""
     whole, index = plan_of(own), index_of(own)
     assert whole.compensators_resident_bytes == index.nbytes
-    assert "streamed" not in whole.lines()[0]
+    settings = RunSettings(levels=(2,), compensation=Compensation(1))
+    assert "streamed" not in "".join(plan_lines(whole, settings))
     fits = whole.vram_limit_bytes
     resident = []
     for limit in range(whole.minimum_vram_bytes, fits + 1, (fits - whole.minimum_vram_bytes) // 20):
@@ -287,10 +289,8 @@ def test_a_plan_streams_what_does_not_fit(own):
     assert plan_of(own, fits).compensators_resident_bytes == index.nbytes
     assert resident[0] == 2 * index.largest
     assert resident == sorted(resident)
-    line = plan_of(own, whole.minimum_vram_bytes).lines()[0]
-    assert re.search(
-        r"compensators [0-9.]+ KB \([0-9.]+ KB of [0-9.]+ KB, the others streamed\), experts", line
-    )
+    line = "\n".join(plan_lines(plan_of(own, whole.minimum_vram_bytes), settings))
+    assert re.search(r"compensators +[0-9.]+ KB: [0-9.]+ KB of [0-9.]+ KB, the others are streamed\n", line)
     with pytest.raises(DoesNotFit, match="compensators") as caught:
         plan_of(own, whole.minimum_vram_bytes - 1)
     assert caught.value.minimum == whole.minimum_vram_bytes
@@ -330,9 +330,9 @@ def test_an_answer_stays_within_its_limit(own):
     for limit in (None, least):
         with edgemoe.load(own, exact=2, compensate=1, vram_limit=limit, context=64) as model:
             answer = model.generate("fox", max_new_tokens=6, temperature=0)
-            line = stats_line(answer)
+            line = "\n".join(stats_lines(answer))
             reads.append(answer.compensated.pop("bytes_read"))
-            assert f"pairs compensated ({format_size(reads[-1])} read)" in line
+            assert f"experts of tokens ({format_size(reads[-1])} read)" in line
             texts.append((answer.text, answer.bits, answer.compensated))
             assert answer.peak_vram_bytes <= answer.limit_bytes
             plan = model.engine.plan

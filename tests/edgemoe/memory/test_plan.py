@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 
 import pytest
@@ -21,6 +22,7 @@ from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.machine import process
 from edgemoe.memory.block_counts import count_blocks, fraction_at
+from edgemoe.memory.describe import plan_lines, start_line
 from edgemoe.memory.limits import Limits
 from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
@@ -61,6 +63,10 @@ def plan(**changes):
     settings = RunSettings(levels=changes.pop("levels", (4,)), retention=changes.pop("retention", 1.0))
     limits = Limits(**{"vram": 3_000_000_000, "context": 1024} | changes)
     return make_plan(MODEL, limits, settings)
+
+
+def table(made):
+    return "\n".join(plan_lines(made, RunSettings(levels=made.levels)))
 
 
 def workspace_of(shape, context):
@@ -123,7 +129,7 @@ def test_a_plan_for_several_sequences(parallel):
     assert many.workspace_bytes == one.workspace_bytes + logits + rows
     parts = many.dense_bytes + many.kv_bytes + many.workspace_bytes + many.long_step_bytes + many.plane_bytes
     assert parts == many.vram_limit_bytes
-    assert f"{parallel} times 1024 tokens" in many.lines()[0]
+    assert f"{parallel} conversations of 1024 tokens" in table(many)
     with pytest.raises(DoesNotFit, match=f"1024 tokens of context of {parallel} sequences"):
         plan(parallel=parallel, vram=1_000_000)
 
@@ -219,12 +225,61 @@ def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch)
 
 
 def test_what_experts_leave_is_said_to_be_unused():
-    """Under a limit above all that a model takes the line has the bytes of its experts, not the free ones."""
-    text = plan(vram=40_000_000_000).lines()[0]
+    """Under a limit above all that a model takes the line has the bytes of its experts, not those they could have."""
+    text = table(plan(vram=40_000_000_000))
     whole = MODEL.bytes_of_all(4)
-    assert f"experts {format_size(whole)}, " in text
-    assert text.endswith(" unused")
-    assert "unused" not in plan(vram=3_000_000_000).lines()[0]
+    assert re.search(
+        f"experts +{format_size(whole)}: all 2048 experts fit at 4 bits; .* of the limit stays unused", text
+    )
+    assert "unused" not in table(plan(vram=3_000_000_000))
+
+
+@pytest.mark.parametrize(
+    ("levels", "vram", "text"),
+    [
+        (
+            (4,),
+            40_000_000_000,
+            r"memory limit 40 GB: all 2048 experts fit at 4 bits; each is read from the disk once",
+        ),
+        (
+            (4,),
+            3_000_000_000,
+            r"memory limit 3 GB: room for \d+ of 2048 experts at 4 bits; the others are read from .*",
+        ),
+        (
+            (8, 4, 2, 0),
+            3_000_000_000,
+            r"memory limit 3 GB: room for \d+ of 2048 experts at 8 bits or \d+ at 4 bits; .*",
+        ),
+    ],
+)
+def test_one_line_says_what_the_limit_holds(levels, vram, text):
+    """The start of a chat has the limit, and the experts that fit at the highest level and at the next one."""
+    made = plan(levels=levels, retention=0.9, vram=vram)
+    assert re.fullmatch(text, start_line(made))
+    if vram < 40_000_000_000:
+        assert str(made.experts_resident[str(levels[0])]) in start_line(made)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            RunSettings(levels=(8, 4, 2, 0), bits=3.5),
+            "8, 4, 2 or 0, 3.5 on average for experts from the disk; more where",
+        ),
+        (
+            RunSettings(levels=(4, 2), retention=0.75),
+            "4 for the 75 % of experts that matter most to a token, 2 for the",
+        ),
+        (RunSettings(levels=(4, 2), tpot_target=0.05), "4 or 2, as many as a token in 50 ms allows"),
+        (RunSettings.uniform(4), "4"),
+    ],
+)
+def test_the_table_says_what_chooses_bits(settings, text):
+    """A mean, a share of experts, a time per token, or one level for all."""
+    assert re.search(f"bits per weight +{re.escape(text)}", "\n".join(plan_lines(plan(), settings)))
 
 
 def test_without_a_limit_free_memory_is_the_limit(monkeypatch):

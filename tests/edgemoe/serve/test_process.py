@@ -101,7 +101,9 @@ def test_the_life_of_a_server(tiny_store):
         code, err = ended(first)
         assert code == 0, err
         assert "ending after 1 request; Ctrl-C again ends at once" in err
-        assert re.search(r"edgemoe: completion: \d+ \+ 400 tokens in [\d.]+ s, answered", err)
+        assert all(re.match(r"\d{4}-\d\d-\d\d [\d:]{8} edgemoe: ", each) for each in err.splitlines()), err
+        line = r"edgemoe: 127.0.0.1: completion: \d+ prompt \+ 400 new tokens in [\d.]+ s, answered$"
+        assert re.search(line, err, re.MULTILINE)
 
 
 def test_a_server_keeps_how_hot_experts_were(damageable):
@@ -134,7 +136,7 @@ def test_a_server_keeps_how_hot_experts_were(damageable):
 
 
 def test_a_second_signal_ends_at_once(tiny_store):
-    """Ctrl-C after SIGTERM within an answer breaks it off, with 130."""
+    """Ctrl-C after SIGTERM within an answer ends it by an event that says why, with 130; the log says it too."""
     port = a_port()
     common = ("-m", "edgemoe", "serve", "--model", tiny_store, "--name", "tiny", "--context", "512", "--port")
     with programs() as start:
@@ -147,9 +149,13 @@ def test_a_second_signal_ends_at_once(tiny_store):
             one.send_signal(signal.SIGINT)
 
         came = streaming(port, twice, choices=8)  # one alone may end between the two signals
-        assert not came.endswith("data: [DONE]")
+        assert "got the end of the server" in came
+        assert "[DONE]" not in came
+        assert "broken" not in came
         code, err = ended(one)
         assert code == 130, err
+        assert "got the end of the server" in err
+        assert "client left" not in err
         assert "Traceback" not in err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from edgemoe.kv import blocks
 from edgemoe.kv.step import Segment, Step
 from edgemoe.machine import process
 from edgemoe.memory import workspace
+from edgemoe.memory.describe import plan_lines
 from edgemoe.memory.overhead import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.models.plans.division import within_memory
 from edgemoe.policy.settings import RunSettings
@@ -98,9 +100,9 @@ def test_device_allocations_stay_within_the_plan(open_on):
     assert plan.driver_bytes == DRIVER_BYTES
     assert engine.peak.bytes == device.allocated + DRIVER_BYTES < plan.vram_limit_bytes
     assert plan.staging_bytes == sum(device.pinned.values()) > 0
-    first, second = plan.lines()
-    assert "driver 1 KB, dense" in first
-    assert "of RAM for staging" in second
+    text = "\n".join(plan_lines(plan, engine.settings))
+    assert re.search("GPU driver +1 KB\n +dense", text)
+    assert "of RAM, through which experts go to the GPU" in text
 
 
 def test_a_prompt_takes_its_experts_once(open_on, monkeypatch):
