@@ -44,7 +44,9 @@ class _Warnings(logging.Handler):
 
 app = typer.Typer(
     name="edgemoe",
-    help="Run Mixture-of-Experts models larger than memory: experts stream from SSD under a hard limit.",
+    help="Type `edgemoe chat` to talk to the small model that comes with edgemoe, or `edgemoe chat qwen3 --vram-limit "
+    "6GB` to download a real one and run it inside 6 GB. edgemoe runs Mixture-of-Experts models that are larger than "
+    "memory: it keeps the parts that are used often in memory, and reads the others from the SSD.",
     epilog="Every option of a command can also be set by --config FILE (TOML) and by a variable: EDGEMOE_VRAM_LIMIT is "
     "--vram-limit. Flags win over variables, and variables over the file; --print-config shows the result.",
     context_settings={"help_option_names": ["-h", "--help"]},

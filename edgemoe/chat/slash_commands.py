@@ -28,6 +28,10 @@ _SYNONYMS = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "reset": "
 """Names in other programs, and the command that each stands for."""
 
 
+_LAST_WORDS = ("exit", "quit")
+"""Whole turns that end the chat without a slash."""
+
+
 @dataclass(frozen=True)
 class Command:
     """One command.
@@ -50,6 +54,8 @@ def run_command(chat: Chat, turn: Turn) -> bool:
         UserError: no such command, or a wrong argument.
         EOFError: /exit.
     """
+    if not turn.quoted and turn.text.strip().lower() in _LAST_WORDS:
+        raise EOFError
     match = None if turn.quoted else _WORD.match(turn.text)
     if match is None:
         return False
@@ -193,7 +199,7 @@ COMMANDS = {
     "load": Command("FILE", "continue a conversation from such a file", _load),
     "stats": Command("", "cost of the last answer and of all answers", _stats),
     "mem": Command("", "limits, peaks and resident experts", _mem),
-    "exit": Command("", "end the chat", _exit),
+    "exit": Command("", "end the chat, as the turns exit and quit do", _exit),
 }
 """Every command by name, in the order of /help."""
 

@@ -118,7 +118,11 @@ def bench_command(
     batches: BatchOptions,
     wanted: ReportOptions,
 ) -> None:
-    """Measure TTFT and TPOT with an empty and a warm expert cache, compared with the bound by bytes moved.
+    """Measure the speed of a model.
+
+    Each setting runs with no expert in memory (cold), and once more with the same prompt (warm). One short table shows
+    the time to the first token, tokens per second, and the memory; --full prints all figures, and the bound: the least
+    time in which the tiers can move the bytes that a token needs.
 
     A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
     """

@@ -35,7 +35,9 @@ def calibrate_command(
     limits: LimitOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure on a text what fewer bits of each expert cost, for --bits and for three or more --levels.
+    """Measure what fewer bits cost, per expert.
+
+    The result decides the bits of each expert, for --bits and for three or more --levels.
 
     Writes calibration.safetensors into the store: the output error of each expert at each level against the highest
     one, the sensitivity of each layer, and a sample of routing from which prices are solved. Interrupted, it resumes.

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from edgemoe.commands.options.chat import ChatRequest, TurnOptions
 from edgemoe.commands.options.groups import grouped
@@ -12,20 +18,30 @@ from edgemoe.console.answer_text import REASONING
 from edgemoe.console.attachments import whole_prompt
 from edgemoe.console.width import say
 from edgemoe.errors import UserError
-from edgemoe.models.options.groups import Opening, PrefixCacheOptions
+from edgemoe.models.demo import DEMO, demo_by_name
+from edgemoe.models.options.groups import Opening, PrefixCacheOptions, complete_model
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import RunOptions
 from edgemoe.models.options.study import with_studies
 
 EXAMPLES = (
-    "Examples: edgemoe chat | edgemoe chat --model DIR --vram-limit 3GB --prompt 'Hello' --json "
+    "Examples: edgemoe chat | edgemoe chat qwen3 --vram-limit 6GB | edgemoe chat qwen3 'Why is the sky blue?' --json "
     "| printf 'Hello\\nAnd again\\n' | edgemoe chat --model DIR"
 )
+
+
+NamedArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="MODEL", help="The same as --model.", autocompletion=complete_model),
+]
+AskedArgument = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The same as --prompt.")]
 
 
 @grouped
 def chat_command(
     *,
+    named: NamedArgument = None,
+    asked: AskedArgument = None,
     opening: Opening,
     disk: PrefixCacheOptions,
     chosen: RunOptions,
@@ -33,22 +49,22 @@ def chat_command(
     sampling: SamplingOptions,
     turns: TurnOptions,
 ) -> None:
-    """Chat with a model: one prompt, lines piped into stdin as turns, or a terminal.
+    """Talk to a model. Type `edgemoe chat` for the small model that comes with edgemoe, `edgemoe chat qwen3` for a real
+    one, which is downloaded first.
 
-    A chat at a terminal begins with the model's name and, where its checkpoint has them, a note and examples. The turn
-    /help lists the commands of a chat, among them /set levels 4/2. While the chat waits for input, experts are read
-    into free blocks. Ctrl-C cancels an answer and drops its turn; at an empty prompt, and in a pipe, it exits 130.
-    Ctrl-D exits.
+    With a prompt the answer is printed and the command ends. Without one a conversation begins at the terminal; lines
+    that are piped into stdin are its turns. In a conversation /help lists the commands, Ctrl-C cancels an answer, and
+    exit or Ctrl-D ends it.
 
-    /save, /load and --continue keep KV next to the text, so that a long conversation goes on at once: in
-    --prefix-cache-dir, or in the cache's own directory `kv`, of a chat at a terminal too. --prefix-cache-limit 0 keeps
-    none there.
+    /save, /load and --continue also keep what the model has read of a conversation (its KV) on the disk, so that a long
+    one goes on at once: in --prefix-cache-dir, else in the cache's directory `kv`. --prefix-cache-limit 0 keeps none.
     """
     from edgemoe.console.loading import starting
     from edgemoe.memory.describe import start_line
     from edgemoe.models.open import open_store
     from edgemoe.models.plans.division import ChooseSettings
 
+    opening, turns = _with_arguments(opening, turns, named, asked)
     request = ChatRequest(opening, disk, with_studies(chosen, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)
     with starting("loading torch"):
@@ -62,6 +78,31 @@ def chat_command(
         from edgemoe.commands.chat_turns import answer_turns
 
     answer_turns(request, opened)
+
+
+def _with_arguments(
+    opening: Opening, turns: TurnOptions, named: Path | None, asked: str | None
+) -> tuple[Opening, TurnOptions]:
+    """The options with the model and the prompt that were given without an option's name.
+
+    Raises:
+        UserError: a model or a prompt is given twice, or a prompt stands where the model belongs.
+    """
+    if named is not None:
+        if opening.model != DEMO:
+            raise UserError("one model", f"{named} and --model {opening.model}", "leave one of the two out")
+        if any(each.isspace() for each in str(named)) and not named.exists():
+            raise UserError(
+                "a model before the prompt",
+                repr(str(named)),
+                f"write edgemoe chat demo {shlex.quote(str(named))}",
+            )
+        opening = replace(opening, model=demo_by_name(named))
+    if asked is not None:
+        if turns.prompt is not None:
+            raise UserError("one prompt", "a prompt and --prompt", "leave one of the two out")
+        turns = replace(turns, prompt=asked)
+    return opening, turns
 
 
 def _prompt(turns: TurnOptions) -> str | None:

@@ -63,7 +63,9 @@ def compensate_command(
     compensators: CompensatorOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Add low-rank compensators to a store, or replace them. They approximate its experts' losses at 2 or 4 bits.
+    """Add low-rank compensators to a store.
+
+    They approximate what experts lost at 2 or 4 bits. Compensators that the store has are replaced.
 
     Killed, it resumes; finished, it returns at once. The store can be used meanwhile, and without them.
     """

@@ -94,7 +94,9 @@ def convert_command(
     keep_source: KeepSourceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a checkpoint to a store. Killed, it resumes; finished, it returns at once.
+    """Convert a checkpoint to a store.
+
+    A call that was ended early continues where it stopped; a finished one returns at once.
 
     A model of the Hub is downloaded shard by shard, and each shard is deleted once it is converted: its compensators
     are computed from the store's highest level.

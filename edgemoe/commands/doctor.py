@@ -38,7 +38,10 @@ DirectoryArgument = Annotated[
 
 
 def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = False) -> None:
-    """Report the capabilities of this machine, its fastest kernels, and the limits they suggest. Takes some seconds."""
+    """Measure this machine and suggest limits.
+
+    Reports the speed of the disk, the free memory, the GPU, and the fastest kernels. Takes some seconds.
+    """
     from edgemoe.models.cache import stores_directory
 
     found = examine(directory or stores_directory())

@@ -56,7 +56,11 @@ def eval_command(
     hot: HotnessOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the quality of a list of settings, levels exactly as scheduled, compared with the bf16 model's."""
+    """Measure the quality of settings on a text.
+
+    Prints perplexity and, with --reference, how far the answers are from those of the bf16 model (KL, 0 is equal).
+    Each setting is computed at exactly its own bits, whatever is in memory. Every row is printed when it is measured.
+    """
     demo = opening.model == DEMO
     reference = measure.reference or (DEMO if demo else None)
     if not measure.text and not measure.tasks:

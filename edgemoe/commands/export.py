@@ -53,7 +53,10 @@ def export_command(
     options: ExportOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Export a store for an engine of many GPUs or another tool. Killed, it resumes; finished, it returns at once.
+    """Export a store for another program.
+
+    Engines of many GPUs and other tools read the files. A call that was ended early continues where it stopped; a
+    finished one returns at once.
 
     `edgemoe verify` compares an export with its checksums.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.errors import UserError
 from edgemoe.models.options.groups import complete_model
+from edgemoe.models.published.short_names import short_name_lines
 
 if TYPE_CHECKING:
     from edgemoe.models.listing import CachedModel
@@ -50,7 +52,10 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmat
 
 
 def models_command(as_json: JsonOption = False) -> None:
-    """List the models in the cache: family, parameters, bits, rank of compensators, size on disk, layout, last use."""
+    """List the models on this machine.
+
+    Prints family, parameters, bits, the rank of compensators, the size on disk and the last use.
+    """
     from edgemoe.models.listing import cached_models
 
     models = cached_models()
@@ -58,10 +63,14 @@ def models_command(as_json: JsonOption = False) -> None:
         for model in models:
             print(json.dumps(model.as_json()))
     elif models:
-        print(*map(printable, _table(models)), sep="\n")
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        print(*map(printable, _table(models, columns)), sep="\n")
     else:
-        hint = "edgemoe pull org/name, or edgemoe chat with a checkpoint's directory, makes one"
-        print(f"no models yet: {hint}", file=sys.stderr)
+        print(
+            "no models yet; `edgemoe chat NAME` downloads one of these, or any model org/name:",
+            file=sys.stderr,
+        )
+        print(*short_name_lines(), sep="\n", file=sys.stderr)
 
 
 def pull_command(
@@ -70,9 +79,10 @@ def pull_command(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Download a model and convert it for this machine, and print the line that starts a chat with it.
+    """Download a model and convert it.
 
-    Killed, it resumes; finished, it returns at once.
+    Prints the line that starts a chat with it. A call that was ended early continues where it stopped; a finished one
+    returns at once.
     """
     from edgemoe.models.cache import cached_names
     from edgemoe.models.open import open_model
@@ -98,7 +108,10 @@ def _print_what_fits(model: Path, as_json: bool) -> None:
 
 
 def rm_command(name: NameArgument, yes: YesOption = False) -> None:
-    """Remove a model from the cache, after confirmation. Refuses while it is in use. Exits 1 where it is kept."""
+    """Remove a model from this machine.
+
+    Asks first, and refuses while the model is in use. Exits 1 where it is kept.
+    """
     from edgemoe.models.cache import disk_bytes, find_cached, remove
 
     model = find_cached(name)
@@ -125,20 +138,23 @@ def _confirmed(question: str) -> bool:
             return word in ("y", "yes")
 
 
-def _table(models: list[CachedModel]) -> list[str]:
-    rows = [("NAME", "FAMILY", "PARAMETERS", "BITS", "SIZE", "LAYOUT", "LAST USED")]
+def _table(models: list[CachedModel], columns: int) -> list[str]:
+    """The rows of a table, its heading first; the name on a line of its own where they are wider than the terminal."""
+    rows = [("NAME", "FAMILY", "PARAMETERS", "BITS", "SIZE", "LAST USED")]
     for model in models:
         levels = "/".join(map(str, model.levels)) or model.state
         if model.compensated:
             levels += f" + rank {model.compensated}"
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used))
+        used = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
         size, count = format_size(model.bytes), _count(model.parameters)
-        rows.append((model.short, model.family or "-", count, levels, size, model.layout or "-", used))
+        rows.append((model.short, model.family or "-", count, levels, size, used))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    if sum(widths) + 2 * (len(widths) - 1) <= columns:
+        return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines: list[str] = []
+    for name, *others in rows:
+        lines += [name, f"  {'  '.join(map(str.ljust, others, widths[1:]))}".rstrip()]
+    return lines
 
 
 def _count(parameters: int | None) -> str:

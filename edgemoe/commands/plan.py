@@ -24,7 +24,9 @@ def plan_command(
     study: StudyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a limit would be divided, and the smallest that works.
+    """Show how a memory limit is divided.
+
+    Also prints the smallest limit that works.
 
     Loads nothing. Of a model that is not converted yet only the headers are read, and nothing is converted.
     """

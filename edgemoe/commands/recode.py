@@ -52,7 +52,9 @@ def recode_command(
     limits: LimitOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose a store's codes again, with error feedback on a text: at 2 and 4 bits about half the quality loss.
+    """Choose better codes for a store.
+
+    The codes are chosen with error feedback on a text: at 2 and 4 bits about half the loss of quality.
 
     No byte more is read for a token. Killed, it resumes; finished, it returns at once. The store can be used meanwhile.
     Its compensators and its calibration, which were made for the old codes, are removed.

@@ -54,7 +54,9 @@ def serve_command(
     chosen: StepOptions,
     study: StudyOption = None,
 ) -> None:
-    """Serve a model over HTTP, in the interfaces of OpenAI, Anthropic and ollama (docs/serving.md).
+    """Serve a model over HTTP.
+
+    Clients of OpenAI, Anthropic and ollama can use it (docs/serving.md), and a browser at its address.
 
     The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
     that run; a second one ends at once.

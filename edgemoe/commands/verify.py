@@ -16,7 +16,10 @@ from edgemoe.errors import EdgemoeError, UserError
 
 
 def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Show the contents of a store: experts, planes, bits per weight, layout."""
+    """Show the contents of a store.
+
+    Prints its experts, the planes of their bits, bits per weight, and the layout.
+    """
     store = named_store(store)
     from edgemoe.storage.store.contents import describe
 
@@ -28,8 +31,11 @@ def inspect_command(store: StoreArgument, as_json: JsonOption = False) -> None:
 
 
 def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Read every plane and file of a store and compare checksums; compare every shape with config.json. Exit 4 if
-    anything is damaged or contradicts the config. Of an export every file is compared with its checksums."""
+    """Check a store or an export for damage.
+
+    Reads every file, compares checksums, and compares every shape with config.json. Exits 4 if anything is damaged or
+    contradicts the config.
+    """
     from edgemoe.console.progress import ByteProgress
     from edgemoe.layers.dense_tensors import check_dense, dense_specs
     from edgemoe.models.calibration import calibration_of

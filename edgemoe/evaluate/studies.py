@@ -32,7 +32,7 @@ OBSERVED = ("layers", "routing", "similarity", *DOMAINS)
 """Studies of the bf16 model with one layer lowered, of what routers choose and see (DyMoE figures 5, 4 and 6), and of
 several texts."""
 
-PAPERS_TABLE = "table"
+PAPERS_TABLE = "papers-table"
 """The study of TABLE_LEVELS at TABLE_RETENTIONS."""
 
 STUDIES = (
@@ -129,7 +129,7 @@ def batched_arms(arms: Sequence[Arm], batches: Sequence[int]) -> list[Arm]:
 def study_arms(study: str) -> list[Arm]:
     """Returns the arms of one study.
 
-    - table: none of its own, since the table is measured with its levels;
+    - papers-table: none of its own, since the table is measured with its levels;
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3), with every fraction of heavy hitters;
     - depth: equal or cosine retention over the layers (DyMoE figure 3, section 3.2);
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;

@@ -27,7 +27,7 @@ class Introduction:
     >>> print(*Introduction("tiny", "It only counts.", ("What comes after 3?",)).lines(), sep="\\n")
     tiny: It only counts. For example:
       What comes after 3?
-    /help lists the commands of the chat
+    /help lists the commands of the chat, exit ends it
     """
 
     name: str
@@ -39,7 +39,7 @@ class Introduction:
         note = f": {self.note}" if self.note else ""
         yield printable(f"{self.name}{note}{' For example:' if self.examples else ''}")
         yield from (printable(f"  {example}") for example in self.examples)
-        yield "/help lists the commands of the chat"
+        yield "/help lists the commands of the chat, exit ends it"
 
 
 def introduction(directory: Path, name: str) -> Introduction:

@@ -28,6 +28,7 @@ from edgemoe.models.conversion.named import hub_model
 from edgemoe.models.conversion.run import Check, Options, convert_checkpoint, convert_from_hub
 from edgemoe.models.conversion.waiting import convert_once
 from edgemoe.models.published.announced import announced_checkpoint, published_name, published_repository
+from edgemoe.models.published.short_names import short_repository
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 
@@ -175,13 +176,16 @@ def _locate(model: Path, layout: str, keep_source: bool) -> _Place:
 def _by_name(model: Path) -> Path:
     """The store in the cache that a name stands for, or the name on the Hub of an unfinished one; else `model`.
 
-    A name of models.published that the cache does not have stands for its model on the Hub.
+    A short name, and a name of models.published that the cache does not have, stand for their models on the Hub.
 
     Raises:
         UserError: no model or several models match, or a conversion of a directory is unfinished.
     """
     if model.exists() or not is_name(model):
         return model
+    short = short_repository(model)
+    if short and not any(name.directory.lower().startswith(str(model).lower()) for name in cached_names()):
+        return short
     published = published_name(model)
     if published and not any(str(model) in aliases(each.directory) for each in cached_names()):
         return published_repository(published)

@@ -61,9 +61,9 @@ class MeasureOptions:
         f"Held-out chat tasks of each kind, for every row of the table. Default: {TASK_COUNT}.", min=0
     )
     study: list[str] | None = option(
-        "table: levels 8, 4, 2, 4/2, 4/0, 8/4 and 8/4/2/0, each at a retention of 0.75, 0.9 and 1, instead of the "
-        "short list. Rows after it: signals, depth, critical or skipping; lynx (windows decoded together, whose tokens "
-        "agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
+        "papers-table: levels 8, 4, 2, 4/2, 4/0, 8/4 and 8/4/2/0, each at a retention of 0.75, 0.9 and 1, instead of "
+        "the short list. Rows after it: signals, depth, critical or skipping; lynx (windows decoded together, whose "
+        "tokens agree on experts), lynx-sensitivity (a part of these may change) or lynx-tasks (chat tasks answered "
         "together); residency (with a cache, resident experts first); cache-front (with caches of three sizes, absent "
         "experts skipped or replaced, next to levels by damage) or cache-front-dram (with a second tier too); "
         "static-levels (one level for each expert or layer, whatever the token); compensation (low-rank compensators, "
@@ -72,7 +72,16 @@ class MeasureOptions:
         "similarity (of adjacent layers' router inputs); hotness (hot sets of several texts, and their KL) or "
         "hotness-change (KL after one text gives way to another). Repeat for more.",
         autocompletion=one_of(
-            *("table", "signals", "depth", "critical", "skipping", "lynx", "lynx-sensitivity", "lynx-tasks"),
+            *(
+                "papers-table",
+                "signals",
+                "depth",
+                "critical",
+                "skipping",
+                "lynx",
+                "lynx-sensitivity",
+                "lynx-tasks",
+            ),
             *(
                 "residency",
                 "cache-front",

@@ -11,6 +11,7 @@ from pathlib import Path
 from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.models.demo import DEMO, demo_by_name
 from edgemoe.models.options.declared import one_of, option
+from edgemoe.models.published.short_names import SHORT_NAMES
 
 KERNELS = (
     *("auto", "avx2", "avx-vnni", "avx512-vnni", "avx512-bf16", "amx"),
@@ -23,7 +24,7 @@ def complete_model(incomplete: str) -> list[str]:
     """Names of models that begin so, for a shell; a shell adds paths itself where there are none."""
     from edgemoe.models.cache import cached_names
 
-    names = {"demo", *(name.short for name in cached_names())}
+    names = {"demo", *SHORT_NAMES, *(name.short for name in cached_names())}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -32,11 +33,10 @@ class ModelOptions:
     """The option that names the model."""
 
     model: Path = option(
-        "A name that `edgemoe models` prints, or its beginning; a converted store; or a checkpoint's directory, a "
-        "GGUF file or a model of the Hugging Face Hub (org/name[:quantization][@revision], the quantization that of a "
-        'GGUF file; or a name such as gpt-oss-20b, of the table "What fits" in docs/models.md), which is converted on '
-        "first use; a conversion of it in another process is waited for. Default: demo, the model that comes with "
-        "edgemoe.",
+        "The model: a short name such as qwen3 (docs/quick_start.md lists them); org/name of the Hugging Face Hub, "
+        "with :Q4_K_M for a GGUF file and @revision for a version; a checkpoint's directory; a GGUF file; or a name "
+        "that `edgemoe models` prints. It is downloaded and converted at its first use. Default: demo, the small model "
+        "that comes with edgemoe.",
         DEMO,
         short="-m",
         show_default=False,

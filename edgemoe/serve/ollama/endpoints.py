@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.job import Job
 from edgemoe.serve.ollama.fields import ChatBody, GenerateBody, ShowBody
-from edgemoe.serve.ollama.models import described, listed
+from edgemoe.serve.ollama.models import described, listed, loaded
 from edgemoe.serve.ollama.reply import ChatShape, GenerateShape, OllamaReply
 from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
 from edgemoe.serve.protocol.reply import Shape
@@ -82,6 +82,7 @@ class OllamaProtocol(Protocol):
         """The one model, and the version."""
         return {
             ("GET", "/api/tags"): self._tags,
+            ("GET", "/api/ps"): self._ps,
             ("GET", "/api/version"): self._version,
             ("POST", "/api/show"): self._show,
         }
@@ -101,6 +102,10 @@ class OllamaProtocol(Protocol):
 
     async def _tags(self, request: Request) -> Response:
         return JSONResponse({"models": [await self.serving.parsing.run(listed, self.serving)]})
+
+    async def _ps(self, request: Request) -> Response:
+        models = [] if self.serving.model is None else [await self.serving.parsing.run(loaded, self.serving)]
+        return JSONResponse({"models": models})
 
     async def _version(self, request: Request) -> Response:
         return JSONResponse({"version": VERSION})

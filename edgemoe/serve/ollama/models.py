@@ -30,6 +30,25 @@ def listed(serving: Serving) -> Shape:
     }
 
 
+def loaded(serving: Serving) -> Shape:
+    """The entry of /api/ps: the model with the memory that its limit gives it. It stays as long as the server runs.
+
+    Raises:
+        ApiError: the model is not open yet.
+    """
+    plan = serving.require().engine.plan
+    return {
+        **listed(serving),
+        "expires_at": _time(_NEVER),
+        "size_vram": plan.vram_limit_bytes,
+        "context_length": plan.context,
+    }
+
+
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC).timestamp()
+"""The end that ollama gives to a model that stays loaded, in seconds."""
+
+
 def described(serving: Serving) -> Shape:
     """The object of /api/show.
 

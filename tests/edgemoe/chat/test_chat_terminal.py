@@ -215,8 +215,8 @@ def test_a_dumb_terminal(options, tmp_path):
 
 
 def test_a_pipe(options, tmp_path):
-    """stdout has answers only, without introduction, prompts or escapes; /exit ends the chat, Ctrl-C exits 130."""
-    turns = 'the fox\n/stats\n"""the\ndog"""\n/exit\nnever read\n'
+    """stdout has answers only, without introduction, prompts or escapes; exit ends the chat, Ctrl-C exits 130."""
+    turns = 'the fox\n/stats\n"""the\ndog"""\nexit\nnever read\n'
     done = run_forked("-m", "edgemoe", *options, env=environment(tmp_path), input=turns)
     assert (done.returncode, "\x1b" in done.stdout + done.stderr) == (0, False)
     assert done.stderr.count(", first after ") == 2

@@ -229,6 +229,20 @@ def test_chat_for_people(run, tiny_store):
     assert f"in all {format_size(answer['bytes_read']['ssd'])} from disk" in err
 
 
+def test_model_and_prompt_need_no_option(run, tiny_store):
+    """`edgemoe chat MODEL PROMPT` is the same as with --model and --prompt; neither may be given twice."""
+    more = ("--max-new-tokens", 3, "--context", 64, "--temperature", 0)
+    named = run("chat", "--model", tiny_store, "--prompt", "the fox", *more)[1]
+    assert run("chat", tiny_store, "the fox", *more)[:2] == (0, named)
+    for words, message in (
+        ((tiny_store, "--model", tiny_store), "one model"),
+        ((tiny_store, "the fox", "-p", "x"), "one prompt"),
+        (("the fox",), "a model before the prompt, got 'the fox': write edgemoe chat demo 'the fox'"),
+    ):
+        code, out, err = run("chat", *words)
+        assert (code, out, message in err) == (2, "", True)
+
+
 def test_chat_at_scheduled_levels(checkpoint, tmp_path):
     """4/0 skips experts and reports their number; /set changes the levels of later turns and is no turn itself."""
     turns = "the quick brown fox\n/set levels 4\nand the lazy dog\n/set levels 4/2\n/set retention 0.5\nonce more\n"

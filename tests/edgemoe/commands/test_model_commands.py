@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +17,13 @@ from safetensors.torch import load_file
 
 from edgemoe.commands import doctor
 from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.hub.name import HubModel
 from edgemoe.memory.overhead import suggested_limits
 from edgemoe.models import cache as model_cache
 from edgemoe.models import resolve
 from edgemoe.models.cache import aliases, cached_names, find_cached, remove, stores_directory
 from edgemoe.models.listing import cached_models
+from edgemoe.models.published.short_names import SHORT_NAMES
 from edgemoe.models.resolve import resolve_store
 from edgemoe.speed.disk import PIECE, measure_disk
 from edgemoe.storage.files.lock import StoreLock
@@ -67,10 +71,35 @@ def test_models_lists_the_cache(run, store, tmp_path):
     assert "8/4/2" in table[-1]
 
 
-def test_an_empty_cache_prints_a_hint(run):
-    """Exit 0, with the hint on stderr and an empty stdout."""
+def test_an_empty_cache_lists_models_to_begin_with(run):
+    """Exit 0, with a line for each short name on stderr and an empty stdout."""
     code, out, err = run("models")
     assert (code, out, "no models yet" in err) == (0, "", True)
+    assert re.search(
+        r"^qwen3 +18.6 GB  30.5 billion weights, 3.3 per token  Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M$", err, re.M
+    )
+
+
+def test_a_narrow_terminal_has_names_on_their_own_lines(run, monkeypatch):
+    """No line of the table is wider than a terminal of 60 columns, where the whole row would be."""
+    (stores_directory() / f"{'long-' * 9}name-0123456789abcdef-cpu-avx2").mkdir(parents=True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = run("models")[1].splitlines()
+    assert len(out) == 4
+    assert max(map(len, out)) <= 60
+    assert out[2].startswith("long-")
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_a_short_name_is_a_model_of_the_hub(name, monkeypatch):
+    """It stands for its repository with 4-bit files; a model of the cache that begins so goes first."""
+    resolved = resolve._by_name(Path(name.upper()))
+    assert HubModel.parse(str(resolved)) is not None
+    assert str(resolved) == SHORT_NAMES[name].repository
+    (stores_directory() / f"{name}-x-0123456789abcdef-cpu-avx2").mkdir(parents=True)
+    with pytest.raises(UserError, match="a finished conversion"):
+        resolve._by_name(Path(name))
 
 
 @pytest.mark.e2e

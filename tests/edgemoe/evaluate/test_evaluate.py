@@ -376,7 +376,9 @@ def test_tasks_side_by_side(command, tiny_store, checkpoint):
     # An untrained model answers nothing right.
     assert all(line.split()[-2:] == ["0.000", "0.000"] for line in lines)
     total = f"{len(KINDS)} of {len(KINDS)} (100 %), 0 s left"
-    assert progress.splitlines()[-2:] == [f"bf16: tasks: {total}", f"exact 8 (1 of 1): tasks: {total}"]
+    assert progress.splitlines()[-3:-1] == [f"bf16: tasks: {total}", f"exact 8 (1 of 1): tasks: {total}"]
+    assert progress.splitlines()[-1].startswith("exact 8, prefill: ")
+    assert progress.splitlines()[-1].endswith("0.000 of the tasks right")
 
 
 @pytest.fixture
@@ -393,22 +395,15 @@ def task_counts(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "on_the_demo", "elsewhere"),
-    [
-        ((), 20, 0),
-        (("--tasks",), 20, 20),
-        (("--tasks", "--task-count", 3), 3, 3),
-        (("--task-count", 0), 0, 0),
-    ],
+    ("words", "count"),
+    [((), 0), (("--tasks",), 20), (("--tasks", "--task-count", 3), 3), (("--task-count", 0), 0)],
 )
-def test_tasks_of_another_model_need_the_flag(
-    command, tiny_store, text, monkeypatch, task_counts, words, on_the_demo, elsewhere
-):
-    """The demo's chat tasks run by default for the demo; for any other model only with --tasks."""
+def test_tasks_need_the_flag(command, tiny_store, text, monkeypatch, task_counts, words, count):
+    """The demo's chat tasks run with --tasks alone, for the demo and for any other model."""
     assert command("--model", tiny_store, "--text", text, *words)[0] is None
     monkeypatch.setattr(evaluation, "DEMO", tiny_store)
     assert command("--model", tiny_store, "--text", text, *words)[0] is None
-    assert task_counts == [elsewhere, on_the_demo]
+    assert task_counts == [count, count]
 
 
 def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, text):
@@ -417,12 +412,14 @@ def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, tex
     words += ("--levels", "4/2", "--retention", 0.75, "--retention", 0.9)
     error, out, progress = command(*words, "--json")
     assert error is None
-    assert progress.splitlines()[-3:] == [
+    rows = json.loads(out)["rows"]
+    assert [line for line in progress.splitlines() if "left" in line][-3:] == [
         "bf16: text: 1 of 1 (100 %), 0 s left",
         "4/2 r 0.75 (1 of 2): text: 2 of 2 (100 %), 0 s left",
         "4/2 r 0.9 (2 of 2): text: 2 of 2 (100 %), 0 s left",
     ]
-    rows = json.loads(out)["rows"]
+    last = f"4/2 r 0.9, decode: perplexity {rows[-1]['perplexity']:.3f}, KL {rows[-1]['kl']:.5f}, "
+    assert progress.splitlines()[-1].startswith(last)
     names = ["bf16", "4/2 r 0.75", "4/2 r 0.75", "4/2 r 0.9", "4/2 r 0.9"]
     assert [row["setting"] for row in rows] == names
     error, out, _ = command(*words)

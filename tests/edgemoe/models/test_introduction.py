@@ -21,7 +21,7 @@ def test_a_model_without_an_introduction_has_its_name(tmp_path: Path) -> None:
     """No file, and a file without the key, give the name and /help."""
     assert list(introduction(tmp_path, "org/name").lines()) == [
         "org/name",
-        "/help lists the commands of the chat",
+        "/help lists the commands of the chat, exit ends it",
     ]
     assert introduction(written(tmp_path, None), "org/name").name == "org/name"
 
@@ -33,7 +33,7 @@ def test_an_introduction_is_shown_without_control_characters(tmp_path: Path) -> 
         "tiny[2J: It counts. For example:",
         "  1, 2?",
         "  3",
-        "/help lists the commands of the chat",
+        "/help lists the commands of the chat, exit ends it",
     ]
 
 

@@ -150,6 +150,9 @@ def test_the_one_model(served, client, tiny_store):
     with pytest.raises(ollama.ResponseError, match="not found") as missing:
         client.show("other")
     assert missing.value.status_code == 404
+    (loaded,) = served.client.get("/api/ps").json()["models"]
+    plan = served.serving.model.engine.plan
+    assert (loaded["size_vram"], loaded["context_length"]) == (plan.vram_limit_bytes, plan.context)
     assert served.client.get("/api/version").json()["version"].count(".") == 2
     for keep, reason in (("5m", "load"), (0, "unload")):
         assert client.generate("tiny", keep_alive=keep).done_reason == reason

@@ -1,0 +1,54 @@
+"""Short names of models on the Hub whose files have 4 bits per weight, for a first try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ShortName:
+    """A model to begin with.
+
+    Args:
+        repository: organisation/name on the Hub, with the quantization of a GGUF file.
+        gigabytes: the size of its download in GB.
+        parameters: number of its weights in billions, and of those that one token uses.
+    """
+
+    repository: str
+    gigabytes: float
+    parameters: tuple[float, float]
+
+
+SHORT_NAMES = {
+    "olmoe": ShortName("allenai/OLMoE-1B-7B-0924-Instruct-GGUF:Q4_K_M", 4.2, (6.9, 1.3)),
+    "gpt-oss": ShortName("openai/gpt-oss-20b", 13.8, (20.9, 3.6)),
+    "gemma-4": ShortName("unsloth/gemma-4-26B-A4B-it-GGUF:UD-Q4_K_M", 17, (25.2, 3.8)),
+    "glm-4.7": ShortName("unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", 18.3, (29.9, 3.0)),
+    "qwen3": ShortName("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18.6, (30.5, 3.3)),
+    "qwen3-coder": ShortName("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", 18.6, (30.5, 3.3)),
+    "qwen3.6": ShortName("unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_M", 22.1, (34.7, 3.0)),
+}
+"""Name -> model, by size."""
+
+
+def short_repository(model: Path) -> Path | None:
+    """The name on the Hub that a short name stands for; None for an existing path and any other name.
+
+    >>> short_repository(Path("Qwen3"))
+    PosixPath('Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M')
+    """
+    found = None if model.exists() else SHORT_NAMES.get(str(model).lower())
+    return Path(found.repository) if found else None
+
+
+def short_name_lines() -> Iterator[str]:
+    """Yields a line for each short name: the name, its size, and the model that it stands for."""
+    for name, model in SHORT_NAMES.items():
+        whole, active = model.parameters
+        yield (
+            f"{name:<13}{model.gigabytes:>5.1f} GB  {whole:g} billion weights, {active:g} per token  "
+            f"{model.repository}"
+        )
