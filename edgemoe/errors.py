@@ -129,3 +129,20 @@ class NotFinite(DamagedData):
     def __init__(self, wanted: str, found: str, action: str, *, segments: tuple[int, ...] = ()) -> None:
         super().__init__(wanted, found, action)
         self.segments = segments
+
+
+def fault_of(error: OSError | ValueError) -> str:
+    """Says in words, without a number, why a path or its text cannot be used.
+
+    >>> fault_of(IsADirectoryError(21, "Is a directory", "x")), fault_of(FileExistsError(17, "File exists", "x"))
+    ('a directory', 'a file')
+    """
+    if isinstance(error, IsADirectoryError):
+        return "a directory"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, UnicodeDecodeError):
+        return f"bytes that are not UTF-8, at position {error.start}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

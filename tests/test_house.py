@@ -208,8 +208,8 @@ def test_named_paths_exist(path: Path) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """A newcomer reads README in a few minutes: at most 1,300 words."""
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1300
+    """A newcomer reads README in a few minutes: at most 1,500 words, tables and commands included."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
 
 
 def test_every_decision_has_a_status_and_a_line_in_the_index() -> None:

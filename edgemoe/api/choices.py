@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol, TypedDict, get_type_hints
 
-from edgemoe.api.value_types import is_of, kind_of, shown
+from edgemoe.api.value_types import is_of, kind_of, with_type
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import UserError
@@ -15,7 +15,7 @@ from edgemoe.grammar.matcher import Grammar, Matcher
 
 
 class Choices(TypedDict, total=False):
-    """How an answer's tokens are chosen and when it ends. What is left out, or None, is the model's own setting.
+    """How an answer's tokens are chosen and when it ends. A missing key, or None, stands for the model's own setting.
 
     `stop_token_ids` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
     """
@@ -58,7 +58,7 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
         raise UserError(f"choices out of {known}", f"{min(unknown)!r}", "leave it out")
     for name, value in given.items():
         if not is_of(value, _types()[name]):
-            raise UserError(f"{kind_of(_types()[name])} for {name}", shown(value), "give such a value")
+            raise UserError(f"{kind_of(_types()[name])} for {name}", with_type(value), "give such a value")
     given.pop("schema", None)
     if "stop" in given:
         stop = given.pop("stop")

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
-from edgemoe.api.value_types import is_of, kind_of, shown
+from edgemoe.api.value_types import is_of, kind_of, with_type
 from edgemoe.errors import EdgemoeError, UserError
 from edgemoe.models.options.groups import Opening
 from edgemoe.models.options.settings import SettingOptions
@@ -89,7 +89,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not is_of(value, hints[name]):
             raise UserError(
-                f"{kind_of(hints[name])} for {name}", shown(value), f"write {_example(name, value)}"
+                f"{kind_of(hints[name])} for {name}", with_type(value), f"write {_example(name, value)}"
             )
         if hints[name] == Size:
             value = f"{value}B" if isinstance(value, int) else str(value)

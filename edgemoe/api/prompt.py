@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from edgemoe.api.template import Message, encode_chat
-from edgemoe.api.value_types import shown
+from edgemoe.api.value_types import with_type
 from edgemoe.errors import UserError
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -33,6 +33,6 @@ def encoded(tokenizer: Any, prompt: Prompt, template: Mapping[str, object] | Non
             return encode_chat(tokenizer, messages, template or {})
     raise UserError(
         "a text, a list of messages or a list of token ids as the prompt",
-        shown(prompt)[:200],
+        with_type(prompt)[:200],
         'give for example "Hello" or [{"role": "user", "content": "Hello"}]',
     )

@@ -63,6 +63,6 @@ def _one(hint: Any) -> str:
     return word
 
 
-def shown(value: object) -> str:
+def with_type(value: object) -> str:
     """A value and its type, for messages."""
     return f"{value!r}, of type {type(value).__name__}"

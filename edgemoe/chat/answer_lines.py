@@ -1,4 +1,4 @@
-"""What an answer has cost: one line after it, or a table with every figure."""
+"""The cost of an answer: one line after it, or a table with every figure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ LABEL = 17
 """Width of the column of names."""
 
 
-def answer_line(answer: Answer, *, device: bool, wanted: float | None = None) -> str:
+def answer_line(answer: Answer, *, device: bool, least_bits: float | None = None) -> str:
     """Describes an answer for people: speed, where its experts came from, bits, memory, and why it was cut.
 
     Args:
         answer: a finished one.
         device: VRAM is that of a GPU; without one all tiers are the machine's memory.
-        wanted: mean bits per weight that --bits asks for; None: it was not given.
+        least_bits: mean bits per weight of --bits; None: the option was not given.
     """
-    parts = [_speed(answer), _experts(answer, device), _bits(answer, wanted)]
+    parts = [_speed(answer), _experts(answer, device), _bits(answer, least_bits)]
     parts += [f"memory {format_part(answer.peak_vram_bytes, answer.limit_bytes)}", _cut(answer)]
     return " · ".join(part for part in parts if part)
 
@@ -55,12 +55,12 @@ def _experts(answer: Answer, device: bool) -> str:
     return f"experts: {hits}" + (f", {format_size(read)} per token from disk" if read else "")
 
 
-def _bits(answer: Answer, wanted: float | None) -> str:
+def _bits(answer: Answer, least: float | None) -> str:
     """The mean bits of the experts that were computed; more than wanted where memory had more of their bits."""
     if answer.bits is None:
         return ""
-    more = wanted is not None and round(answer.bits, 1) > round(wanted, 1)
-    return f"{round(answer.bits, 1):g} bits per weight" + (f" ({wanted:g} or more wanted)" if more else "")
+    more = least is not None and round(answer.bits, 1) > round(least, 1)
+    return f"{round(answer.bits, 1):g} bits per weight" + (f" ({least:g} or more wanted)" if more else "")
 
 
 def _cut(answer: Answer) -> str:

@@ -145,6 +145,6 @@ class Chat:
         cost = (
             "\n".join(stats_lines(answer))
             if self._printing.stats
-            else answer_line(answer, device=bool(self.engine.device), wanted=self.engine.settings.bits)
+            else answer_line(answer, device=bool(self.engine.device), least_bits=self.engine.settings.bits)
         )
         self.say(cost, "\x1b[2m" if in_colour(sys.stderr) else "")

@@ -30,18 +30,18 @@ EXAMPLES = (
 )
 
 
-NamedArgument = Annotated[
+ModelArgument = Annotated[
     Path | None,
     typer.Argument(metavar="MODEL", help="The same as --model.", autocompletion=complete_model),
 ]
-AskedArgument = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The same as --prompt.")]
+QuestionArgument = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The same as --prompt.")]
 
 
 @grouped
 def chat_command(
     *,
-    named: NamedArgument = None,
-    asked: AskedArgument = None,
+    model_name: ModelArgument = None,
+    question: QuestionArgument = None,
     opening: Opening,
     disk: PrefixCacheOptions,
     chosen: RunOptions,
@@ -52,19 +52,19 @@ def chat_command(
     """Talk to a model. Type `edgemoe chat` for the small model that comes with edgemoe, `edgemoe chat qwen3` for a real
     one, which is downloaded first.
 
-    With a prompt the answer is printed and the command ends. Without one a conversation begins at the terminal; lines
+    With a prompt the answer is printed and the command ends. Otherwise a conversation begins at the terminal; lines
     that are piped into stdin are its turns. In a conversation /help lists the commands, Ctrl-C cancels an answer, and
     exit or Ctrl-D ends it.
 
-    /save, /load and --continue also keep what the model has read of a conversation (its KV) on the disk, so that a long
-    one goes on at once: in --prefix-cache-dir, else in the cache's directory `kv`. --prefix-cache-limit 0 keeps none.
+    What the model has read of a conversation (its KV) is kept on the disk by /save, /load and --continue, so that a
+    long one goes on at once: in the cache's directory `kv`, or in that of --prefix-cache-dir.
     """
     from edgemoe.console.loading import starting
     from edgemoe.memory.describe import start_line
     from edgemoe.models.open import open_store
     from edgemoe.models.plans.division import ChooseSettings
 
-    opening, turns = _with_arguments(opening, turns, named, asked)
+    opening, turns = _with_arguments(opening, turns, model_name, question)
     request = ChatRequest(opening, disk, with_studies(chosen, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)
     with starting("loading torch"):
@@ -81,27 +81,27 @@ def chat_command(
 
 
 def _with_arguments(
-    opening: Opening, turns: TurnOptions, named: Path | None, asked: str | None
+    opening: Opening, turns: TurnOptions, model: Path | None, question: str | None
 ) -> tuple[Opening, TurnOptions]:
     """The options with the model and the prompt that were given without an option's name.
 
     Raises:
         UserError: a model or a prompt is given twice, or a prompt stands where the model belongs.
     """
-    if named is not None:
+    if model is not None:
         if opening.model != DEMO:
-            raise UserError("one model", f"{named} and --model {opening.model}", "leave one of the two out")
-        if any(each.isspace() for each in str(named)) and not named.exists():
+            raise UserError("one model", f"{model} and --model {opening.model}", "leave one of the two out")
+        if any(each.isspace() for each in str(model)) and not model.exists():
             raise UserError(
                 "a model before the prompt",
-                repr(str(named)),
-                f"write edgemoe chat demo {shlex.quote(str(named))}",
+                repr(str(model)),
+                f"write edgemoe chat demo {shlex.quote(str(model))}",
             )
-        opening = replace(opening, model=demo_by_name(named))
-    if asked is not None:
+        opening = replace(opening, model=demo_by_name(model))
+    if question is not None:
         if turns.prompt is not None:
             raise UserError("one prompt", "a prompt and --prompt", "leave one of the two out")
-        turns = replace(turns, prompt=asked)
+        turns = replace(turns, prompt=question)
     return opening, turns
 
 

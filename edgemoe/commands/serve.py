@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import time
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -14,7 +11,7 @@ from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.serve import AddressOptions, RequestOptions, url_of
 from edgemoe.commands.options.shared import StudyOption
 from edgemoe.console.durations import parse_duration
-from edgemoe.console.printable import printable
+from edgemoe.console.log_lines import log_with_time, say_with_time
 from edgemoe.errors import UserError
 from edgemoe.models.demo import DEMO
 from edgemoe.models.options.effects import require_several
@@ -37,9 +34,6 @@ EXAMPLES = (
     "| curl http://127.0.0.1:8080/v1/models"
 )
 
-_TIME = "%Y-%m-%d %H:%M:%S"
-"""Form of the local time that begins each line of a server's log."""
-
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
 """The packages that edgemoe[serve] installs."""
 
@@ -56,10 +50,8 @@ def serve_command(
 ) -> None:
     """Serve a model over HTTP.
 
-    Clients of OpenAI, Anthropic and ollama can use it (docs/serving.md), and a browser at its address.
-
-    The port answers at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests
-    that run; a second one ends at once.
+    Clients of OpenAI, Anthropic and ollama can use it (docs/serving.md), and a browser at its address. The port answers
+    at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests that run.
     """
     require_extra()
     key, proxies = address.key(), address.proxies()
@@ -76,19 +68,17 @@ def serve_command(
 
     listening = Address(address.host, address.port).listen()
     if warning := address.warning(key):
-        _say(warning)
+        say_with_time(warning)
     serving = Serving(
         requests.name or _name(opening.model),
         most=opening.parallel + requests.queue,
         limits=Limits(answer_seconds=limit),
     )
-    _say(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")
+    say_with_time(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))
     access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key, proxies=proxies)
-    logging.getLogger("edgemoe.serve").setLevel(logging.INFO)  # one line per request
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s edgemoe: %(message)s", _TIME))
-    Server(serving, access, _say).serve_model(partial(_load, serving, loading), listening)
+    log_with_time("edgemoe.serve")  # one line per request
+    Server(serving, access, say_with_time).serve_model(partial(_load, serving, loading), listening)
 
 
 def _check(loading: Loading) -> None:
@@ -117,7 +107,7 @@ def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
 
     one = opened.enter_context(load_model(loading))
     engine, store = one.engine, one.engine.store
-    _say(start_line(engine.plan))
+    say_with_time(start_line(engine.plan))
     before, serving.answered = opened.enter_context(
         keeping_heat(store.directory, store.manifest, engine.heat)
     )
@@ -128,7 +118,3 @@ def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
 def _name(model: Path) -> str:
     """The model's name for clients: a Hub name as it is, else a path's last part."""
     return "demo" if model == DEMO else str(model) if not model.exists() else model.resolve().name
-
-
-def _say(line: str) -> None:
-    print(printable(f"{time.strftime(_TIME)} edgemoe: {line}"), file=sys.stderr, flush=True)

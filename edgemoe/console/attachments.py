@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from edgemoe.console.text_files import fault_of
-from edgemoe.errors import UserError
+from edgemoe.errors import UserError, fault_of
 
 MOST_BYTES = 16 << 20
 """Most bytes of one attachment; a context has far fewer."""

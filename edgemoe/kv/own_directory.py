@@ -7,8 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from edgemoe.console.text_files import fault_of
-from edgemoe.errors import UserError
+from edgemoe.errors import UserError, fault_of
 from edgemoe.storage.files.retry import open_regular
 
 SECRET = "secret"

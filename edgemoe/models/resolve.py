@@ -27,8 +27,7 @@ from edgemoe.models.conversion.first_use import DENSE_BITS, announce
 from edgemoe.models.conversion.named import hub_model
 from edgemoe.models.conversion.run import Check, Options, convert_checkpoint, convert_from_hub
 from edgemoe.models.conversion.waiting import convert_once
-from edgemoe.models.published.announced import announced_checkpoint, published_name, published_repository
-from edgemoe.models.published.short_names import short_repository
+from edgemoe.models.published.announced import announced_checkpoint, known_repository, published_name
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 
@@ -183,12 +182,8 @@ def _by_name(model: Path) -> Path:
     """
     if model.exists() or not is_name(model):
         return model
-    short = short_repository(model)
-    if short and not any(name.directory.lower().startswith(str(model).lower()) for name in cached_names()):
-        return short
-    published = published_name(model)
-    if published and not any(str(model) in aliases(each.directory) for each in cached_names()):
-        return published_repository(published)
+    if known := known_repository(model, [each.directory for each in cached_names()]):
+        return known
     found = find_cached(str(model))
     if (found.paths[0] / MANIFEST_NAME).exists():
         return found.paths[0]

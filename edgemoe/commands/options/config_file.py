@@ -22,8 +22,7 @@ from typer.core import TyperCommand
 
 from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.help_sections import SECTIONS, sections_of
-from edgemoe.console.text_files import fault_of
-from edgemoe.errors import UserError
+from edgemoe.errors import UserError, fault_of
 from edgemoe.models.options.declared import option
 from edgemoe.models.options.study import study_keys
 from edgemoe.storage.files.retry import open_regular

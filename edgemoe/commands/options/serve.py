@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from edgemoe.console.text_files import fault_of
-from edgemoe.errors import UserError
+from edgemoe.errors import UserError, fault_of
 from edgemoe.models.options.declared import option
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,8 @@ from edgemoe.console.width import say
 from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
+from edgemoe.models.cache import aliases
+from edgemoe.models.published.short_names import short_repository
 from edgemoe.models.published.sizes import BF16, BITS, PUBLISHED, Published
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config
@@ -52,6 +54,25 @@ def published_name(model: Path) -> str | None:
         return None
     given = str(model).lower()
     return next((name for name in PUBLISHED if given == name.lower()), None)
+
+
+def known_repository(model: Path, cached: Collection[str]) -> Path | None:
+    """The name on the Hub that a short name, or a name of PUBLISHED, stands for.
+
+    Args:
+        model: the name that a user gives.
+        cached: the directories of the cache.
+
+    Returns:
+        None for any other name, and where the cache has a model of this name, or one that begins with the short name.
+    """
+    short = short_repository(model)
+    if short and not any(directory.lower().startswith(str(model).lower()) for directory in cached):
+        return short
+    published = published_name(model)
+    if published and not any(str(model) in aliases(directory) for directory in cached):
+        return published_repository(published)
+    return None
 
 
 def published_repository(name: str) -> Path:

@@ -121,7 +121,7 @@ _short.maxstring = _short.maxother = 80
 _SHOULD_BE = re.compile(r"(?:Input|Value|String|List|Dictionary) should (be|have) (.+)", re.DOTALL)
 
 
-def _expected(place: str, found: str, reason: str) -> str:
+def _expected(place: str, value: str, reason: str) -> str:
     """A wrong value's message, with the words of pydantic's reason.
 
     >>> _expected("messages", "'hi'", "Input should be a valid array")
@@ -132,8 +132,8 @@ def _expected(place: str, found: str, reason: str) -> str:
     match = _SHOULD_BE.fullmatch(reason)
     if match:
         wanted = match[2] if match[1] == "be" else f"a value with {match[2]}"
-        return f"expected {wanted} for {place}, got {found}: send such a value"
-    return f"expected a value that is valid for {place}, got {found}: {reason}"
+        return f"expected {wanted} for {place}, got {value}: send such a value"
+    return f"expected a value that is valid for {place}, got {value}: {reason}"
 
 
 def parse(kind: type[Some], body: bytes) -> Some:

@@ -96,8 +96,8 @@ def test_the_full_line_has_both_rates():
 
 def test_more_bits_than_wanted_are_explained():
     """Where --bits asks for fewer than an answer had, the line says that memory had more; otherwise it has no word."""
-    assert "4.2 bits per weight (3.5 or more wanted)" in answer_line(ANSWER, device=False, wanted=3.5)
-    assert "wanted" not in answer_line(ANSWER, device=False, wanted=4.2)
+    assert "4.2 bits per weight (3.5 or more wanted)" in answer_line(ANSWER, device=False, least_bits=3.5)
+    assert "wanted" not in answer_line(ANSWER, device=False, least_bits=4.2)
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,9 @@ def test_a_narrow_terminal_has_names_on_their_own_lines(run, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SHORT_NAMES)
-def test_a_short_name_is_a_model_of_the_hub(name, monkeypatch):
+def test_a_short_name_is_a_model_of_the_hub(name, monkeypatch, tmp_path):
     """It stands for its repository with 4-bit files; a model of the cache that begins so goes first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     resolved = resolve._by_name(Path(name.upper()))
     assert HubModel.parse(str(resolved)) is not None
     assert str(resolved) == SHORT_NAMES[name].repository

@@ -1,4 +1,4 @@
-"""Text files that options name: what is wrong with one is said in words."""
+"""Text files that options name: a fault of one is a message in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgemoe.errors import UserError
 
 
 def test_faults_of_a_text_file_are_words(tmp_path):
-    """A missing file, a directory and other bytes than text are told apart, without a number of the system's."""
+    """A missing file, a directory and other bytes than text are distinguished, without a number of the system's."""
     (tmp_path / "bytes").write_bytes(b"ab\xff")
     for name, found in (("none", "no such file"), ("", "a directory"), ("bytes", "not UTF-8, at position 2")):
         with pytest.raises(UserError, match=found) as caught:

@@ -65,8 +65,8 @@ def plan(**changes):
     return make_plan(MODEL, limits, settings)
 
 
-def table(made):
-    return "\n".join(plan_lines(made, RunSettings(levels=made.levels)))
+def table(plan):
+    return "\n".join(plan_lines(plan, RunSettings(levels=plan.levels)))
 
 
 def workspace_of(shape, context):
@@ -225,7 +225,7 @@ def test_without_a_limit_everything_is_resident_where_memory_allows(monkeypatch)
 
 
 def test_what_experts_leave_is_said_to_be_unused():
-    """Under a limit above all that a model takes the line has the bytes of its experts, not those they could have."""
+    """Under a limit above all that a model takes the line has the bytes of its experts, not the free ones."""
     text = table(plan(vram=40_000_000_000))
     whole = MODEL.bytes_of_all(4)
     assert re.search(
