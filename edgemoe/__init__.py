@@ -63,7 +63,7 @@ _PLACES = {
 }
 """Module -> the names of the API that it has."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
