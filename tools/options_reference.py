@@ -14,7 +14,7 @@ import typer
 
 from edgemoe.cli import app
 from edgemoe.commands.options.config_file import long_name
-from edgemoe.commands.options.help_sections import SECTIONS
+from edgemoe.commands.options.help_sections import FURTHER, SECTIONS
 from tools.checkout import ROOT
 
 PAGE = ROOT / "docs" / "options.md"
@@ -87,11 +87,12 @@ def _tables(name: str, rows: dict[Row, str]) -> list[str]:
     if not rows:
         return ["It has no options of its own."]
     sections = [("Arguments", ("",)), *SECTIONS.get(name, {}).items()]
+    sections += FURTHER.items() if name in SECTIONS else ()
     parts = [
         (heading, [row for row, option in rows.items() if option in names]) for heading, names in sections
     ]
     first = [row for _, own in parts for row in own]
-    parts.append(("Further options" if first else "Options", [row for row in rows if row not in first]))
+    parts.append(("Options", [row for row in rows if row not in first]))
     lines: list[str] = []
     for heading, own in parts:
         if own:

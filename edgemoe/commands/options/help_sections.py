@@ -1,6 +1,6 @@
 """The sections that `--help` prints for the commands with most options: the options that matter first.
 
-The other options of these commands are taken as well; `--help-all` prints all of them.
+The other options of these commands are taken as well; `--help-all` prints all of them, in further sections.
 """
 
 from __future__ import annotations
@@ -33,8 +33,44 @@ SECTIONS: dict[str, Sections] = {
         "Machine": ("device", "threads", "kv-cache", "prefix-cache-dir"),
         "More": _EVERYWHERE,
     },
+    "bench": {
+        "Begin with": ("model", "synthetic", "vram-limit", "dram-limit", "context"),
+        "Measure": (
+            *("prompt-file", "prompt-tokens", "new-tokens", "runs", "batch", "ablation", "quality"),
+            *("full", "format", "json", "plot", "trace"),
+        ),
+        "Bits of experts": _BITS,
+        "Machine": ("device", "threads", "kv-cache"),
+        "More": _EVERYWHERE,
+    },
 }
 """Command -> its sections in order."""
+
+FURTHER: Sections = {
+    "Further options of sampling": ("top-k", "min-p", "repeat-penalty", "stop"),
+    "Further options of how answers look": ("reasoning", "no-wrap"),
+    "Further options of the server": ("trusted-proxy",),
+    "Further options of measurements": ("prompts", "arrival", "chunk", "every", "seed"),
+    "Further options of memory and reads": (
+        *("kv-cache-k", "kv-cache-v", "prefix-cache-limit", "prefill-rows", "speculate", "in-place"),
+        *("eviction", "promotion", "scan"),
+    ),
+    "Further options of the bits of experts": (
+        *(
+            "compensate",
+            "compensators-limit",
+            "hot-experts",
+            "migration-rate",
+            "lynx",
+            "lynx-alpha",
+            "lynx-beta",
+        ),
+        *("depth", "critical", "importance", "heavy-hitters", "renormalise", "hotness", "hot-half-life"),
+        *("hot-interval", "hot-margin", "hot-warmup", "hot-prompt-weight"),
+    ),
+    "Further options of the machine": ("kernel", "keep-source", "print-config"),
+}
+"""The sections of --help-all after those of the command, for all commands."""
 
 
 def sections_of(command: str, options: Collection[str], *, every: bool) -> Iterator[tuple[str, list[str]]]:
@@ -43,11 +79,12 @@ def sections_of(command: str, options: Collection[str], *, every: bool) -> Itera
     Args:
         command: one of SECTIONS.
         options: all of its options, in the order of their declaration.
-        every: whether options outside the sections follow, under a heading of their own.
+        every: whether the sections of FURTHER follow.
     """
-    sections = SECTIONS[command]
-    for heading, names in sections.items():
+    first = {name for names in SECTIONS[command].values() for name in names}
+    for heading, names in SECTIONS[command].items():
         yield heading, [name for name in names if name in options]
-    left = [name for name in options if not any(name in names for names in sections.values())]
-    if every:
-        yield "Further options", left
+    for heading, names in FURTHER.items() if every else ():
+        further = [name for name in names if name in options and name not in first]
+        if further:
+            yield heading, further

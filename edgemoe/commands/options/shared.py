@@ -60,8 +60,8 @@ StudyOption = Annotated[
     typer.Option(
         "--study",
         metavar="KEY=VALUE",
-        help="A setting of the papers' studies, such as depth=equal; several times. `edgemoe bench --help` describes "
-        f"each as an option: {', '.join(study_keys())}.",
+        help="A setting of the papers' studies, such as depth=equal; several times. `edgemoe bench --help-all` "
+        f"describes each as an option: {', '.join(study_keys())}.",
         autocompletion=one_of(*(f"{key}=" for key in study_keys())),
     ),
 ]

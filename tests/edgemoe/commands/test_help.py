@@ -33,7 +33,7 @@ def test_help_shows_thirty_options_and_those_that_matter_first(run, command):
 
 @pytest.mark.parametrize("command", SECTIONS)
 def test_help_all_shows_every_option(run, command):
-    """Every option that the command takes, and --help."""
+    """Every option that the command takes, and --help, each once, in sections of at most 20."""
     code, out, _ = run(command, "--help-all")
     taken = options_of(typer.main.get_command(app).commands[command])
     assert code == 0
