@@ -30,14 +30,22 @@ PIN_MOST = 8 << 30
 _KERNEL_NOTES = {
     "planes": " (Triton is missing: pip install triton)",
     "torch": " (the compiled kernel is missing: reinstall where a C compiler is)",
+    "native": " (edgemoe's own compiled code)",
 }
+
+FullOption = Annotated[
+    bool,
+    typer.Option("--full", help="Print the rate of each set of the CPU's instructions, by kind of work."),
+]
 
 DirectoryArgument = Annotated[
     Path | None, typer.Argument(help="Where models lie or will lie. Default: the cache.")
 ]
 
 
-def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = False) -> None:
+def doctor_command(
+    directory: DirectoryArgument = None, full: FullOption = False, as_json: JsonOption = False
+) -> None:
     """Measure this machine and suggest limits.
 
     Reports the speed of the disk, the free memory, the GPU, and the fastest kernels. Takes some seconds.
@@ -48,7 +56,7 @@ def doctor_command(directory: DirectoryArgument = None, as_json: JsonOption = Fa
     if as_json:
         print(json.dumps(asdict(found)))
     else:
-        print(*(fitted(line, indent=16) for line in found.lines()), sep="\n")
+        print(*(fitted(line, indent=16) for line in found.lines(full=full)), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,16 @@ class Findings:
     vram_limit: int
     dram_limit: int | None
 
-    def lines(self) -> list[str]:
-        """The findings as a table for people."""
+    def lines(self, *, full: bool = False) -> list[str]:
+        """The findings as a table for people.
+
+        Args:
+            full: whether every rate of kernel_times has its place.
+        """
         from edgemoe.speed.disk import PIECE
 
         disk = self.disk
-        direct = "yes" if disk.direct else "no: reads go through the page cache, slower"
+        direct = "yes" if disk.direct else "no: reads go through the system's cache, slower"
         lockable = "no limit" if self.lockable is None else format_size(self.lockable)
         gpu = (
             f"{self.gpu}, {format_size(self.vram_free or 0)} free" if self.gpu else "none that torch can use"
@@ -111,18 +123,28 @@ class Findings:
             f"disk            {self.directory}, {format_size(self.disk_free)} free",
             f"  read          {format_size(disk.read)}/s in pieces of {format_size(PIECE)}",
             f"  write         {format_size(disk.write)}/s",
-            f"  O_DIRECT      {direct}",
+            f"  direct reads  {direct}",
             f"  saved KV      {format_size(self.kv_bytes)} in {self.kv_directory}",
             f"memory          {format_size(self.ram_free)} free for this process",
-            f"  to be pinned  {lockable}",
+            f"  to be locked  {lockable}",
             f"GPU             {gpu}",
             *self._link(),
             f"CPU             {self.cores} cores, {self.vector_width}",
             f"  kernel        {self.kernel}{_KERNEL_NOTES.get(self.kernel, '')}",
             f"  layout        {self.layout}",
-            *self._kernel_times(),
+            *(self._kernel_times() if full else self._instructions()),
             f"suggested       {limits}",
         ]
+
+    def _instructions(self) -> list[str]:
+        """A line with the instructions that compute a new token; none without a compiled kernel."""
+        if not self.kernel_times:
+            return []
+        from edgemoe.kernels.probe import preferred
+
+        taken = preferred([one for one in self.kernel_times if one.path != "torch"])
+        tokens = ", ".join(f"{path} for {work}" for (work, rows), path in taken.items() if rows == "1")
+        return [f"  instructions  {tokens}; --full has the rates of all"]
 
     def _kernel_times(self) -> list[str]:
         """A line for each kind of work and number of rows: the path that is taken, the others by rate, then torch."""
@@ -141,7 +163,7 @@ class Findings:
             rates = ", ".join(f"{one.path} {one.rate / 1e9:.0f}" for one in ranked)
             lines.append(f"    {work}, {rows} rows: {rates}")
         heading = (
-            "  paths         billion products a second, the path that is taken first; torch's for comparison"
+            "  instructions  billion products per second, those that are taken first; torch's for comparison"
         )
         return [heading, *lines]
 
@@ -149,11 +171,11 @@ class Findings:
         link = self.gpu_link
         if link is None:
             return []
-        counted = "by the driver" if self.vram_counted else "estimated from above (pip install nvidia-ml-py)"
+        counted = "by the driver" if self.vram_counted else "an upper estimate (pip install nvidia-ml-py)"
         speed = "" if link.copied is None else f", {format_size(round(link.copied))}/s from there to the GPU"
         return [
-            f"  peaks on it   {counted}",
-            f"  pinned for it {format_size(link.pinned)} of {format_size(link.tried)} tried{speed}",
+            f"  counted       {counted}",
+            f"  RAM locked    {format_size(link.pinned)} of {format_size(link.tried)} tried, for copies to it{speed}",
         ]
 
 

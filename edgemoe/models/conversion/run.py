@@ -119,8 +119,8 @@ def _print_error(manifest: Manifest, table: Sequence[SourceRow]) -> None:
         say(line)
     if manifest.source_error is not None:
         say(
-            f"{manifest.source_format} at level {manifest.max_level}: relative error {manifest.source_error:.4f} "
-            "against the source (first and middle expert of every layer)"
+            f"converted to {manifest.max_level} bits per weight; weights differ from the source's by "
+            f"{100 * manifest.source_error:.2g} % on average, as two experts of each layer show"
         )
 
 

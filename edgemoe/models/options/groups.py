@@ -128,7 +128,7 @@ class ComputeOptions:
         "Instructions that compute on the CPU: avx2, avx-vnni, avx512-vnni, avx512-bf16 or amx on x86-64, neon, "
         "neon-dotprod or neon-i8mm on aarch64, which give the same answers; torch: its kernel for experts, which "
         "rounds otherwise. auto: the fastest of this machine's but torch for each kind of work, measured once a "
-        "machine; `edgemoe doctor` prints the times.",
+        "machine; `edgemoe doctor --full` prints the times.",
         "auto",
         metavar="NAME",
         autocompletion=one_of(*KERNELS),

@@ -317,14 +317,15 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
     for word in (
-        "O_DIRECT",
-        "to be pinned",
+        "direct reads",
+        "to be locked",
         "GPU",
         "layout",
         "--vram-limit",
-        *(["experts, 1 rows: "] if times else []),
+        *(["--full has the rates", " for experts"] if times else []),
     ):
         assert word in out
+    assert ("experts, 1 rows: " in run("doctor", tmp_path, "--full")[1]) == bool(times)
 
 
 def test_suggested_limits():

@@ -81,4 +81,4 @@ def test_doctor_reports_how_much_memory_may_be_locked(run, tmp_path: Path, monke
     monkeypatch.setattr(resource, "getrlimit", lambda what: (8_388_608, 8_388_608))
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
-    assert "to be pinned  8.39 MB" in out
+    assert "to be locked  8.39 MB" in out

@@ -129,11 +129,11 @@ def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     found = doctor.examine(tmp_path)
     text = "\n".join(found.lines())
     assert "RTX Test, 12 GB free" in text
-    assert "pinned for it 67.1 MB of 134 MB tried" in text
+    assert "RAM locked    67.1 MB of 134 MB tried" in text
     assert found.vram_limit == 10_800_000_000
     assert found.dram_limit is not None
     assert f"--dram-limit {found.dram_limit // 10**6}MB" in text
     assert found.gpu_link.pinned == PIECE
-    assert "peaks on it   by the driver" in text
+    assert "counted       by the driver" in text
     device.counts_own = False
-    assert any("estimated" in line for line in doctor.examine(tmp_path).lines())
+    assert any("upper estimate" in line for line in doctor.examine(tmp_path).lines())
