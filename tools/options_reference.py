@@ -119,13 +119,13 @@ def _rows(name: str, command: Any) -> dict[Row, str]:
         if record is None or each.hidden:
             continue
         names = re.sub(
-            r" <([a-z ]+)>", lambda match: f" {_KINDS.get(match[1].split()[0], match[1].upper())}", record[0]
+            r" <([a-z]+)[^>]*>", lambda kind: f" {_KINDS.get(kind[1], kind[1].upper())}", record[0]
         )
         rows[Row(names, " ".join(record[1].split()))] = long_name(each)
     return rows
 
 
-_KINDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH"}
+_KINDS = {"str": "TEXT", "list": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH"}
 """The first word of a type -> a word for its values."""
 
 

@@ -19,8 +19,10 @@ class TurnOptions:
     """Options of what is answered, and of how answers are printed."""
 
     prompt: str | None = option("Answer this prompt and exit. Default: turns from stdin.", short="-p")
-    system: str | None = option("A system message for the conversation.")
-    file: Path | None = option("UTF-8 text that follows --prompt; text piped into stdin follows it too.")
+    system: str | None = option("A message that every answer follows.")
+    file: Path | None = option(
+        "A UTF-8 text that follows the prompt; text that is piped into stdin follows it too."
+    )
     resume: bool = option(
         "Continue the last conversation. A chat at a terminal, and one with this option, is kept for it.",
         False,
@@ -31,11 +33,12 @@ class TurnOptions:
     )
     markdown: bool = option("Render answers as Markdown, at a terminal.", False)
     reasoning: str = option(
-        "What is shown of <think> blocks at a terminal: dim, fold (the number of words alone) or show (as it is).",
+        "How a terminal shows what the model thinks before its answer: dim, fold (the number of words only) "
+        "or show (as it is).",
         "dim",
         autocompletion=one_of(*REASONING),
     )
-    no_wrap: bool = option("Leave the breaks of long lines to the terminal, not between words.", False)
+    no_wrap: bool = option("Let the terminal break long lines, not edgemoe between words.", False)
     as_json: bool = option("One JSON object per line on stdout.", False, name="--json")
     stream: bool = option(
         'With --json: a line {"delta": TEXT} for each piece of text, before the line of the answer.', False

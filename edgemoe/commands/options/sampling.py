@@ -18,23 +18,31 @@ class SamplingOptions:
     """Options of the sampling. None stands for the model's own setting."""
 
     max_new_tokens: int = option(
-        "Maximum number of tokens of an answer; 0 or -1: until the context ends.", 512, short="-n", min=-1
+        "Most tokens of an answer; 0 or -1: until the context is full.", 512, short="-n", min=-1
     )
-    temperature: float | None = option("0 is greedy. Default: the model's own setting.", min=0)
-    top_p: float | None = option("Default: the model's own setting.", min=0.01, max=1)
+    temperature: float | None = option(
+        "How much answers vary; 0 always takes the likeliest token. Default: the model's own.", min=0
+    )
+    top_p: float | None = option(
+        "Choose among the likeliest tokens that have this probability together. Default: the model's own.",
+        min=0.01,
+        max=1,
+    )
     top_k: int | None = option(
-        "Keep the N likeliest tokens; 0 keeps all. Default: the model's own setting.", min=0
+        "Choose among this many likeliest tokens; 0: among all. Default: the model's own.", min=0
     )
     min_p: float | None = option(
-        "Keep tokens whose probability is this fraction of the likeliest one's or more. Default: 0.",
+        "Choose among tokens that have at least this share of the likeliest one's probability. Default: 0.",
         min=0,
         max=1,
     )
     repeat_penalty: float | None = option(
-        "Above 1 the tokens so far become less likely. Default: the model's own setting.", min=0.01, max=100
+        "Above 1, tokens that the answer has already become less likely. Default: the model's own.",
+        min=0.01,
+        max=100,
     )
-    stop: list[str] | None = option("End an answer before this text. Can be given several times.")
-    seed: int = option("Seed of everything random.", 0)
+    stop: list[str] | None = option("End an answer before this text; can be given several times.")
+    seed: int = option("Seed of all random choices: the same seed gives the same answer.", 0)
 
 
 def chosen_sampling(directory: Path, tokenizer: Any, given: SamplingOptions) -> Sampling:

@@ -50,15 +50,16 @@ class LimitOptions:
     """Options of the memory limits and of the device that they hold for."""
 
     vram_limit: str | None = option(
-        "Hard limit on all memory of the model: weights, KV, workspace, experts. 12GB, 12G, 11.5GiB or bytes. "
-        "Without a GPU it is a capped arena in RAM; on a GPU the driver's memory counts too. Default: everything "
-        "resident, or the machine's free memory."
+        "Hard limit on all memory of the model: weights, KV (what it keeps of a conversation), workspace and "
+        "experts, such as 12GB or 11.5GiB. With a GPU it is the GPU's memory, the driver's part included; "
+        "without one it is RAM. Default: what the whole model takes, or the free memory if that is less."
     )
     dram_limit: str | None = option(
-        "Hard limit on the second tier of experts, in RAM. Default: no second tier."
+        "Hard limit on a second tier of experts in RAM, such as 16GB, of use with a GPU. Default: no second "
+        "tier."
     )
     device: str = option(
-        "Device to compute on: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
+        "Where to compute: cpu, cuda, or auto, which is cuda where torch finds a GPU and Triton is installed.",
         "auto",
         autocompletion=one_of("auto", "cpu", "cuda"),
     )
@@ -69,12 +70,12 @@ class KVOptions:
     """Options of the format of keys and values (KVFormat.of)."""
 
     kv_cache: str | None = option(
-        "Format of keys and values: bf16, q8_0 (a byte and a sixteenth each) or q4_0 (half a byte and a sixteenth; "
-        "keys are rotated first). Default: bf16, which a GPU needs.",
+        "Form of the KV: bf16, q8_0 (8 bits, 53 % of the memory) or q4_0 (4 bits, 28 %). Default: bf16, which "
+        "a GPU needs.",
         autocompletion=one_of(*KINDS),
     )
-    kv_cache_k: str | None = option("Format of keys alone.", autocompletion=one_of(*KINDS))
-    kv_cache_v: str | None = option("Format of values alone.", autocompletion=one_of(*KINDS))
+    kv_cache_k: str | None = option("The same for keys alone.", autocompletion=one_of(*KINDS))
+    kv_cache_v: str | None = option("The same for values alone.", autocompletion=one_of(*KINDS))
 
     def kv_format(self) -> KVFormat:
         """The format that the options name; raises as KVFormat.of."""
@@ -86,11 +87,12 @@ class PrefixCacheOptions:
     """Options of KV on disk (models.options.prefix_cache)."""
 
     prefix_cache_dir: Path | None = option(
-        "Directory in which keys and values stay for later starts, in blocks of 256 tokens: a prompt that begins as an "
-        "earlier one did reads them. Several processes and models may share it."
+        "Directory in which the KV of prompts stays for later starts: a prompt that begins as an earlier one "
+        "did reads it, and does not compute it. Several processes and models may share it."
     )
     prefix_cache_limit: str | None = option(
-        "Hard limit on the bytes of that directory's files, such as 20GB; the least recently used leave. Default: 4GB."
+        "Hard limit on the files of that directory, such as 20GB; those that were not used for longest are "
+        "removed. Default: 4GB."
     )
 
 
@@ -99,10 +101,9 @@ class RowOptions:
     """Options of how many tokens of a prompt are computed together."""
 
     prefill_rows: int | None = option(
-        "Most tokens of a prompt that go through the layers together: each such part reads every expert that it "
-        "wants once, so fewer take less memory and more reads. Multiples of 512 have the same bits under --exact. "
-        "Default: as many as --context, where that takes at most 5 % of the experts' bytes; on a GPU at most 4096 and "
-        "2 %.",
+        "Most tokens of a prompt that are computed together. Each such part reads every expert that it needs "
+        "once, so that fewer take less memory and more reads. Default: the whole context, where that takes at "
+        "most 5 % of the experts' bytes; on a GPU at most 4096 and 2 %.",
         min=2,
     )
 
@@ -111,7 +112,11 @@ class RowOptions:
 class SizeOptions(RowOptions):
     """Options of the lengths of sequences and of steps."""
 
-    context: int | None = option("Tokens of context. Default: the model's, at most 4096.", short="-c", min=2)
+    context: int | None = option(
+        "Most tokens of a prompt and its answer together. Default: the model's own, at most 4096.",
+        short="-c",
+        min=2,
+    )
 
 
 @dataclass(frozen=True)

@@ -19,43 +19,46 @@ class LevelOptions:
     """Options of the bits of experts, on which the memory plan depends."""
 
     exact: int | None = option(
-        "Compute every expert at exactly this many bits: 8, 4 or 2.", autocompletion=one_of("8", "4", "2")
+        "Compute every expert at exactly this many bits per weight, 8, 4 or 2: the same answer whatever is in "
+        "memory.",
+        autocompletion=one_of("8", "4", "2"),
     )
     levels: str | None = option(
-        "Bits per expert from critical to sub-critical: 4/2, 4/0 (skip), 8/4, 8/4/2/0, or one level for all. "
-        "Planes already in memory are used. auto, the default: the store's highest level where every expert fits, else "
-        "8/4/2/0 at --retention 0.9, or 4/2 for a store of 4 bits.",
+        "Bits per weight that experts may have: one number for all (8, 4 or 2), or several from the experts "
+        "that matter most to a token to those that matter least, such as 4/2 or 8/4/2/0; 0 leaves an expert "
+        "out. Bits that are in memory already are used too. Default: auto, which is the highest that the "
+        "store has where every expert fits, else 8/4/2/0 with --retention 0.9, or 4/2 for a store of 4 bits.",
         autocompletion=complete_levels,
     )
     retention: float | None = option(
-        "Mean fraction of critical experts over the layers, above 0, at most 1; below 0.5 with a warning. "
-        "Default: 0.75. With three or more levels: bits per weight (0.5: 3.2, 0.75: 3.5, 0.9: 3.9)."
+        "With two levels such as 4/2: the share of a token's experts that get the higher one, above 0, at "
+        "most 1, as a mean over the layers; below 0.5 with a warning. Default: 0.75. With three or more "
+        "levels it stands for --bits (0.5: 3.2, 0.75: 3.5, 0.9: 3.9)."
     )
     bits: float | None = option(
-        "Mean bits per weight of experts that come from disk, such as 3.5, instead of --retention. Each expert of a "
-        "token gets the level that costs least, by what `edgemoe calibrate` has measured and by where its planes are: "
-        "what is in memory is used beyond that. Without --levels: out of 8, 4, 2 and 0."
+        "Mean bits per weight of experts that are read from the disk, such as 3.5, instead of --retention. "
+        "They go where they matter most, as `edgemoe calibrate` has measured; bits that are in memory already "
+        "are used too. Without --levels: out of 8, 4, 2 and 0."
     )
     tpot_target: str | None = option(
-        "Time that a new token should take, such as 50ms, instead of --retention or --bits: the bits per weight change "
-        "while the model runs until this machine meets it under this limit. Without --levels: out of 8, 4, 2 and 0."
+        "Time that a token should take, such as 50ms, instead of --retention or --bits: the bits per weight "
+        "change while the model runs until a token takes that long. Without --levels: out of 8, 4, 2 and 0."
     )
     policy: str | None = option(
-        "What decides an expert's bits: dymoe (the gate weights of the tokens that want it, in every step), or hotness "
-        "(DynaExq: how much it was wanted lately; of two levels such as 4/2 hot experts have the higher one, which "
-        "comes in the background, so that no token waits for it). auto: hotness for 8 or more sequences at once, where "
-        "every expert fits at 2 bits and a tenth of them at 4. Default: dymoe.",
+        "What decides an expert's bits. dymoe: how much it matters to the token that is computed. hotness: "
+        "how much it was used lately; with two levels such as 4/2, experts that are used often have the "
+        "higher one, which is read in the background, so that no token waits for it. auto: hotness for 8 or "
+        "more requests at once, where every expert fits at 2 bits and a tenth of them at 4. Default: dymoe.",
         autocompletion=one_of(*POLICIES),
     )
     compensate: int | None = option(
-        "Compute this many experts of each token, the likeliest first, with their low-rank compensators, which "
-        "`edgemoe compensate` adds to a store: only at the level that the compensators were made for, such as with "
-        "--levels 2 or 4/2. Default: none."
+        "Compute this many experts of each token, the likeliest first, with their compensators: small factors "
+        "that give back a part of what 2 or 4 bits cost, and that `edgemoe compensate` adds to a store. They "
+        "work at the level that they were made for. Default: none."
     )
     compensators_limit: str | None = option(
-        "Most bytes of compensators in memory, such as 20MB, a part of --vram-limit; the others are read with the "
-        "experts that want them. Default: all where they fit next to all experts, else a part, by how often they are "
-        "used."
+        "Memory for compensators, such as 20MB, as a part of --vram-limit; the others are read with their "
+        "experts. Default: all where they fit next to all experts, else a part, by how often they are used."
     )
 
 
@@ -64,7 +67,7 @@ class HotLimitOptions:
     """Options of how much `--policy hotness` may keep hot and move."""
 
     hot_experts: int | None = option(
-        "With --policy hotness: most hot experts of a layer. Default: as many as fit."
+        "With --policy hotness: most experts per layer that have the higher level. Default: as many as fit."
     )
     migration_rate: str | None = option(
         "With --policy hotness: bytes per second that may move in the background, such as 200MB. Default: no limit."
@@ -76,13 +79,13 @@ class RunOptions(HotLimitOptions, LevelOptions):
     """Options of the settings of a run."""
 
     speculate: str | None = option(
-        "Look-ahead: read the experts predicted for the next layer: off, base (2 bits only), full, critical (DyMoE: "
-        "the critical ones), or auto (full as long as it pays). Default: auto.",
+        "Read ahead the experts that the next layer will probably need: off, base (their 2 bits only), full, "
+        "critical (those that matter most), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
     in_place: str | None = option(
-        "With --device cuda and --dram-limit: on computes experts that only DRAM has from where they lie, over the "
-        "link; off copies each of them into VRAM first. Default: on.",
+        "With a GPU and --dram-limit: on computes experts that lie in RAM from there, over the link; off "
+        "copies each into the GPU's memory first. Default: on.",
         autocompletion=one_of("on", "off"),
     )
 
