@@ -69,7 +69,7 @@ class Reservation:
         key: the expert.
         level: the level that will be complete on publish.
         into: the new blocks, written by the reservation's owner alone.
-        held: a lease on the planes of the expert that this tier already has (a promotion); None: it has none. The tier
+        lease: a lease on the planes of the expert that this tier already has (a promotion); None: it has none. The tier
             releases it with the reservation.
         victims: experts evicted to make room, for a slower tier to keep. Valid until `into` is written.
     """
@@ -77,7 +77,7 @@ class Reservation:
     key: ExpertKey
     level: int
     into: Blocks
-    held: Lease | None
+    lease: Lease | None
     victims: tuple[Victim, ...]
 
 

@@ -22,7 +22,7 @@ class Budget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
+        self.used_bytes = 0
         self._lock = threading.Lock()
 
     def reserve(self, name: str, nbytes: int) -> None:
@@ -32,17 +32,17 @@ class Budget:
             DoesNotFit: the limit is too small, and nothing was reserved; `minimum` is the smallest sufficient limit.
         """
         with self._lock:
-            minimum = self.used + nbytes
+            minimum = self.used_bytes + nbytes
             if minimum > self.limit:
                 raise DoesNotFit(
                     f"{format_size(nbytes)} free for {name}",
-                    f"{format_size(self.limit - self.used)} of a limit of {format_size(self.limit)}",
+                    f"{format_size(self.limit - self.used_bytes)} of a limit of {format_size(self.limit)}",
                     f"raise the limit to {format_least(minimum)} or more",
                     minimum=minimum,
                 )
-            self.used = minimum
+            self.used_bytes = minimum
 
     def release(self, nbytes: int) -> None:
         """Returns `nbytes` of a reservation."""
         with self._lock:
-            self.used -= nbytes
+            self.used_bytes -= nbytes

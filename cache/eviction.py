@@ -88,7 +88,7 @@ class Eviction:
             if some:
                 policy.used(some)
 
-    def victims(self, key: ExpertKey, needed: Sequence[str]) -> Victims | None:
+    def victims(self, key: ExpertKey, kinds: Sequence[str]) -> Victims | None:
         """Chooses the victims that free one block of each needed kind for an expert. Changes nothing.
 
         A reservation needs one block of a kind and an eviction only frees more, so kinds are independent and a choice
@@ -98,15 +98,15 @@ class Eviction:
             None: too many experts are leased or reserved.
         """
         blocks = self._blocks
-        for kind in needed:
+        for kind in kinds:
             if kind not in self.policies:
                 return None
         if not isinstance(blocks, SharedBlocks):
-            return self._victims_in_pool(blocks, key, needed)
+            return self._victims_in_pool(blocks, key, kinds)
         losers: dict[Version, int] = {}
         yielded: Indices = {}
         for kind in self.order:
-            if kind not in needed or kind in yielded or blocks.arenas[kind].unused:
+            if kind not in kinds or kind in yielded or blocks.arenas[kind].unused:
                 continue
             version = self.first_candidate(kind, key)
             if version is None:
@@ -114,16 +114,16 @@ class Eviction:
             left = losers[version] = self.level_left[version.level, kind]
             for lost in version.indices.keys() - self._kinds.names[left]:
                 index = version.indices[lost]
-                if lost in needed and blocks.references[lost][index] == 1:
+                if lost in kinds and blocks.references[lost][index] == 1:
                     yielded.setdefault(lost, index)
         return losers, yielded
 
     def _victims_in_pool(
-        self, pool: Pool | FixedPlaces, key: ExpertKey, needed: Sequence[str]
+        self, pool: Pool | FixedPlaces, key: ExpertKey, kinds: Sequence[str]
     ) -> Victims | None:
         """Chooses victims, which lose everything, until the pool has a place for each needed kind; as `victims`."""
         losers: dict[Version, int] = {}
-        while (places := pool.place(key, needed, [version.indices for version in losers])) is None:
+        while (places := pool.place(key, kinds, [version.indices for version in losers])) is None:
             version = self.first_candidate(pool.kinds[0], key, losers)
             if version is None:
                 return None

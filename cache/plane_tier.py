@@ -131,23 +131,23 @@ class PlaneTier:
         leases = self.acquire_all({key: level}).hits
         return leases[0] if leases else None
 
-    def acquire_all(self, wanted: Mapping[ExpertKey, int], *, predicted: bool = False) -> Acquired:
+    def acquire_all(self, levels: Mapping[ExpertKey, int], *, predicted: bool = False) -> Acquired:
         """Does what `acquire` does for several experts at once, in the order of their keys.
 
         Args:
-            wanted: key -> level.
+            levels: key -> level.
             predicted: they are not requested yet: a use only where the policy counts predictions.
         """
         acquired = Acquired([], [], [])
         with self._lock:
             resident = []
-            for key in sorted(wanted):
+            for key in sorted(levels):
                 version = self._versions.get(key)
                 if version is None:
                     acquired.missing.append(key)
                     continue
                 resident.append(key)
-                if version.level >= wanted[key]:
+                if version.level >= levels[key]:
                     acquired.hits.append(self.residents.lease(version))
                 else:
                     acquired.partial.append(key)

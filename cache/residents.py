@@ -162,8 +162,8 @@ class Residents:
         pending, key, level = self._end(reservation), reservation.key, reservation.level
         # The version takes the references of the reserved blocks over, and shares the blocks that the expert has.
         indices, blocks = pending.indices, reservation.into
-        if reservation.held:
-            held, names = self.leases[reservation.held], self._kinds.names[level]
+        if reservation.lease:
+            held, names = self.leases[reservation.lease], self._kinds.names[level]
             self._blocks.refer({kind: held.indices[kind] for kind in names if kind not in indices})
             whole, views = held.indices | indices, held.blocks | blocks
             indices, blocks = {kind: whole[kind] for kind in names}, {kind: views[kind] for kind in names}

@@ -75,8 +75,8 @@ for name, command, epilog in (
     app.command(name, cls=ConfiguredCommand, epilog=epilog)(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(flag: bool) -> None:
+    if flag:
         print(f"edgemoe {__version__}")
         raise typer.Exit
 

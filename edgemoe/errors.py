@@ -29,8 +29,8 @@ class EdgemoeError(Exception):
     """Base of the tree.
 
     Args:
-        wanted: a noun phrase with names and numbers, such as "a size such as 12GB".
-        found: a noun phrase with path, offset and numbers, such as "'12 G'".
+        expectation: a noun phrase with names and numbers, such as "a size such as 12GB".
+        finding: a noun phrase with path, offset and numbers, such as "'12 G'".
         action: an imperative for the user without a final dot, such as "write 12GB".
 
     >>> print(UserError("a size such as 12GB", "'12 G'", "write 12GB"))
@@ -39,14 +39,18 @@ class EdgemoeError(Exception):
 
     exit_code = 1
 
-    def __init__(self, wanted: str, found: str, action: str) -> None:
-        super().__init__(f"expected {wanted}, got {found}: {action}")
-        self.wanted, self.found, self.action = wanted, found, action
+    def __init__(self, expectation: str, finding: str, action: str) -> None:
+        super().__init__(f"expected {expectation}, got {finding}: {action}")
+        self.expectation, self.finding, self.action = expectation, finding, action
 
     def reword(self, words: Callable[[str], str]) -> None:
         """Replaces each part of the message by what `words` makes of it."""
-        self.wanted, self.found, self.action = words(self.wanted), words(self.found), words(self.action)
-        self.args = (f"expected {self.wanted}, got {self.found}: {self.action}",)
+        self.expectation, self.finding, self.action = (
+            words(self.expectation),
+            words(self.finding),
+            words(self.action),
+        )
+        self.args = (f"expected {self.expectation}, got {self.finding}: {self.action}",)
 
 
 class UserError(EdgemoeError):
@@ -80,8 +84,8 @@ class DoesNotFit(EdgemoeError):
 
     exit_code = 3
 
-    def __init__(self, wanted: str, found: str, action: str, *, minimum: int) -> None:
-        super().__init__(wanted, found, action)
+    def __init__(self, expectation: str, finding: str, action: str, *, minimum: int) -> None:
+        super().__init__(expectation, finding, action)
         self.minimum = minimum
 
 
@@ -126,8 +130,10 @@ class NotFinite(DamagedData):
         segments: indices of the step's segments whose logits these are.
     """
 
-    def __init__(self, wanted: str, found: str, action: str, *, segments: tuple[int, ...] = ()) -> None:
-        super().__init__(wanted, found, action)
+    def __init__(
+        self, expectation: str, finding: str, action: str, *, segments: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(expectation, finding, action)
         self.segments = segments
 
 

@@ -155,17 +155,17 @@ class EdgemoeLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return answers
 
 
-def _choices(given: dict[str, Any]) -> Choices:
+def _choices(arguments: dict[str, Any]) -> Choices:
     """A task's settings of an answer; without do_sample the likeliest token comes."""
-    until = given.get("until") or []
+    until = arguments.get("until") or []
     choices = Choices(stop=[until] if isinstance(until, str) else list(until))
-    most = given.get("max_gen_toks") or given.get("max_new_tokens")
+    most = arguments.get("max_gen_toks") or arguments.get("max_new_tokens")
     if most:
         choices["max_new_tokens"] = int(most)
     for name in _SAMPLING:
-        if given.get(name) is not None:
-            choices[name] = given[name]  # type: ignore[literal-required]
-    if not given.get("do_sample"):
+        if arguments.get(name) is not None:
+            choices[name] = arguments[name]  # type: ignore[literal-required]
+    if not arguments.get("do_sample"):
         choices["temperature"] = 0.0
     return choices
 

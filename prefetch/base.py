@@ -27,13 +27,13 @@ SCAN_FRACTION = 0.5
 """Fraction of a layer's experts above which a prompt's request is part of a scan (docs/decisions/0016)."""
 
 
-def is_scan(wanted: int, experts: int) -> bool:
+def is_scan(count: int, experts: int) -> bool:
     """Whether a prompt that wants so many of a layer's experts goes through all layers' experts in turn.
 
     >>> is_scan(5, 8), is_scan(4, 8)
     (True, False)
     """
-    return wanted > SCAN_FRACTION * experts
+    return count > SCAN_FRACTION * experts
 
 
 class Request(Iterator[list[Lease]]):
@@ -87,13 +87,13 @@ class StepExperts(ABC):
     @abstractmethod
     def request(
         self,
-        wanted: Mapping[ExpertKey, int],
+        levels: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
         ordered: bool = False,
         compensated: Mapping[ExpertKey, int] | None = None,
     ) -> AbstractContextManager[Request]:
-        """Brings the experts of `wanted` (key -> level, above 0).
+        """Brings the experts of `levels` (key -> level, above 0).
 
         Hits come first, unless ordered. A tier of any size works as long as one expert fits: an expert without free
         blocks waits until leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves
@@ -102,7 +102,7 @@ class StepExperts(ABC):
         What was read ahead and is wanted is used, complete or not; what is not wanted and has not begun is cancelled.
 
         Args:
-            wanted: see above.
+            levels: see above.
             scan: the request is one of many that say nothing about later use: the experts that it brings are evicted
                 first, from its end until a request that is no scan.
             ordered: experts come in the order of their keys, whatever is resident. Where blocks are few, an expert that
@@ -233,14 +233,14 @@ class ExpertSource(ABC):
         """
 
     @abstractmethod
-    def promote(self, wanted: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
+    def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts that the slower tier has into the fastest one, between two requests. Evicts others.
 
         Counts the bytes, and no requests. Copies wait for the kernels launched so far, and those launched later wait
         for the copies.
 
         Args:
-            wanted: key -> level, which the slower tier has.
+            levels: key -> level, which the slower tier has.
             counts: the counters that the bytes are added to.
 
         Raises:

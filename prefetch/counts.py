@@ -33,11 +33,11 @@ class LookaheadCounts:
         """Fraction of the predicted experts that was wanted; None where none was predicted."""
         return self.right / self.predicted if self.predicted else None
 
-    def compare(self, predicted: Sequence[int], wanted: Sequence[int]) -> None:
+    def compare(self, predicted: Sequence[int], requests: Sequence[int]) -> None:
         """Counts a layer's prediction against its request."""
         self.predicted += len(predicted)
-        self.wanted += len(wanted)
-        self.right += len(set(predicted) & set(wanted))
+        self.wanted += len(requests)
+        self.right += len(set(predicted) & set(requests))
 
     def __add__(self, other: LookaheadCounts) -> LookaheadCounts:
         """Adds two counts up."""

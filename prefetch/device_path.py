@@ -121,7 +121,7 @@ class DevicePath(TransferPath):
             have = self.dram.level_of(key)
             in_dram = self.dram.acquire(key, have) if self.form.builds_on(have, level) else None
             # Planes are complete from the lowest up: without those that VRAM has, DRAM cannot keep the next.
-            if level > have >= (reservation.held.level if reservation.held else 0):
+            if level > have >= (reservation.lease.level if reservation.lease else 0):
                 into_dram = self.dram.reserve(key, level, keep_victims=False)
         return _Upload(self, reservation, in_dram, into_dram)
 
@@ -166,7 +166,7 @@ class _Upload(Load):
     ) -> None:
         self.reservation = reservation
         self._path, self._in_dram, self._into_dram = path, in_dram, into_dram
-        self._held = max(in_dram.level if in_dram else 0, reservation.held.level if reservation.held else 0)
+        self._held = max(in_dram.level if in_dram else 0, reservation.lease.level if reservation.lease else 0)
         self._after = path.launched
         self._copied: Event | None = None
         have = in_dram.blocks if in_dram else {}

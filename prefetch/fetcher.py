@@ -186,14 +186,14 @@ class Fetcher(ExpertSource, PinnedExperts):
                         if not go_on():
                             break
 
-    def promote(self, wanted: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
+    def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts from `dram` into `vram`, without predictions; adds their bytes to `counts`."""
         self.release_pins()
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()
         step = self._begin(TransferCounts())
         try:
-            with step.request(wanted) as request:
+            with step.request(levels) as request:
                 for _ in request:
                     pass
         finally:

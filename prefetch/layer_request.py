@@ -26,7 +26,7 @@ class LayerRequest(Request):
         lookahead: the predictions of all steps.
         speculation: the prediction of the step, which this request confirms or refutes.
         counts: the counters of the step.
-        wanted: expert -> level in bits that it is needed at.
+        levels: expert -> level in bits that it is needed at.
         scan: whether a prompt wants most of the layer's experts, which then leave the cache first.
         compensators: leases of the compensators of the wanted experts; None: there is no tier of these.
     """
@@ -37,7 +37,7 @@ class LayerRequest(Request):
         lookahead: Lookahead,
         speculation: Speculation,
         counts: TransferCounts,
-        wanted: Mapping[ExpertKey, int],
+        levels: Mapping[ExpertKey, int],
         *,
         scan: bool,
         compensators: CompensatorLeases | None,
@@ -45,7 +45,7 @@ class LayerRequest(Request):
         self._transfers, self._vram, self._counts = transfers, transfers.vram, counts
         self._lookahead, self._speculation = lookahead, speculation
         self._compensators = compensators
-        self._wanted, self._scan = wanted, scan
+        self._wanted, self._scan = levels, scan
         self._interrupt = DeferredInterrupt()
         self._hits: list[Lease] = []
         self._arrived: list[Lease] = []

@@ -52,7 +52,7 @@ class RamPath(TransferPath):
             return None
         in_dram = self.dram.acquire(key, have) if self.dram and have else None
         spills = self._spills(self.dram, reservation) if self.dram else ()
-        source = reservation.held or in_dram
+        source = reservation.lease or in_dram
         if source and (source.level, level) not in self._of_use:
             source = None
         move = _Move(self, reservation, source, in_dram, spills)

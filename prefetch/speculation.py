@@ -110,7 +110,7 @@ class Speculation:
             return True
         return False
 
-    def resolve(self, wanted: Mapping[ExpertKey, int]) -> list[ExpertKey]:
+    def resolve(self, levels: Mapping[ExpertKey, int]) -> list[ExpertKey]:
         """Ends the prediction with the layer's choice. A read goes on if its expert is wanted, or if it has begun.
 
         Returns:
@@ -118,20 +118,20 @@ class Speculation:
         """
         requested = self._transfers.clock()
         if self.predicted:
-            self._compare(wanted)
+            self._compare(levels)
         for transfer in list(self.flying.values()):
             if transfer.done:
                 self.land(transfer)
         used = []
         for key, transfer in self._landed.items():
-            if key in wanted and self._level_in_memory(key) >= min(wanted[key], transfer.reservation.level):
+            if key in levels and self._level_in_memory(key) >= min(levels[key], transfer.reservation.level):
                 self._count_used(transfer, requested)
-                used += [key] if transfer.reservation.held is None else []
+                used += [key] if transfer.reservation.lease is None else []
             else:
                 self._count_wasted(transfer)
         for transfer in list(self.flying.values()):
             # A promotion beyond what is wanted and resident already is not wanted.
-            if wanted.get(transfer.key, 0) > self._transfers.vram.level_of(transfer.key):
+            if levels.get(transfer.key, 0) > self._transfers.vram.level_of(transfer.key):
                 transfer.requested = requested
             else:
                 self.cancel(transfer)
@@ -216,11 +216,11 @@ class Speculation:
         dram = self._transfers.dram
         return max(self._transfers.vram.level_of(key), dram.level_of(key) if dram else 0)
 
-    def _compare(self, wanted: Mapping[ExpertKey, int]) -> None:
+    def _compare(self, levels: Mapping[ExpertKey, int]) -> None:
         """Counts recall and precision of the layers that were predicted and came."""
-        for layer in {key.layer for key in self.predicted} & {key.layer for key in wanted}:
+        for layer in {key.layer for key in self.predicted} & {key.layer for key in levels}:
             predicted, came = (
-                [key.expert for key in keys if key.layer == layer] for keys in (self.predicted, wanted)
+                [key.expert for key in keys if key.layer == layer] for keys in (self.predicted, levels)
             )
             self._counts.of_layer(layer).compare(predicted, came)
 

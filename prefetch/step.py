@@ -23,8 +23,8 @@ class FetcherStep(StepExperts):
         compensators: transfers of compensators; None: requests want none.
         lookahead: the mode, gate and list that all steps' predictions share.
         counts: moves since the last step ended; this step adds its own to them.
-        left: unwanted reads that an earlier step left under way.
-        ended: called at the end with the unwanted reads still under way, which are `left` of the next step.
+        leftovers: unwanted reads that an earlier step left under way.
+        ended: called at the end with the unwanted reads still under way, which are `leftovers` of the next step.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class FetcherStep(StepExperts):
         compensators: Transfers | None,
         lookahead: Lookahead,
         counts: TransferCounts,
-        left: Iterable[Transfer],
+        leftovers: Iterable[Transfer],
         ended: Callable[[Sequence[Transfer]], None],
     ) -> None:
         self.counts = counts
         self._transfers, self._compensators = transfers, compensators
         self._lookahead, self._ended = lookahead, ended
         self._speculation = Speculation(transfers, lookahead, counts)
-        self._speculation.take_over(left)
+        self._speculation.take_over(leftovers)
         lookahead.predictions.append(self._speculation)
         self._request: LayerRequest | None = None
 
@@ -51,13 +51,13 @@ class FetcherStep(StepExperts):
 
     def request(
         self,
-        wanted: Mapping[ExpertKey, int],
+        levels: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
         ordered: bool = False,
         compensated: Mapping[ExpertKey, int] | None = None,
     ) -> LayerRequest:
-        """Brings the experts of `wanted`. Ctrl-C within the context is raised when the next list is taken, or by its
+        """Brings the experts of `levels`. Ctrl-C within the context is raised when the next list is taken, or by its
         end.
 
         Raises:
@@ -76,7 +76,7 @@ class FetcherStep(StepExperts):
             self._lookahead,
             self._speculation,
             self.counts,
-            wanted,
+            levels,
             scan=scan,
             compensators=compensators,
         )

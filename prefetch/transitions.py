@@ -60,8 +60,8 @@ class Transitions:
         self._drop_waiting()
         self._demote, self._promote = dict(demote), deque(promote.items())
         for transfer in self._flying:
-            if self._mine(transfer) and transfer.key not in promote and transfer.reservation.held:
-                self._demote.setdefault(transfer.key, transfer.reservation.held.level)
+            if self._mine(transfer) and transfer.key not in promote and transfer.reservation.lease:
+                self._demote.setdefault(transfer.key, transfer.reservation.lease.level)
         if rate != self._rate:
             self._rate, self._allowed, self._since = rate, 0.0, self._transfers.clock()
 

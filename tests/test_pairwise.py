@@ -8,13 +8,15 @@ import pytest
 from pairwise import all_pairs, pairwise
 
 
-@pytest.mark.parametrize(("sizes", "most"), [((2, 3), 6), ((2, 2, 2, 2), 6), ((5, 5, 4, 3), 27), ((3, 1), 3)])
-def test_every_pair_is_in_a_row(sizes: tuple[int, ...], most: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "limit"), [((2, 3), 6), ((2, 2, 2, 2), 6), ((5, 5, 4, 3), 27), ((3, 1), 3)]
+)
+def test_every_pair_is_in_a_row(sizes: tuple[int, ...], limit: int) -> None:
     """Every two values of two columns meet, in few rows, the same ones on every call."""
     rows = all_pairs(sizes)
     for a, b in combinations(range(len(sizes)), 2):
         assert {(row[a], row[b]) for row in rows} == set(product(range(sizes[a]), range(sizes[b])))
-    assert len(set(rows)) == len(rows) <= most
+    assert len(set(rows)) == len(rows) <= limit
     assert all_pairs(sizes) == rows
 
 

@@ -99,14 +99,16 @@ def size_of(url: str) -> int | None:
         return None
 
 
-def summary(found: Sequence[dict[str, Any]], sizes: Sequence[int | None]) -> str:
+def summary(packages: Sequence[dict[str, Any]], sizes: Sequence[int | None]) -> str:
     """Says in a line what is downloaded: all of it, and the largest packages."""
-    names = [f"{each['metadata']['name']} {each['metadata']['version']}" for each in found]
+    names = [f"{each['metadata']['name']} {each['metadata']['version']}" for each in packages]
     known = sorted(((size, name) for size, name in zip(sizes, names, strict=True) if size), reverse=True)
     largest = ", ".join(f"{name} {megabytes(size)}" for size, name in known[:3])
     unknown = sum(size is None for size in sizes)
     more = f", and {unknown} packages of unknown size" if unknown else ""
-    return f"{megabytes(sum(size for size, _ in known))} to download ({largest}; {len(found)} packages){more}"
+    return (
+        f"{megabytes(sum(size for size, _ in known))} to download ({largest}; {len(packages)} packages){more}"
+    )
 
 
 def megabytes(size: int) -> str:

@@ -85,20 +85,20 @@ class AnswerForm:
         return cls(template, tokenizer.all_special_tokens)
 
     def reader(
-        self, prompt: str, tools: Sequence[Mapping[str, Any]] | None, most: int | None = None
+        self, prompt: str, tools: Sequence[Mapping[str, Any]] | None, limit: int | None = None
     ) -> AnswerReader:
         """A reader of one answer.
 
         Args:
             prompt: text after which the answer comes, special tokens included.
             tools: functions that may be called; None: calls are text.
-            most: number of calls after which the answer is read no further; None: any number.
+            limit: number of calls after which the answer is read no further; None: any number.
         """
         prefix = prompt if self._template.start_anchor_re.search(prompt) else ""
         if not prefix and self.reasoning and self.begins_in_reasoning(prompt):
             prefix = self.reasoning[0]
         parser = ResponseParser(self._template, prefix=prefix, tools=list(tools or []))
-        return AnswerReader(parser, self._special, calls=tools is not None, most=most)
+        return AnswerReader(parser, self._special, calls=tools is not None, limit=limit)
 
     def begins_in_reasoning(self, prompt: str) -> bool:
         """Whether a prompt ends within reasoning, which the answer goes on with."""

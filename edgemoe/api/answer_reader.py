@@ -57,7 +57,7 @@ class AnswerReader:
         parser: has read the prompt to its end.
         special: the tokenizer's special tokens, which are no part of an answer's text.
         calls: whether calls are parts of their own; otherwise they are content.
-        most: number of calls after which the answer ends; None: no limit.
+        limit: number of calls after which the answer ends; None: no limit.
 
     Attributes:
         calls: the tool calls that were read so far.
@@ -65,9 +65,9 @@ class AnswerReader:
     """
 
     def __init__(
-        self, parser: ResponseParser, special: Sequence[str], *, calls: bool, most: int | None = None
+        self, parser: ResponseParser, special: Sequence[str], *, calls: bool, limit: int | None = None
     ) -> None:
-        self._parser, self._special, self._with_calls, self._most = parser, special, calls, most
+        self._parser, self._special, self._with_calls, self._most = parser, special, calls, limit
         self._raw = ""  # text after the last part that has gone out
         self._broken = False
         self._spaces: dict[str, str] = {}
@@ -113,20 +113,20 @@ class AnswerReader:
         self.end()
         return self
 
-    def _take(self, events: Sequence[Mapping[str, Any]], found: list[tuple[Kind, str] | Call]) -> None:
+    def _take(self, events: Sequence[Mapping[str, Any]], parts: list[tuple[Kind, str] | Call]) -> None:
         for event in events:
             name, closed = event["field"], event["type"] == "region_close"
             kind: Kind = "reasoning_content" if name in REASONING else "content"
             if name == "tool_calls":
                 if closed:
                     calls = self._called(event["value"]) if self._with_calls else None
-                    found += [("content", self._raw)] if calls is None else calls
+                    parts += [("content", self._raw)] if calls is None else calls
                     self._raw = ""
             elif event["type"] == "region_chunk":
-                found.append((kind, event["text"]))
+                parts.append((kind, event["text"]))
                 self._raw = ""
             elif event["type"] == "region_open" and name != "content":
-                found.append((kind, "\n"))  # between two parts of a kind; left out before the first
+                parts.append((kind, "\n"))  # between two parts of a kind; left out before the first
             elif closed and name in REASONING:
                 self._raw = ""
 
@@ -148,13 +148,13 @@ class AnswerReader:
             calls.append(Call(function["name"], arguments))
         return calls
 
-    def _break(self, found: list[tuple[Kind, str] | Call], rest: str) -> list[Delta]:
+    def _break(self, parts: list[tuple[Kind, str] | Call], rest: str) -> list[Delta]:
         self._broken = True
-        return self._deltas([*found, ("content", self._raw + rest)])
+        return self._deltas([*parts, ("content", self._raw + rest)])
 
-    def _deltas(self, found: Sequence[tuple[Kind, str] | Call]) -> list[Delta]:
+    def _deltas(self, parts: Sequence[tuple[Kind, str] | Call]) -> list[Delta]:
         deltas: list[Delta] = []
-        for part in _joined(found):
+        for part in _joined(parts):
             if self.full:
                 break
             if isinstance(part, Call):
@@ -183,10 +183,10 @@ class AnswerReader:
         return deltas
 
 
-def _joined(found: Sequence[tuple[Kind, str] | Call]) -> list[tuple[Kind, str] | Call]:
+def _joined(parts: Sequence[tuple[Kind, str] | Call]) -> list[tuple[Kind, str] | Call]:
     """Neighbouring texts of a kind as one."""
     joined: list[tuple[Kind, str] | Call] = []
-    for part in found:
+    for part in parts:
         last = joined[-1] if joined else None
         if isinstance(part, tuple) and isinstance(last, tuple) and last[0] == part[0]:
             joined[-1] = (part[0], last[1] + part[1])

@@ -78,7 +78,7 @@ class ChatPrompts:
         messages: Sequence[Message],
         variables: Mapping[str, object],
         tools: ToolUse | None = None,
-        wanted: Form | None = None,
+        answer_form: Form | None = None,
     ) -> ChatPrompt:
         """Makes the prompt of a conversation.
 
@@ -86,7 +86,7 @@ class ChatPrompts:
             messages: the conversation.
             variables: the chat template's.
             tools: functions that the answer may call.
-            wanted: the form that the answer must have.
+            answer_form: the form that the answer must have.
 
         Raises:
             UserError: the chat template refuses the messages, or there are no calls of tools with this model.
@@ -100,7 +100,7 @@ class ChatPrompts:
                 messages = with_tools(messages, listed)
             variables = {**variables, "tools": listed}
         if form is None:
-            compiled = None if wanted is None else partial(self._formed, wanted, None)
+            compiled = None if answer_form is None else partial(self._formed, answer_form, None)
             return ChatPrompt(encode_chat(tokenizer, messages, variables), None, compiled)
         text, tokens = self.replays.encode(tokenizer, messages, variables, form, ends)
         offered = list(tools.tools) if tools else None
@@ -108,7 +108,7 @@ class ChatPrompts:
         return ChatPrompt(
             tokens,
             lambda: form.reader(text, offered, most),
-            self._grammar(text, form, variables, tools, wanted),
+            self._grammar(text, form, variables, tools, answer_form),
         )
 
     def _grammar(
@@ -117,11 +117,11 @@ class ChatPrompts:
         form: AnswerForm,
         variables: Mapping[str, object],
         tools: ToolUse | None,
-        wanted: Form | None,
+        answer_form: Form | None,
     ) -> Callable[[Cancellation], Grammar] | None:
         reasoning, model = reasoning_of(form, prompt), self._model
-        if wanted is not None:
-            return partial(self._formed, wanted, reasoning)
+        if answer_form is not None:
+            return partial(self._formed, answer_form, reasoning)
         if tools is None or not tools.enforced:
             return None
         written = call_form(model.tokenizer, form, variables, self._ends)

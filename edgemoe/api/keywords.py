@@ -72,7 +72,7 @@ class LoadOptions(TypedDict, total=False):
     scan: str | None
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The given keywords, with sizes as text as on a command line, without values that are None.
 
     Raises:
@@ -80,7 +80,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     hints = get_type_hints(LoadOptions)
     options: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in keywords.items():
         if name not in hints:
             near = get_close_matches(name, hints, 1)
             meant = f"did you mean {near[0]}? There are" if near else "choose one of"

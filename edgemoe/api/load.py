@@ -36,9 +36,9 @@ class Loading:
     pace: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_keywords(cls, model: str | Path | None, given: Mapping[str, Any]) -> Loading:
+    def of_keywords(cls, model: str | Path | None, keywords: Mapping[str, Any]) -> Loading:
         """Reads the keywords of `edgemoe.load`, checked by keywords.checked."""
-        options = dict(given)
+        options = dict(keywords)
 
         def take(group: type) -> dict[str, Any]:
             return {each.name: options.pop(each.name) for each in fields(group) if each.name in options}

@@ -39,7 +39,7 @@ class Progress:
     @classmethod
     def of(cls, request: Request) -> Progress:
         """Takes it from a request, which another thread may run."""
-        new, done = len(request.trace.token_times), request.done + request.partly
+        new, done = len(request.trace.token_times), request.length + request.partly
         return cls(_state(request, new), request.prompt, request.cached, min(done, request.prompt), new)
 
 

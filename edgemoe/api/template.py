@@ -109,7 +109,7 @@ class TemplateRenderer:
             raise UserError(_WANTED, f"a refusal by the template: {found}", "change the refused message")
         raise _refused(found)
 
-    def _exchange(self, process: Popen[bytes], request: Mapping[str, Any], most: int) -> dict[str, str]:
+    def _exchange(self, process: Popen[bytes], request: Mapping[str, Any], limit: int) -> dict[str, str]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -128,8 +128,8 @@ class TemplateRenderer:
             if not piece:
                 raise self._ended_early(process)
             answer += piece
-            if len(answer) > most:
-                raise _refused(f"more than {most} bytes")
+            if len(answer) > limit:
+                raise _refused(f"more than {limit} bytes")
         parsed: dict[str, str] = json.loads(answer)
         return parsed
 
@@ -140,8 +140,8 @@ class TemplateRenderer:
         return _refused(f"a process that ended with code {code}")
 
 
-def _refused(found: str) -> TemplateFailed:
-    return TemplateFailed(_WANTED, found, "use a checkpoint whose chat template works")
+def _refused(finding: str) -> TemplateFailed:
+    return TemplateFailed(_WANTED, finding, "use a checkpoint whose chat template works")
 
 
 def _end(process: Popen[bytes]) -> None:

@@ -91,13 +91,13 @@ def compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
-def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, str]:
+def render(template: str, variables: Mapping[str, Any], limit: int) -> dict[str, str]:
     """Renders a template.
 
     Args:
         template: jinja2 source.
         variables: the template's.
-        most: maximum characters of output.
+        limit: maximum characters of output.
 
     Returns:
         `text`, or `error` with `kind`: refused (by the template itself), limit or broken.
@@ -107,8 +107,8 @@ def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, 
         for piece in compiled(template).generate(variables):
             pieces.append(piece)
             length += len(piece)
-            if length > most:
-                return {"kind": "limit", "error": f"more than {most} characters"}
+            if length > limit:
+                return {"kind": "limit", "error": f"more than {limit} characters"}
         text = "".join(pieces)
         text.encode()
     except MemoryError:
@@ -122,13 +122,13 @@ def render(template: str, variables: Mapping[str, Any], most: int) -> dict[str, 
 
 
 def render_first(
-    template: str, variables: Mapping[str, Any], forms: Sequence[Sequence[Mapping[str, Any]]], most: int
+    template: str, variables: Mapping[str, Any], forms: Sequence[Sequence[Mapping[str, Any]]], limit: int
 ) -> dict[str, str]:
     """Renders a conversation in the first form that the template takes.
 
     Args:
         template: jinja2 source.
-        most: maximum characters of output.
+        limit: maximum characters of output.
         variables: variables of the template except `messages`.
         forms: the conversation's forms, one or more.
 
@@ -137,7 +137,7 @@ def render_first(
     """
     first: dict[str, str] = {}
     for messages in forms:
-        answer = render(template, {**variables, "messages": messages}, most)
+        answer = render(template, {**variables, "messages": messages}, limit)
         first = first or answer
         if "text" in answer or answer["kind"] == "limit":
             return answer

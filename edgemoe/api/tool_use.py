@@ -156,15 +156,15 @@ def call_form(
     )
 
 
-def _reads_calls(found: CallForm, form: AnswerForm, prompt: str, calls: Sequence[Call]) -> bool:
-    """Whether `form` finds two sample calls where they are written as `found`, which has none of their ids."""
-    if any(call.id in part for call in calls for part in (found.begin, found.end, found.between)):
+def _reads_calls(writing: CallForm, form: AnswerForm, prompt: str, calls: Sequence[Call]) -> bool:
+    """Whether `form` finds two sample calls where they are written as `writing`, which has none of their ids."""
+    if any(call.id in part for call in calls for part in (writing.begin, writing.end, writing.between)):
         return False
-    first, second = (_written(found, call) for call in calls)
+    first, second = (_written(writing, call) for call in calls)
     reader = form.reader(prompt, [_sample_tool(call.name) for call in calls])
     if form.begins_in_reasoning(prompt) and form.reasoning:
         reader.feed(form.reasoning[1])
-    reader.read(found.before + first + found.between + second + found.after)
+    reader.read(writing.before + first + writing.between + second + writing.after)
     return [(call.name, call.arguments) for call in reader.calls] == [(c.name, c.arguments) for c in calls]
 
 

@@ -81,13 +81,13 @@ class BatchRequest:
 
 
 def run_batches(
-    store: StoreModel, wanted: BatchRequest, request: BenchRequest, settings: RunSettings, notify: Notify
+    store: StoreModel, batches: BatchRequest, request: BenchRequest, settings: RunSettings, notify: Notify
 ) -> dict[str, Any]:
     """Measures every batch size and returns the report.
 
     Args:
         store: the store of the model.
-        wanted: batches and arrivals.
+        batches: batches and arrivals.
         request: limits and prompts; `runs` is the number of requests for each place of a batch.
         settings: the settings of the engine.
         notify: called before every batch.
@@ -95,13 +95,13 @@ def run_batches(
     Raises:
         UserError, DoesNotFit, DamagedData: as run_bench.
     """
-    plans = {batch: _plan(store, request, settings, batch) for batch in wanted.batches}
-    count = request.runs * max(wanted.batches) + 1
+    plans = {batch: _plan(store, request, settings, batch) for batch in batches.batches}
+    count = request.runs * max(batches.batches) + 1
     sets = request.prompt_sets(store, count)
     tokens = [encode() for encode in sets[0].prompts]
     notify("warming up")  # one-time costs of the process would count as the first batch's
-    first = wanted.batches[0]
-    arrivals = Arrivals(first, None, wanted.pace, request.seed)
+    first = batches.batches[0]
+    arrivals = Arrivals(first, None, batches.pace, request.seed)
     run_batch(store, plans[first], settings, arrivals, replace(request, runs=1), tokens)
     gc.collect()
     probes, runs = [], {}
@@ -109,26 +109,26 @@ def run_batches(
         notify(f"batch {batch}: bandwidths")
         probes.append(bandwidth.measure(store, set(settings.levels)))
         notify(f"batch {batch}")
-        arrivals = Arrivals(batch, wanted.rate, wanted.pace, request.seed)
+        arrivals = Arrivals(batch, batches.rate, batches.pace, request.seed)
         runs[batch] = run_batch(store, plan, settings, arrivals, request, tokens)
         gc.collect()
     probes.append(bandwidth.measure(store, set(settings.levels)))
     measured = bandwidth.best(probes)
     rows = [batch_row(store, settings, measured, batch, plans[batch], run) for batch, run in runs.items()]
     notes = [*request.notes, *not_full(rows)]
-    return {"environment": _conditions(store, wanted, request, sets[0].source, notes), "rows": rows}
+    return {"environment": _conditions(store, batches, request, sets[0].source, notes), "rows": rows}
 
 
 def _conditions(
-    store: StoreModel, wanted: BatchRequest, request: BenchRequest, source: str, notes: list[str]
+    store: StoreModel, batches: BatchRequest, request: BenchRequest, source: str, notes: list[str]
 ) -> dict[str, Any]:
     return environment(store) | {
         "prompt": source,
         "prompt_tokens": request.prompt_tokens,
         "new_tokens": request.new_tokens,
-        "arrival": wanted.arrival,
-        "chunk": wanted.pace.chunk,
-        "every": wanted.pace.every,
+        "arrival": batches.arrival,
+        "chunk": batches.pace.chunk,
+        "every": batches.pace.every,
         "seed": request.seed,
         "notes": notes,
     }

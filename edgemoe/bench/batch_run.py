@@ -125,9 +125,9 @@ def _arrive(scheduler: Scheduler, prompts: list[list[int]], new: int, arrivals: 
     return sent
 
 
-def _drive_until(scheduler: Scheduler, sent: list[Request], end: float) -> None:
+def _drive_until(scheduler: Scheduler, requests: list[Request], end: float) -> None:
     """Drives until a time (time.perf_counter) or, where that is infinite, until all requests have ended."""
-    for request in sent:  # closed arrivals add to the list meanwhile
+    for request in requests:  # closed arrivals add to the list meanwhile
         scheduler.wait(request, lambda: time.perf_counter() >= end)
     if end < math.inf:
         time.sleep(max(end - time.perf_counter(), 0))

@@ -39,7 +39,7 @@ def single_row(settings: RunSettings) -> tuple[BenchRow, ...]:
 
 
 def ablation_rows(
-    which: str, max_level: int, given: Mapping[str, Any] | None = None, *, on_gpu: bool = False
+    which: str, max_level: int, settings: Mapping[str, Any] | None = None, *, on_gpu: bool = False
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation like DyMoE's table 3, at a base of 4 bits.
 
@@ -50,7 +50,7 @@ def ablation_rows(
         which: "paper": the table by the paper's rules. "ours": the table with blocks split by kind, promotions of
             missing planes and every predicted expert read ahead, and with rows that use this program's own rules.
         max_level: highest level of the store, in bits.
-        given: fields of RunSettings that every row takes in which they have an effect; none of ROW_FIELDS[which].
+        settings: fields of RunSettings that every row takes in which they have an effect; none of ROW_FIELDS[which].
         on_gpu: the rows run on a GPU. The rows of table 3 then copy every expert into its memory before they compute
             it: experts that are computed where they lie in DRAM need no look-ahead, and the rows with and without it
             would do the same.
@@ -64,7 +64,7 @@ def ablation_rows(
         rows = _our_rows(place)
         if max_level < 8:
             note = f"{rows.pop().name}: left out, the store's highest level is {max_level}"
-    taken = tuple(replace(row, settings=_with(row.settings, given or {})) for row in rows)
+    taken = tuple(replace(row, settings=_with(row.settings, settings or {})) for row in rows)
     return taken, (note,) if note else ()
 
 
@@ -101,7 +101,7 @@ def _our_rows(place: Mapping[str, Any]) -> list[BenchRow]:
     ]
 
 
-def _with(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+def _with(settings: RunSettings, changes: Mapping[str, Any]) -> RunSettings:
     """A row's settings, with the given settings that have an effect on it."""
     without = RANKING if len(settings.scheduled) == 1 else () if 0 in settings.levels else ("renormalise",)
-    return settings.with_(**{name: value for name, value in given.items() if name not in without})
+    return settings.with_(**{name: value for name, value in changes.items() if name not in without})

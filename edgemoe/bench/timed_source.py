@@ -39,7 +39,7 @@ class TimedStep(StepExperts):
     @contextmanager
     def request(
         self,
-        wanted: Mapping[ExpertKey, int],
+        levels: Mapping[ExpertKey, int],
         *,
         scan: bool = False,
         ordered: bool = False,
@@ -47,10 +47,10 @@ class TimedStep(StepExperts):
     ) -> Iterator[Request]:
         """Brings experts between two dense spans (StepExperts.request)."""
         self._source.dense_ends()
-        layers = {key.layer for key in wanted}
+        layers = {key.layer for key in levels}
         name = f"for layer {', '.join(map(str, sorted(layers)))}"
         try:
-            with self._step.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:
+            with self._step.request(levels, scan=scan, ordered=ordered, compensated=compensated) as request:
                 yield TimedRequest(request, self._timeline, name)
         finally:
             self._source.dense_begins()
@@ -133,9 +133,9 @@ class TimedSource(ExpertSource):
         """Fills the source's free blocks."""
         self._source.fill(keys, levels, go_on)
 
-    def promote(self, wanted: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
+    def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Passes experts to move to the source."""
-        self._source.promote(wanted, counts)
+        self._source.promote(levels, counts)
 
     def change_levels(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None

@@ -42,13 +42,13 @@ def _saved(damage: Damage, heat: Mapping[ExpertKey, float], row: int, layer: int
     """The damage that HIGH saves each expert of a layer, per token: float64 [experts]."""
     low, high = (damage.table[row, :, LEVELS.index(level)].double() for level in (LOW, HIGH))
     experts = len(low)
-    chosen, squares = damage.chosen[row].flatten(), damage.gates[row].double().square().flatten()
+    chosen, squares = damage.choices[row].flatten(), damage.gates[row].double().square().flatten()
     times = torch.bincount(chosen, minlength=experts).double()
     sums = torch.zeros(experts, dtype=torch.float64).index_add_(0, chosen, squares)
     used = torch.tensor([heat.get(ExpertKey(layer, expert), 0.0) for expert in range(experts)]).double()
     if not used.any():
-        return sums / len(damage.chosen[row]) * (low - high)
+        return sums / len(damage.choices[row]) * (low - high)
     # An expert that the sample never chose has its layer's mean gate weight.
     square = torch.where(times > 0, sums / times.clamp_min(1), squares.mean())
-    rate = used / used.sum() * damage.chosen.shape[2]
+    rate = used / used.sum() * damage.choices.shape[2]
     return rate * square * (low - high)

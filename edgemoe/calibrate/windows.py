@@ -48,7 +48,7 @@ def spread_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list
 
 
 def written_window(
-    engine: Engine, sequence: SequenceKV, number: int, done: Callable[[], None] = lambda: None
+    engine: Engine, sequence: SequenceKV, number: int, advance: Callable[[], None] = lambda: None
 ) -> Window:
     """A window that the model writes: a random token, then each drawn from its distribution, up to the context.
 
@@ -58,7 +58,7 @@ def written_window(
         engine: runs the steps.
         sequence: cropped to no tokens first.
         number: the number of the window.
-        done: called after every token.
+        advance: called after every token.
     """
     sequence.crop(0)
     sampling = Sampling(
@@ -72,7 +72,7 @@ def written_window(
     )
 
     def count(token: int, logits: torch.Tensor) -> bool:
-        done()
+        advance()
         return False
 
     first = int(torch.randint(engine.shape.vocab, (1,), generator=torch.Generator().manual_seed(number)))

@@ -165,5 +165,5 @@ def _is_text(value: Any) -> bool:
 
 
 def _unusable(kind: str, path: Path, error: OSError | EdgemoeError) -> UserError:
-    found = error.found if isinstance(error, EdgemoeError) else error.strerror
+    found = error.finding if isinstance(error, EdgemoeError) else error.strerror
     return UserError(f"a {kind} file {path}", found or str(error), "name a file in a directory of your own")

@@ -50,15 +50,15 @@ class Bench:
     """All options of a benchmark, in their groups."""
 
     opening: Opening
-    chosen: SettingOptions
+    settings: SettingOptions
     prompts: PromptOptions
     batches: BatchOptions
-    wanted: ReportOptions
+    report: ReportOptions
 
     @property
     def choose(self) -> ChooseSettings:
         """The settings that the options stand for."""
-        return partial(run_settings, **vars(self.chosen))
+        return partial(run_settings, **vars(self.settings))
 
     def check(self) -> None:
         """Refuses what can be refused without the model, which may have to be converted for an hour.
@@ -66,8 +66,8 @@ class Bench:
         Raises:
             UserError: options that exclude each other, or have no effect.
         """
-        if self.wanted.ablation is not None:
-            _ablation(self.wanted.ablation, 8, self.chosen)
+        if self.report.ablation is not None:
+            _ablation(self.report.ablation, 8, self.settings)
             return
         effects.require_several(self.choose(8, fits=True), 2 if self.batches.batch else 1, "--batch 8")
 
@@ -76,9 +76,9 @@ class Bench:
         from edgemoe.bench.rows import single_row
         from edgemoe.models.plans.division import Division, plan_levels
 
-        if self.wanted.ablation is not None:
+        if self.report.ablation is not None:
             return _ablation(
-                self.wanted.ablation, store.manifest.max_level, self.chosen, store.device is not None
+                self.report.ablation, store.manifest.max_level, self.settings, store.device is not None
             )
         tokens = self.opening.context or self.prompts.prompt_tokens + self.prompts.new_tokens
         division = Division.of(replace(self.opening, context=tokens))
@@ -92,7 +92,7 @@ class Bench:
         rows, notes = self.rows(store)
         return BenchRequest(
             *(rows, *parse_limits(self.opening)),
-            seed=self.wanted.seed,
+            seed=self.report.seed,
             context=self.opening.context,
             prefill_rows=self.opening.prefill_rows,
             notes=notes,
@@ -113,10 +113,10 @@ class Bench:
 def bench_command(
     *,
     opening: BenchOptions,
-    chosen: SettingOptions,
+    settings: SettingOptions,
     prompts: PromptOptions,
     batches: BatchOptions,
-    wanted: ReportOptions,
+    report: ReportOptions,
 ) -> None:
     """Measure the speed of a model.
 
@@ -126,13 +126,13 @@ def bench_command(
 
     A row whose peak exceeds its limits is marked as invalid, and the command exits 3.
     """
-    form = format_of(wanted.output, wanted.as_json)
-    require_batch(batches, wanted)
-    if chosen.policy == "auto":
+    form = format_of(report.output, report.as_json)
+    require_batch(batches, report)
+    if settings.policy == "auto":
         raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
-    require_folders(wanted.trace)
-    require_plot(wanted.plot)
-    bench = Bench(Opening(**vars(opening)), chosen, prompts, batches, wanted)
+    require_folders(report.trace)
+    require_plot(report.plot)
+    bench = Bench(Opening(**vars(opening)), settings, prompts, batches, report)
     bench.opening.kv_format()
     bench.check()
     _run(bench, form)
@@ -149,9 +149,9 @@ def _run(bench: Bench, form: str) -> None:
     from edgemoe.models.plans.division import parse_limits
 
     parse_limits(bench.opening)
-    if bench.wanted.synthetic:
-        bench = replace(bench, opening=_synthetic(bench.opening, bench.wanted.synthetic))
-    stored, together, wanted = bench.opening.kv_format(), bench.together(), bench.wanted
+    if bench.report.synthetic:
+        bench = replace(bench, opening=_synthetic(bench.opening, bench.report.synthetic))
+    stored, together, wanted = bench.opening.kv_format(), bench.together(), bench.report
     evaluated = load_quality(wanted.quality) if wanted.quality else None
 
     def check(planned: StoreModel) -> None:
@@ -210,7 +210,7 @@ def _notify(what: str) -> None:
 
 
 def _ablation(
-    ablation: str, max_level: int, chosen: SettingOptions, on_gpu: bool = False
+    ablation: str, max_level: int, options: SettingOptions, on_gpu: bool = False
 ) -> tuple[tuple[BenchRow, ...], tuple[str, ...]]:
     """Returns the rows of an ablation, and a sentence for each that a store of `max_level` bits cannot run.
 
@@ -221,7 +221,7 @@ def _ablation(
 
     if ablation not in ROW_FIELDS:
         raise UserError("--ablation ours or paper", repr(ablation), "choose one of them")
-    given = {name: value for name, value in vars(chosen).items() if value is not None and value is not False}
+    given = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     own = [flag(name) for name in given if name in ROW_FIELDS[ablation]]
     if own:
         raise UserError(
@@ -241,16 +241,16 @@ def _ablation(
     return rows, notes
 
 
-def _require_ranked(given: dict[str, Any]) -> None:
+def _require_ranked(options: dict[str, Any]) -> None:
     """Refuses what no row of an ablation runs: precision by hotness, and compensated experts.
 
     Args:
-        given: option's name -> value; `--policy dymoe`, which every row has, is taken out.
+        options: option's name -> value; `--policy dymoe`, which every row has, is taken out.
     """
-    if given.get("policy") == POLICIES[0]:
-        del given["policy"]
+    if options.get("policy") == POLICIES[0]:
+        del options["policy"]
     others = {"policy", "compensate", "compensators_limit", *(f.name for f in fields(HotnessOptions))}
-    found = [f"{flag(name)} {given[name]}" for name in given if name in others]
+    found = [f"{flag(name)} {options[name]}" for name in options if name in others]
     if found:
         raise UserError(
             "experts whose levels tokens choose, without compensators, for --ablation",

@@ -31,7 +31,7 @@ class TextOptions:
 def calibrate_command(
     store: StoreArgument,
     *,
-    wanted: TextOptions,
+    text: TextOptions,
     limits: LimitOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,7 +51,7 @@ def calibrate_command(
         from edgemoe.calibrate.run import CalibrationRequest, calibrate
         from edgemoe.storage.store.calibration import CALIBRATION_NAME
     opened = open_model(Opening(store, **vars(limits)))
-    made = calibrate(opened, CalibrationRequest(wanted.text, wanted.tokens, *sizes))
+    made = calibrate(opened, CalibrationRequest(text.text, text.tokens, *sizes))
     size = (opened.directory / CALIBRATION_NAME).stat().st_size
     if as_json:
         print(json.dumps({"store": str(opened.directory), "measured_on": made.measured_on, "bytes": size}))

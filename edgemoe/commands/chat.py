@@ -44,7 +44,7 @@ def chat_command(
     question: QuestionArgument = None,
     opening: Opening,
     disk: PrefixCacheOptions,
-    chosen: RunOptions,
+    run: RunOptions,
     study: StudyOption = None,
     sampling: SamplingOptions,
     turns: TurnOptions,
@@ -65,7 +65,7 @@ def chat_command(
     from edgemoe.models.plans.division import ChooseSettings
 
     opening, turns = _with_arguments(opening, turns, model_name, question)
-    request = ChatRequest(opening, disk, with_studies(chosen, study), sampling, turns, _prompt(turns))
+    request = ChatRequest(opening, disk, with_studies(run, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)
     with starting("loading torch"):
         choose(8, fits=True)  # rejects a wrong option before the model is opened

@@ -46,7 +46,7 @@ def answer_turns(request: ChatRequest, opened: Opened) -> None:
     tokenizer = load_tokenizer(store.directory)
     sampling = chosen_sampling(store.directory, tokenizer, request.sampling)
     about = introduction(store.directory, str(request.opening.model))
-    cache = conversation_cache(store, request.disk, kept=request.kept)
+    cache = conversation_cache(store, request.disk, keeps=request.kept)
     look = Look(turns.markdown, not turns.no_wrap, turns.reasoning)
     import_renderers(look)
     source = open_turns(COMPLETIONS) if request.whole is None else request.whole

@@ -87,7 +87,7 @@ def compensate_command(
 
 
 def compensate_store(
-    directory: Path, reference: Path | None, rank: int, wanted: CompensatorOptions
+    directory: Path, reference: Path | None, rank: int, options: CompensatorOptions
 ) -> Manifest:
     """Adds compensators to a store, with progress on stderr. Arguments and errors: see storage.compensators.making."""
     from edgemoe.console.loading import starting
@@ -107,8 +107,8 @@ def compensate_store(
             reference,
             directory,
             family,
-            base_level=wanted.residual,
-            rule=wanted.ranks,
+            base_level=options.residual,
+            rule=options.ranks,
             mean_rank=rank,
             progress=progress.update,
         )

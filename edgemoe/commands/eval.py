@@ -169,12 +169,12 @@ def _first(values: list[float] | None) -> float | None:
     return values[0] if values else None
 
 
-def _ranked_table(measure: MeasureOptions, given: dict[str, Any]) -> list[Arm]:
+def _ranked_table(measure: MeasureOptions, options: dict[str, Any]) -> list[Arm]:
     """The arms without a policy of hotness.
 
     Args:
         measure: levels, retentions, bits and reuse.
-        given: options of RankingOptions.
+        options: options of RankingOptions.
     """
     from edgemoe.evaluate import studies
     from edgemoe.policy.settings import parse_levels
@@ -189,26 +189,26 @@ def _ranked_table(measure: MeasureOptions, given: dict[str, Any]) -> list[Arm]:
             raise UserError(
                 "two or more levels for --reuse", found, "give --levels 4/2 or another pair with it"
             )
-        effects.require_no_ranking({"retention": _first(retention)} | given, found)
+        effects.require_no_ranking({"retention": _first(retention)} | options, found)
     bits = list(dict.fromkeys(measure.bits or ()))
     if bits and all(len(each) < 3 for each in levels):
         found = f"--bits {bits[0]:g} with two levels at most"
         raise UserError("a setting of three or more levels", found, "give --levels 8/4/2/0 with it")
     retentions = retention or (studies.TABLE_RETENTIONS if whole else studies.SHORT_RETENTIONS)
     arms = studies.table_arms(
-        list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), given, bits, reuse=reuse
+        list(dict.fromkeys(levels)), list(dict.fromkeys(retentions)), options, bits, reuse=reuse
     )
-    _require_effect(arms, given)
+    _require_effect(arms, options)
     return arms
 
 
-def _require_effect(arms: list[Arm], given: dict[str, Any]) -> None:
+def _require_effect(arms: list[Arm], options: dict[str, Any]) -> None:
     """Refuses options of ranking without effect on any arm, and warns of settings that are rarely wanted."""
     mixed = [arm.settings for arm in arms if len(arm.settings.levels) > 1]
     if mixed and all(settings.priced for settings in mixed):
-        effects.require_paper_rules(mixed[0], given)
+        effects.require_paper_rules(mixed[0], options)
     skipping = [arm for arm in arms if 0 in arm.settings.levels] or arms
-    effects.require_effect(skipping[0].settings, given)
+    effects.require_effect(skipping[0].settings, options)
     for arm in arms:
         effects.warn_of_doubt(arm.settings)
 

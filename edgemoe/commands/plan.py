@@ -19,7 +19,7 @@ from edgemoe.models.options.study import with_studies
 @grouped
 def plan_command(
     *,
-    wanted: PlanOptions,
+    plan_options: PlanOptions,
     levels: LevelOptions,
     study: StudyOption = None,
     as_json: JsonOption = False,
@@ -34,7 +34,7 @@ def plan_command(
     from edgemoe.models.open import open_store
 
     choose = partial(run_settings, **with_studies(levels, study))
-    _, plan, settings = open_store(Opening(**vars(wanted)), choose, convert=False)
+    _, plan, settings = open_store(Opening(**vars(plan_options)), choose, convert=False)
     if as_json:
         print(json.dumps(plan.as_json()))
     else:

@@ -45,7 +45,7 @@ def serve_command(
     address: AddressOptions,
     requests: RequestOptions,
     disk: PrefixCacheOptions,
-    chosen: StepOptions,
+    steps: StepOptions,
     study: StudyOption = None,
 ) -> None:
     """Serve a model over HTTP.
@@ -56,7 +56,7 @@ def serve_command(
     require_extra()
     key, proxies = address.key(), address.proxies()
     limit = None if requests.request_timeout is None else parse_duration(requests.request_timeout)
-    loading = Loading(opening, with_studies(chosen, study), disk)
+    loading = Loading(opening, with_studies(steps, study), disk)
     _check(loading)  # rejects a wrong option before the port is opened
     from edgemoe.console.loading import starting
 
@@ -71,7 +71,7 @@ def serve_command(
         say_with_time(warning)
     serving = Serving(
         requests.name or _name(opening.model),
-        most=opening.parallel + requests.queue,
+        limit=opening.parallel + requests.queue,
         limits=Limits(answer_seconds=limit),
     )
     say_with_time(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")

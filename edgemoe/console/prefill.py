@@ -72,7 +72,7 @@ def _draw(read: Read, ended: threading.Event) -> None:
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def prefill_line(done: int, total: int, seconds: float) -> str:
+def prefill_line(count: int, total: int, seconds: float) -> str:
     """Describes how far a prompt is.
 
     >>> prefill_line(1024, 4096, 4.0)
@@ -80,9 +80,9 @@ def prefill_line(done: int, total: int, seconds: float) -> str:
     >>> prefill_line(0, 600, 2.5), prefill_line(512, 90_000, 100.0)
     ('prompt: 0 of 600 tokens, 2 s', 'prompt: 512 of 90,000 tokens, 5.1 tok/s, 291 min left')
     """
-    text = f"prompt: {done:,} of {total:,} tokens"
-    if not done:
+    text = f"prompt: {count:,} of {total:,} tokens"
+    if not count:
         return f"{text}, {seconds:.0f} s"
-    rate, left = done / seconds, seconds * (total - done) / done
+    rate, left = count / seconds, seconds * (total - count) / count
     time_left = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
     return f"{text}, {rate:.{0 if rate >= 10 else 1}f} tok/s, {time_left} left"

@@ -45,18 +45,18 @@ class ByteProgress:
             self._bar = Progress(*columns, console=Console(stderr=True))
             self._task = self._bar.add_task(self._what, total=None)
 
-    def update(self, done: int, total: int) -> None:
-        """Shows that `done` of `total` are finished; the callback of the job."""
+    def update(self, count: int, total: int) -> None:
+        """Shows that `count` of `total` are finished; the callback of the job."""
         if self._bar:
             self._bar.start()  # not before: a job with nothing left to do has no total, and shows no bar
-            self._bar.update(self._task, completed=done, total=total)
+            self._bar.update(self._task, completed=count, total=total)
             return
         now = self._clock()
-        if now - self._shown >= _LINE_EVERY or done >= total:
+        if now - self._shown >= _LINE_EVERY or count >= total:
             self._shown = now
-            left = f"{(now - self._started) * (total - done) / done:.0f} s left" if done else "starting"
-            percent = 100 * done / total if total else 100
-            amount = f"{self._amount(done)} of {self._amount(total)} ({percent:.0f} %)"
+            left = f"{(now - self._started) * (total - count) / count:.0f} s left" if count else "starting"
+            percent = 100 * count / total if total else 100
+            amount = f"{self._amount(count)} of {self._amount(total)} ({percent:.0f} %)"
             print(f"{self._what}: {amount}, {left}", file=sys.stderr, flush=True)
 
     def _columns(self) -> tuple[ProgressColumn, ...]:

@@ -100,7 +100,7 @@ def _drop(out: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
-def _refused(found: str) -> EdgemoeError:
+def _refused(finding: str) -> EdgemoeError:
     return EdgemoeError(
-        "a stdout that takes output", found, "write to another file or disk, or open the stream"
+        "a stdout that takes output", finding, "write to another file or disk, or open the stream"
     )

@@ -256,8 +256,8 @@ class HotExperts:
         self._source.change_levels(demote, wanted_at, rate=self.settings.rate)
 
 
-def _as_scores(wanted: set[int], hot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _as_scores(target: set[int], hot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scores that make a layer's hot set the wanted one, and the present one."""
     scores = np.zeros(len(hot))
-    scores[sorted(wanted)] = 1.0
+    scores[sorted(target)] = 1.0
     return scores, hot

@@ -30,42 +30,42 @@ class KeptIndex:
     """Finds the kept sequence that begins as a prompt does. For the thread that runs steps.
 
     Attributes:
-        kept: all of them, the most recently used last.
+        entries: all of them, the most recently used last.
     """
 
     def __init__(self) -> None:
-        self.kept: list[Kept] = []
+        self.entries: list[Kept] = []
         self._by_hash = defaultdict[bytes, list[Kept]](list)
 
-    def add(self, kept: Kept) -> None:
+    def add(self, entry: Kept) -> None:
         """Adds a sequence, as the most recently used one."""
-        self.kept.append(kept)
-        for digest in kept.hashes:
-            self._by_hash[digest].append(kept)
+        self.entries.append(entry)
+        for digest in entry.hashes:
+            self._by_hash[digest].append(entry)
 
-    def remove(self, kept: Kept) -> None:
+    def remove(self, entry: Kept) -> None:
         """Removes a sequence."""
-        self.kept.remove(kept)
-        for digest in kept.hashes:
-            self._by_hash[digest].remove(kept)
+        self.entries.remove(entry)
+        for digest in entry.hashes:
+            self._by_hash[digest].remove(entry)
             if not self._by_hash[digest]:
                 del self._by_hash[digest]
 
-    def use(self, kept: Kept) -> None:
+    def use(self, entry: Kept) -> None:
         """Makes a sequence the most recently used one."""
-        self.kept.remove(kept)
-        self.kept.append(kept)
+        self.entries.remove(entry)
+        self.entries.append(entry)
 
     def beginning_with(self, digest: bytes) -> list[Kept]:
         """The sequences of which a hash is `digest`."""
         return list(self._by_hash.get(digest, ()))
 
-    def longest(self, wanted: Tokens, hashes: list[bytes]) -> Match:
+    def longest(self, tokens: Tokens, hashes: list[bytes]) -> Match:
         """Finds the sequence that can give most of the wanted first tokens, by hashes and then token by token."""
         best = Match()
         for blocks in reversed(range(len(hashes))):
             for kept in self._by_hash.get(hashes[blocks], ()):
-                best = best.or_more(kept, wanted)
+                best = best.or_more(kept, tokens)
             if best.tokens >= blocks * BLOCK:
                 break
         return best
@@ -76,26 +76,26 @@ class Match:
     """A sequence that begins as a prompt does.
 
     Args:
-        kept: the sequence; None: there is none.
+        entry: the sequence; None: there is none.
         tokens: the prompt's first tokens that the sequence can give (SequenceKV.reach).
         shared: the most first tokens that any sequence has in common with the prompt.
     """
 
-    kept: Kept | None = None
+    entry: Kept | None = None
     tokens: int = 0
     shared: int = 0
 
-    def or_more(self, kept: Kept, wanted: Tokens) -> Match:
+    def or_more(self, entry: Kept, prompt: Tokens) -> Match:
         """The match with another sequence where that can give more tokens; this one elsewhere."""
-        common = shared_tokens(kept, wanted)
-        tokens, shared = kept.sequence.reach(common), max(common, self.shared)
+        common = shared_tokens(entry, prompt)
+        tokens, shared = entry.sequence.reach(common), max(common, self.shared)
         if tokens > self.tokens:
-            return Match(kept, tokens, shared)
-        return Match(self.kept, self.tokens, shared)
+            return Match(entry, tokens, shared)
+        return Match(self.entry, self.tokens, shared)
 
 
-def shared_tokens(kept: Kept, tokens: Tokens) -> int:
+def shared_tokens(entry: Kept, tokens: Tokens) -> int:
     """First tokens that a kept sequence and a prompt have in common."""
-    n = min(len(kept.tokens), len(tokens))
-    different = np.flatnonzero(kept.tokens[:n] != tokens[:n])
+    n = min(len(entry.tokens), len(tokens))
+    different = np.flatnonzero(entry.tokens[:n] != tokens[:n])
     return int(different[0]) if len(different) else n

@@ -70,7 +70,7 @@ class KeptSequences:
     @property
     def nbytes(self) -> int:
         """Bytes of the budget that kept sequences have."""
-        return _bytes_of(self._engine, [kept.sequence for kept in self.index.kept])
+        return _bytes_of(self._engine, [kept.sequence for kept in self.index.entries])
 
     def sequence_for(
         self,
@@ -98,10 +98,10 @@ class KeptSequences:
                 best = best.or_more(
                     Kept(np.asarray(others[: sequence.length], np.int64), sequence, []), wanted
                 )
-        if best.kept is None or best.tokens < LEAST_TOKENS:
+        if best.entry is None or best.tokens < LEAST_TOKENS:
             sequence, done = self._new(0), 0
         else:
-            sequence, done = self._from(best.kept, best.tokens)
+            sequence, done = self._from(best.entry, best.tokens)
         self._running[sequence] = root
         blocks = self._disk.held(hashes) if self._disk else 0
         if blocks * BLOCK >= done + LEAST_TOKENS:
@@ -150,7 +150,7 @@ class KeptSequences:
 
     def _from(self, best: Kept, shared: int) -> tuple[SequenceKV, int]:
         """A sequence that begins with the first tokens of another one: this one itself, or a copy."""
-        mine = best in self.index.kept
+        mine = best in self.index.entries
         if mine and shared == len(best.tokens):
             self.index.remove(best)
             if best.sequence.windows:
@@ -178,7 +178,7 @@ class KeptSequences:
 
         Where all of them are too few it frees none.
         """
-        memory, others = self._engine.memory, [kept for kept in self.index.kept if kept is not but]
+        memory, others = self._engine.memory, [kept for kept in self.index.entries if kept is not but]
         if memory.free_kv_bytes + _bytes_of(self._engine, [kept.sequence for kept in others]) >= nbytes:
             while memory.free_kv_bytes < nbytes:
                 self._drop(others.pop(0))
@@ -210,7 +210,7 @@ class KeptSequences:
         if self._disk:
             self._disk.start()
             wanted = np.asarray(tokens, np.int64)
-            best = self.index.longest(wanted, chain(self.roots.of(len(tokens)), wanted)).kept
+            best = self.index.longest(wanted, chain(self.roots.of(len(tokens)), wanted)).entry
             if best:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
@@ -270,12 +270,12 @@ class KeptSequences:
 
     def clear(self) -> None:
         """Frees every kept sequence."""
-        for kept in list(self.index.kept):
+        for kept in list(self.index.entries):
             self._drop(kept)
 
-    def _drop(self, kept: Kept) -> None:
-        self.index.remove(kept)
-        self._end(kept.sequence)
+    def _drop(self, entry: Kept) -> None:
+        self.index.remove(entry)
+        self._end(entry.sequence)
 
     def begin_again(self, sequence: SequenceKV, tokens: int) -> None:
         """Lets a request's sequence change from its first token on: its keys get the factors of so many tokens."""

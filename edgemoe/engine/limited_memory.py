@@ -53,7 +53,7 @@ class LimitedMemory:
         self.budget.reserve("dense", plan.dense_bytes)
         self.budget.reserve("workspace", plan.workspace_bytes)
         self.budget.reserve("compensators", plan.compensators_bytes)
-        self._fixed_bytes = self.budget.used
+        self._fixed_bytes = self.budget.used_bytes
         self.long_step_bytes, self.returned = 0, False
         self.budget.reserve("planes", self.expert_bytes)
         self._grows = plan.grows
@@ -66,7 +66,7 @@ class LimitedMemory:
     @property
     def kv_bytes(self) -> int:
         """Bytes that sequences have reserved."""
-        return self.budget.used - self._fixed_bytes - self.long_step_bytes - self.expert_bytes
+        return self.budget.used_bytes - self._fixed_bytes - self.long_step_bytes - self.expert_bytes
 
     @property
     def free_kv_bytes(self) -> int:
@@ -91,7 +91,7 @@ class LimitedMemory:
             DoesNotFit: as require_kv; nothing has changed.
         """
         self.require_kv(nbytes)
-        if self.budget.used + nbytes > self.budget.limit:
+        if self.budget.used_bytes + nbytes > self.budget.limit:
             self._fit_blocks(self.kv_bytes + nbytes)
         self.budget.reserve("kv", nbytes)
 
@@ -120,7 +120,7 @@ class LimitedMemory:
             return
         assert nbytes <= self._plan.long_step_bytes
         assert not self.long_step_bytes
-        if self.budget.used + nbytes > self.budget.limit:
+        if self.budget.used_bytes + nbytes > self.budget.limit:
             self._fit_blocks(self.kv_bytes, nbytes)
         self.budget.reserve("workspace", nbytes)
         self.long_step_bytes = nbytes

@@ -84,7 +84,7 @@ class StepLoop:
             return
         requests = [request for request, _ in parts]
         segments = [
-            Segment(r.sequence, tuple(r.tokens[r.done : r.done + rows]), r.attention)
+            Segment(r.sequence, tuple(r.tokens[r.length : r.length + rows]), r.attention)
             for r, rows in parts
             if r.sequence
         ]
@@ -101,8 +101,8 @@ class StepLoop:
             request.trace.prefill = request.trace.prefill.plus(context.record)
             if request.on_rows:
                 self._score(request, request.on_rows, logits)
-            request.done += rows
-            if request.done == request.known and not request.ended:
+            request.length += rows
+            if request.length == request.prompt_tokens and not request.ended:
                 request.attention = PromptAttention()  # new tokens have no ranks: the prompt's sums go
                 self._sampled.append((request, logits[-1]))
                 self._queue.prompt_done(request)
@@ -150,10 +150,10 @@ class StepLoop:
         self, request: Request, on_rows: Callable[[int, torch.Tensor], None], logits: torch.Tensor
     ) -> None:
         try:
-            on_rows(request.done, logits)
+            on_rows(request.length, logits)
         except BaseException as error:  # raised by the callback: the request's caller gets it
             self.end(request, error=error)
-        if request.scored and request.done + len(logits) == request.prompt:
+        if request.scored and request.length + len(logits) == request.prompt:
             self.end(request, "scored")
 
     def _decode(self) -> None:

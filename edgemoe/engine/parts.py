@@ -32,7 +32,7 @@ class EngineParts:
         vram, dram: tiers of experts; dram is None where there is no slower one.
         fetcher: brings experts.
         source: the fetcher, or what wraps it.
-        held: where the planes of each expert lie.
+        expert_places: where the planes of each expert lie.
         compensators: the store's compensators; None: settings use none.
         model: transformers' model with this program's attention and experts.
         runner: runs steps through it.
@@ -42,7 +42,7 @@ class EngineParts:
     dram: PlaneTier | None
     fetcher: Fetcher
     source: ExpertSource
-    held: HeldExperts
+    expert_places: HeldExperts
     compensators: Compensators | None
     model: Any
     runner: ModelRunner

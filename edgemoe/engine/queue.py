@@ -20,7 +20,7 @@ class RequestQueue:
 
     Args:
         engine: runs their steps.
-        kept: the KV of ended requests; None: none is kept.
+        sequences: the KV of ended requests; None: none is kept.
 
     Attributes:
         arrived: requests that wait for their KV. Thread-safe.
@@ -28,8 +28,8 @@ class RequestQueue:
         running: requests that decode.
     """
 
-    def __init__(self, engine: Engine, kept: KeptSequences | None) -> None:
-        self._engine, self._kept = engine, kept
+    def __init__(self, engine: Engine, sequences: KeptSequences | None) -> None:
+        self._engine, self._kept = engine, sequences
         self._lengths = RotaryLengths.of(engine.store.config)
         self.arrived = Arrivals[Request]()
         self.prompts: list[Request] = []
@@ -59,8 +59,8 @@ class RequestQueue:
                 except Exception as error:
                     waits = self.admitted and isinstance(error, DoesNotFit)
                     return None if waits else (request, error)
-            elif self._lengths and request.done and not self._continues(request, request.sequence):
-                request.done = request.cached = request.sequence.crop(0)
+            elif self._lengths and request.length and not self._continues(request, request.sequence):
+                request.length = request.cached = request.sequence.crop(0)
             assert request.sequence
             request.sequence.whole = request.prompt
             request.trace.admitted = time.perf_counter()
@@ -77,14 +77,14 @@ class RequestQueue:
         """Makes all tokens of a request that decodes its prompt: their keys and values are of no use any more."""
         self.running.remove(request)
         self.prompts.append(request)
-        request.known, request.done, request.on_rows = len(request.tokens), 0, None
+        request.prompt_tokens, request.length, request.on_rows = len(request.tokens), 0, None
         sequence = request.sequence
         assert sequence
         if self._kept:
-            self._kept.begin_again(sequence, request.known)
+            self._kept.begin_again(sequence, request.prompt_tokens)
         sequence.crop(0)
-        sequence.mark(None, request.known)
-        sequence.whole = request.known
+        sequence.mark(None, request.prompt_tokens)
+        sequence.whole = request.prompt_tokens
 
     def _shares_a_prompt(self, request: Request) -> bool:
         """Whether a prompt that runs has at least half of a request's tokens: the request waits, and copies them."""
@@ -107,7 +107,7 @@ class RequestQueue:
         request.sequence, request.cached = self._kept.sequence_for(
             request.tokens[:most], running, request.prompt
         )
-        request.done = request.cached
+        request.length = request.cached
 
     def read_blocks(self, request: Request) -> bool:
         """Reads the next blocks of a prompt that are on disk. Returns False where there are none.
@@ -118,7 +118,7 @@ class RequestQueue:
         assert request.sequence
         read = self._kept.read_blocks(request.sequence) if self._kept else None
         if read is not None:
-            request.done = request.cached = read
+            request.length = request.cached = read
         return read is not None
 
     def next_prompts(self, rows: int) -> list[tuple[Request, int]]:
@@ -133,10 +133,10 @@ class RequestQueue:
         ranked = needs_attention(self._engine.settings.importance)
         for request in self.prompts:
             most = min(rows, plan.scored_rows) if request.on_rows else rows
-            tokens = min(most, request.known - request.done)
+            tokens = min(most, request.prompt_tokens - request.length)
             alone = request.on_rows or (chosen and chosen[0][0].on_rows)
             # The plan has the sums of attention of one context.
-            sums = sum(each.known for each, _ in chosen) + request.known
+            sums = sum(each.prompt_tokens for each, _ in chosen) + request.prompt_tokens
             if chosen and (alone or tokens > left or (ranked and sums > plan.context)):
                 break
             chosen.append((request, tokens))
@@ -165,7 +165,7 @@ class RequestQueue:
         self.prompts = [other for other in self.prompts if other is not request]
         self.running = [other for other in self.running if other is not request]
         sequence = request.sequence
-        if sequence and not request.kept:
+        if sequence and not request.keeps_kv:
             self._free(sequence, request.tokens, error)
             request.sequence = None
 

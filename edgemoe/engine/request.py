@@ -72,8 +72,8 @@ class Request:
 
     Attributes:
         cached: tokens of the prompt that are not computed again.
-        known: tokens that run as a prompt: those of the prompt, or all so far where they are computed again.
-        done: number of these that the sequence has.
+        prompt_tokens: tokens that run as a prompt: those of the prompt, or all so far where they are computed again.
+        length: number of these that the sequence has.
         partly: tokens that the layers of the step under way amount to.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: the error that ended it.
@@ -93,11 +93,11 @@ class Request:
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self.prompt = self.known = len(self.tokens)
+        self.prompt = self.prompt_tokens = len(self.tokens)
         self.trace = Trace(self.start)
-        self.cancelled, self.kept = False, self.sequence is not None
+        self.cancelled, self.keeps_kv = False, self.sequence is not None
         self.attention = PromptAttention()
-        self.cached = self.done = self.sequence.length if self.sequence else 0
+        self.cached = self.length = self.sequence.length if self.sequence else 0
         self.partly = 0
 
     @property

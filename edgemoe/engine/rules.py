@@ -169,7 +169,9 @@ class Rules:
             require_gate(self._store.config, "--lynx")
         tiers = None
         if settings.priced and not settings.exact:
-            tiers = TierPrices(self._parts.held.places, self._dram_price, settings.promotion == "whole")
+            tiers = TierPrices(
+                self._parts.expert_places.places, self._dram_price, settings.promotion == "whole"
+            )
         layers, experts = sorted(self._store.manifest.layers), self._store.shape.experts_per_layer
         limits = self._store.manifest.geometry.level_limits
         return LevelPolicy(settings, layers, experts, self.damage, tiers, limits)

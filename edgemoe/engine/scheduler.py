@@ -49,8 +49,8 @@ class Scheduler:
         self, engine: Engine, pace: Pace | None = None, *, keep: bool = False, disk: PrefixCache | None = None
     ) -> None:
         self.engine, self.disk = engine, disk
-        self.kept = KeptSequences(engine, disk) if keep else None
-        self.queue = RequestQueue(engine, self.kept)
+        self.kept_sequences = KeptSequences(engine, disk) if keep else None
+        self.queue = RequestQueue(engine, self.kept_sequences)
         self._turns = Turns()
         self.loop = StepLoop(engine, self.queue, pace or Pace(), lambda: self._turns.closed)
         self._thread: threading.Thread | None = None
@@ -78,22 +78,22 @@ class Scheduler:
     @property
     def kept_bytes(self) -> int:
         """Bytes of KV that no request has, but that are kept."""
-        return self.kept.nbytes if self.kept else 0
+        return self.kept_sequences.nbytes if self.kept_sequences else 0
 
     def forget(self) -> None:
         """Frees the KV that is kept. Not to be called by a callback."""
         with self.paused():
-            if self.kept:
-                self.kept.clear()
+            if self.kept_sequences:
+                self.kept_sequences.clear()
 
     def save(self, tokens: Sequence[int]) -> None:
         """Begins to keep KV on disk, with that of the first tokens as far as it is kept; returns when it is written.
 
         Not to be called by a callback.
         """
-        if self.kept and self.disk:
+        if self.kept_sequences and self.disk:
             with self.paused():
-                self.kept.save(tokens)
+                self.kept_sequences.save(tokens)
                 self.disk.flush()
 
     def saved(self, tokens: Sequence[int]) -> tuple[str, int] | None:
@@ -101,7 +101,7 @@ class Scheduler:
 
         None: no KV is kept on disk.
         """
-        return self.kept.saved(tokens) if self.kept and self.disk else None
+        return self.kept_sequences.saved(tokens) if self.kept_sequences and self.disk else None
 
     def paused(self) -> AbstractContextManager[None]:
         """Waits until the step that runs has ended; no other one runs within the block. Not for callbacks."""
@@ -180,8 +180,8 @@ class Scheduler:
         with self._turns.alone():
             for request in self.queue:
                 self.loop.end(request, error=_closed())
-            if self.kept:
-                self.kept.clear()
+            if self.kept_sequences:
+                self.kept_sequences.clear()
             if self.disk:
                 self.disk.close()
         if self._thread and self._thread is not threading.current_thread():

@@ -73,7 +73,7 @@ class ChatTasks:
 
 
 def task_accuracy(
-    tasks: Mapping[str, Sequence[Task]], start: Callable[[], Answer], done: Callable[[], None]
+    tasks: Mapping[str, Sequence[Task]], start: Callable[[], Answer], advance: Callable[[], None]
 ) -> dict[str, float]:
     """Runs every task in a conversation of its own; returns the fraction of turns answered right, by kind.
 
@@ -82,7 +82,7 @@ def task_accuracy(
     Args:
         tasks: kind -> tasks, at least one for each kind.
         start: begins a conversation.
-        done: called after every task.
+        advance: called after every task.
     """
     by_kind = {}
     for kind, of_kind in tasks.items():
@@ -90,7 +90,7 @@ def task_accuracy(
         for task in of_kind:
             answer = start()
             right += [is_right(turn, answer(turn.question)) for turn in task.turns]
-            done()
+            advance()
         by_kind[kind] = sum(right) / len(right)
     return by_kind
 

@@ -106,7 +106,7 @@ class Arm:
         variation: a change to the settings that no option makes; None: the settings are measured as they are.
         cache: fraction of all experts' bytes at 4 bits that are in memory at most; 0: as the limits say.
         dram: the same fraction of a second tier, with a cache; 0: there is none.
-        made: the compensators of settings with compensation.
+        compensators: the compensators of settings with compensation.
     """
 
     settings: RunSettings
@@ -116,7 +116,7 @@ class Arm:
     variation: Variation | None = None
     cache: float = 0.0
     dram: float = 0.0
-    made: Made | None = None
+    compensators: Made | None = None
 
     @property
     def ranks_needed(self) -> int:
@@ -142,7 +142,13 @@ class Arm:
             "residency": f", cache {self.cache:g}",
             "cache-front": f", cache {self.cache:g}",
             "cache-front-dram": f", cache {self.cache:g} and {self.dram:g}",
-            COMPENSATION: "" if self.made else " alone",
+            COMPENSATION: "" if self.compensators else " alone",
         }
-        variation = f", {self.variation.name}" if self.variation else f", {self.made}" if self.made else ""
+        variation = (
+            f", {self.variation.name}"
+            if self.variation
+            else f", {self.compensators}"
+            if self.compensators
+            else ""
+        )
         return settings.name + varied.get(self.study, "") + variation + ("" if settings.exact else " reuse")

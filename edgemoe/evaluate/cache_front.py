@@ -100,14 +100,14 @@ class DropAbsent(LevelPolicy):
     def levels(
         self,
         layer: int,
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         gates: torch.Tensor,
         scores: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:
         """The level of each expert, int64 [T, k]."""
-        absent = ~resident(self._engine, layer, self.experts)[chosen]
+        absent = ~resident(self._engine, layer, self.experts)[choice]
         weak = gates < self._fraction * gates.mean(-1, keepdim=True)
         return torch.where(absent & weak, 0, 4)
 

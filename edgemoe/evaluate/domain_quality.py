@@ -38,11 +38,11 @@ class DomainQuality:
     Args:
         engine: its settings are replaced.
         levels: bits of hot experts, and of the others.
-        done: called after every window.
+        advance: called after every window.
     """
 
-    def __init__(self, engine: Engine, levels: tuple[int, int], done: Callable[[], None]) -> None:
-        self._engine, self._levels, self._done = engine, levels, done
+    def __init__(self, engine: Engine, levels: tuple[int, int], advance: Callable[[], None]) -> None:
+        self._engine, self._levels, self._done = engine, levels, advance
         self._sequence = engine.sequences.new()
         self._layers = sorted(engine.store.manifest.layers)
 

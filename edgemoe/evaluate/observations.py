@@ -65,13 +65,13 @@ class RouterProbe(ExpertProbe):
     """
 
     def __init__(self) -> None:
-        self.seen: dict[int, Routed] = {}
+        self.routings: dict[int, Routed] = {}
 
     def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Keeps a layer's choice; its tensors live no longer than the step."""
         ranks = None if routed.ranks is None else routed.ranks.clone()
-        self.seen[layer] = Routed(
-            routed.hidden.float().cpu(), routed.chosen.clone(), routed.gates.clone(), ranks
+        self.routings[layer] = Routed(
+            routed.hidden.float().cpu(), routed.choice.clone(), routed.gates.clone(), ranks
         )
 
 
@@ -88,17 +88,17 @@ class Observations:
         self._heavy: dict[tuple[int, float], list[torch.Tensor]] = {}
         self._cosines: dict[tuple[int, int], list[torch.Tensor]] = {}
 
-    def add(self, seen: dict[int, Routed]) -> None:
+    def add(self, routings: dict[int, Routed]) -> None:
         """Adds a window; a layer without attention has no heavy hitters and is left out of `routing`."""
-        for layer, routed in seen.items():
+        for layer, routed in routings.items():
             if routed.ranks is None:
                 continue
-            self._loads.setdefault(layer, []).append(self._load(routed.chosen))
+            self._loads.setdefault(layer, []).append(self._load(routed.choice))
             for share in SIGNAL_SHARES:
-                heavy = self._load(routed.chosen[routed.ranks < share])
+                heavy = self._load(routed.choice[routed.ranks < share])
                 self._heavy.setdefault((layer, share), []).append(heavy)
-        for layer, after in pairwise(sorted(seen)):
-            cosines = torch.cosine_similarity(seen[layer].hidden, seen[after].hidden, dim=1)
+        for layer, after in pairwise(sorted(routings)):
+            cosines = torch.cosine_similarity(routings[layer].hidden, routings[after].hidden, dim=1)
             self._cosines.setdefault((layer, after), []).append(cosines)
 
     def routing(self) -> list[RoutingRow]:
@@ -116,18 +116,20 @@ class Observations:
             for pair, all_ in joined.items()
         ]
 
-    def _load(self, chosen: torch.Tensor) -> torch.Tensor:
-        return torch.bincount(chosen.reshape(-1), minlength=self._experts)
+    def _load(self, choice: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(choice.reshape(-1), minlength=self._experts)
 
 
-def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callable[[], None]) -> Observations:
+def observe(
+    engine: Engine, sequence: SequenceKV, windows: Windows, advance: Callable[[], None]
+) -> Observations:
     """Runs windows as prompts, and observes their routers.
 
     Args:
         engine: its settings are replaced.
         sequence: a sequence with free blocks for a window; its content is discarded.
         windows: token ids of each window.
-        done: called after every window.
+        advance: called after every window.
     """
     top = engine.plan.levels[0]
     # Two levels, of which r = 1 leaves the higher alone: only a ranking by attention has attention counted.
@@ -140,8 +142,8 @@ def observe(engine: Engine, sequence: SequenceKV, windows: Windows, done: Callab
         probe = RouterProbe()
         with engine.studied(Study(probe=probe)):
             engine.all_logits(sequence, window, decode=False)
-        observed.add(probe.seen)
-        done()
+        observed.add(probe.routings)
+        advance()
     sequence.crop(0)
     return observed
 

@@ -106,9 +106,9 @@ def possible_arms(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], 
     max_level, ranks, found = store.manifest.max_level, store.shape.top_k, store.manifest.compensators
     kept = [arm for arm in arms if arm.settings.levels[0] <= max_level]
     left_out = list(dict.fromkeys(arm.settings.name for arm in arms if arm not in kept))
-    kept = [arm for arm in kept if arm.ranks_needed <= ranks or arm.made == STORED]
+    kept = [arm for arm in kept if arm.ranks_needed <= ranks or arm.compensators == STORED]
     if found:  # levels without the compensators' own have a row without compensators
-        kept = [arm for arm in kept if arm.made != STORED or found.base_level in arm.settings.levels]
+        kept = [arm for arm in kept if arm.compensators != STORED or found.base_level in arm.settings.levels]
     names = ", ".join(left_out)
     if not kept:
         raise UserError(

@@ -171,7 +171,7 @@ def setting_row(arm: Arm, phase: Phase, quality: Quality | None, use: ExpertUse)
         variation=arm.variation.name if arm.variation else None,
         compensated=chosen.count if chosen else None,
         compensated_first=chosen.first if chosen else None,
-        made=str(arm.made) if arm.made else None,
+        made=str(arm.compensators) if arm.compensators else None,
         cache=arm.cache or None,
         dram=arm.dram or None,
         exact=settings.exact,

@@ -100,7 +100,7 @@ def text_windows(tokenizer: Any, path: Path, tokens: int, window: int) -> list[t
 
 
 def reference_quality(
-    reference: Reference, windows: Windows, keep: LogitFile, done: Callable[[], None]
+    reference: Reference, windows: Windows, keep: LogitFile, advance: Callable[[], None]
 ) -> Quality:
     """Measures the bf16 model, and appends its logits of every window to `keep`.
 
@@ -108,19 +108,19 @@ def reference_quality(
         reference: the bf16 model.
         windows: token ids of each window.
         keep: receives bf16 [n, vocab] for a window of n tokens.
-        done: called after every window.
+        advance: called after every window.
     """
     meter = QualityMeter()
     for window in windows:
         logits = reference.logits(window)
         meter.add(logits, window, logits)
         keep.append(logits)
-        done()
+        advance()
     return meter.quality()
 
 
 def lowered_quality(
-    reference: Reference, layer: int, windows: Windows, whole: LogitFile, done: Callable[[], None]
+    reference: Reference, layer: int, windows: Windows, whole: LogitFile, advance: Callable[[], None]
 ) -> Quality:
     """Measures the bf16 model with one layer's experts at LOWERED bits.
 
@@ -129,13 +129,13 @@ def lowered_quality(
         layer: the only one that is lowered.
         windows: token ids of each window.
         whole: the logits of the same windows without it.
-        done: called after every window.
+        advance: called after every window.
     """
     meter = QualityMeter()
     with reference.lowered(layer, LOWERED):
         for number, window in enumerate(windows):
             meter.add(reference.logits(window), window, whole.read(number))
-            done()
+            advance()
     return meter.quality()
 
 

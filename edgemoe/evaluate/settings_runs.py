@@ -46,7 +46,7 @@ class SettingsRuns:
             if any(_goes_by_damage(arm) for arm in arms):
                 engine.require_damage()  # while no sequence has its memory
                 self.damage = engine.rules.damage.origin if engine.rules.damage else None
-            for made, some in groupby(enumerate(arms, 1), key=lambda numbered: numbered[1].made):
+            for made, some in groupby(enumerate(arms, 1), key=lambda numbered: numbered[1].compensators):
                 with compensated(engine, self._request.reference, made):
                     for number, arm in some:
                         found = self._measured.rows(engine, arm, f"{arm.name} ({number} of {len(arms)})")
@@ -71,4 +71,4 @@ class SettingsRuns:
 def _goes_by_damage(arm: Arm) -> bool:
     """Whether an arm's levels, or the levels that it is compared with, depend on the damage of fewer bits."""
     static = arm.variation is not None and arm.variation.static is not None
-    return arm.settings.priced or static or (arm.made is not None and not arm.settings.hotness)
+    return arm.settings.priced or static or (arm.compensators is not None and not arm.settings.hotness)

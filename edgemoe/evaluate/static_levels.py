@@ -57,20 +57,20 @@ class StaticPolicy(LevelPolicy):
     def levels(
         self,
         layer: int,
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         gates: torch.Tensor,
         scores: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:
         """The levels of the table, int64 [T, k]."""
-        return self._table[layer][chosen]
+        return self._table[layer][choice]
 
 
 def allocations(damage: Damage, bits: float) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
     """Yields the name and the levels of each allocation with a mean number of bits over the sample."""
     layers, experts = damage.table.shape[:2]
-    flat = damage.chosen.reshape(layers, -1)
+    flat = damage.choices.reshape(layers, -1)
     uses = torch.zeros(layers, experts).scatter_add_(1, flat, torch.ones(flat.shape))
     squared = torch.zeros(layers, experts).scatter_add_(1, flat, damage.gates.square().reshape(layers, -1))
     each = (squared / uses.clamp_min(1)).unsqueeze(-1) * damage.table

@@ -196,11 +196,12 @@ def _compensation() -> list[Arm]:
     chosen += [Compensation(1, first) for first in range(1, COMPENSATED_PLACES)]
     middle, *others = (Made(rank, rule, level) for level, rank, rule in COMPENSATORS)
     arms = [
-        Arm(RunSettings.uniform(2, compensation=each), PHASES, COMPENSATION, made=middle) for each in chosen
+        Arm(RunSettings.uniform(2, compensation=each), PHASES, COMPENSATION, compensators=middle)
+        for each in chosen
     ]
     for made, n in product(others, COMPENSATED_COUNTS):
         settings = RunSettings.uniform(made.base_level, compensation=Compensation(n))
-        arms.append(Arm(settings, ("decode",), COMPENSATION, made=made))
+        arms.append(Arm(settings, ("decode",), COMPENSATION, compensators=made))
     return plain + arms
 
 

@@ -85,7 +85,7 @@ def quality_lines(rows: Sequence[EvalRow]) -> list[str]:
             columns = _SETTING + own
             title = [] if study == TABLE else ["", f"study: {study}"]
             body = [[cell(row) for _, cell in columns] for row in chosen]
-            lines += title + _aligned([[name for name, _ in columns], *body], left=2)
+            lines += title + _aligned([[name for name, _ in columns], *body], flush=2)
     return lines
 
 
@@ -115,7 +115,7 @@ def routing_lines(rows: Sequence[RoutingRow]) -> list[str]:
     return (
         [
             "study: routing (correlations of experts' loads by heavy hitters)",
-            *_aligned([titles, *body], left=0),
+            *_aligned([titles, *body], flush=0),
         ]
         if rows
         else []
@@ -129,7 +129,7 @@ def similarity_lines(rows: Sequence[SimilarityRow]) -> list[str]:
         [f"{row.layer}", f"{row.next_layer}", f"{row.similarity:.3f}", f"{row.std:.3f}", f"{row.tokens}"]
         for row in rows
     ]
-    return ["study: similarity (of router inputs)", *_aligned([titles, *body], left=0)] if rows else []
+    return ["study: similarity (of router inputs)", *_aligned([titles, *body], flush=0)] if rows else []
 
 
 def hotness_lines(rows: Sequence[HotnessRow]) -> list[str]:
@@ -143,7 +143,7 @@ def hotness_lines(rows: Sequence[HotnessRow]) -> list[str]:
         ]
         for row in rows
     ]
-    return ["study: hotness (by text)", *_aligned([titles, *body], left=3)] if rows else []
+    return ["study: hotness (by text)", *_aligned([titles, *body], flush=3)] if rows else []
 
 
 def task_lines(rows: Sequence[EvalRow]) -> list[str]:
@@ -155,7 +155,7 @@ def task_lines(rows: Sequence[EvalRow]) -> list[str]:
     kinds = next(iter(columns.values()))
     body = [[kind, *(_number(by_kind[kind], ".3f") for by_kind in columns.values())] for kind in kinds]
     mean = ["all kinds", *(_number(means[setting], ".3f") for setting in columns)]
-    return _aligned([["task", *columns], *body, mean], left=1)
+    return _aligned([["task", *columns], *body, mean], flush=1)
 
 
 def together_lines(rows: Sequence[EvalRow]) -> list[str]:
@@ -174,7 +174,7 @@ def together_lines(rows: Sequence[EvalRow]) -> list[str]:
         if row.turns
     ]
     return (
-        ["study: lynx-tasks (compared with its first row)", *_aligned([titles, *body], left=1)]
+        ["study: lynx-tasks (compared with its first row)", *_aligned([titles, *body], flush=1)]
         if body
         else []
     )
@@ -205,12 +205,12 @@ def finding(row: EvalRow) -> str:
     return f"{row.setting}, {row.phase}: {known or 'measured'}"
 
 
-def _aligned(cells: list[list[str]], left: int) -> list[str]:
-    """Pads cells to columns, the first `left` of them flush left, the others flush right."""
+def _aligned(cells: list[list[str]], flush: int) -> list[str]:
+    """Pads cells to columns, the first `flush` of them flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
-            text.ljust(width) if i < left else text.rjust(width)
+            text.ljust(width) if i < flush else text.rjust(width)
             for i, (text, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in cells

@@ -36,10 +36,10 @@ class Assignment:
     places: torch.Tensor
     compensated: int = 0
 
-    def parts(self, most: int) -> Iterator[Assignment]:
-        """Parts of at most `most` rows, where it has more."""
-        for start in range(0, self.rows, most):
-            places = self.places[start : start + most]
+    def parts(self, limit: int) -> Iterator[Assignment]:
+        """Parts of at most `limit` rows, where it has more."""
+        for start in range(0, self.rows, limit):
+            places = self.places[start : start + limit]
             compensated = min(max(self.compensated - start, 0), len(places))
             yield Assignment(self.level, len(places), places, compensated)
 
@@ -72,7 +72,7 @@ class Assignments:
     @classmethod
     def of(
         cls,
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         levels: torch.Tensor,
         gates: torch.Tensor,
         compensated: torch.Tensor | None = None,
@@ -80,17 +80,17 @@ class Assignments:
         """Groups a router's choice.
 
         Args:
-            chosen: int64 [T, k], experts.
+            choice: int64 [T, k], experts.
             levels: int64 [T, k]; 0: skipped.
             gates: [T, k], 0 where the level is 0.
             compensated: bool [T, k]; None: no pair.
         """
-        if chosen.shape[0] == 1:
+        if choice.shape[0] == 1:
             flags = compensated[0].tolist() if compensated is not None else ()
-            return cls.of_token(chosen[0].tolist(), levels[0].tolist(), gates.float(), flags)
+            return cls.of_token(choice[0].tolist(), levels[0].tolist(), gates.float(), flags)
         by_expert: dict[int, list[Assignment]] = {}
-        skipped, rows = [], chosen.numel()
-        joined = (chosen * _LEVEL_RANGE + levels).reshape(-1)
+        skipped, rows = [], choice.numel()
+        joined = (choice * _LEVEL_RANGE + levels).reshape(-1)
         plain = torch.ones_like(joined) if compensated is None else (~compensated).reshape(-1).long()
         order = (joined * 2 + plain).argsort(stable=True)
         values, group, counts = joined[order].unique_consecutive(return_inverse=True, return_counts=True)
@@ -105,12 +105,12 @@ class Assignments:
             else:
                 skipped.append(size)
                 rows -= size
-        return cls(by_expert, gates.float().contiguous(), chosen.argsort(dim=1), rows, skipped)
+        return cls(by_expert, gates.float().contiguous(), choice.argsort(dim=1), rows, skipped)
 
     @classmethod
     def of_token(
         cls,
-        chosen: Sequence[int],
+        choice: Sequence[int],
         levels: Sequence[int],
         gates: torch.Tensor,
         compensated: Sequence[bool] = (),
@@ -118,19 +118,19 @@ class Assignments:
         """Makes the short list of a single token's assignments.
 
         Args:
-            chosen: k experts, in the router's order.
+            choice: k experts, in the router's order.
             levels: k levels; 0: skipped.
             gates: float32 [1, k], 0 where the level is 0.
             compensated: k; empty: no expert.
         """
-        count = len(chosen)
+        count = len(choice)
         by_expert: dict[int, list[Assignment]] = {}
-        slots = zip(chosen, levels, _each_slot(count), compensated or _no_slot(count), strict=True)
+        slots = zip(choice, levels, _each_slot(count), compensated or _no_slot(count), strict=True)
         for expert, level, place, flag in slots:
             if level:
                 by_expert[expert] = [Assignment(level, 1, place, int(flag))]
         skipped = [1] * levels.count(0)
-        order = torch.tensor([sorted(range(count), key=chosen.__getitem__)])
+        order = torch.tensor([sorted(range(count), key=choice.__getitem__)])
         return cls(by_expert, gates, order, len(by_expert), skipped)
 
     def wanted(self, layer: int) -> dict[ExpertKey, int]:
@@ -141,10 +141,10 @@ class Assignments:
             wanted[ExpertKey(layer, expert)] = level
         return wanted
 
-    def batches(self, leases: Sequence[Lease], most: int) -> list[list[tuple[Lease, Assignment]]]:
+    def batches(self, leases: Sequence[Lease], limit: int) -> list[list[tuple[Lease, Assignment]]]:
         """Splits the assignments of leased experts into calls.
 
-        A call has at most `most` rows, or a larger part of one assignment. A part has at most MOST_ROWS rows.
+        A call has at most `limit` rows, or a larger part of one assignment. A part has at most MOST_ROWS rows.
         """
         batches: list[list[tuple[Lease, Assignment]]] = []
         left = 0
@@ -154,7 +154,7 @@ class Assignments:
                     left -= assignment.rows
                     if left < 0:
                         batches.append([])
-                        left = most - assignment.rows
+                        left = limit - assignment.rows
                     batches[-1].append((lease, assignment))
         return batches
 

@@ -16,7 +16,7 @@ class DeviceExpertLayer(ExpertLayer):
     """
 
     def _on_host(
-        self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepContext
+        self, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor, step: StepContext
     ) -> OnHost:
         """Brings everything that the host needs of a layer into RAM at once.
 
@@ -27,7 +27,7 @@ class DeviceExpertLayer(ExpertLayer):
         compute = self.next_logits(hidden) if self.looks_ahead else None
         optional = {"ranks": step.kv.ranks, "logits": compute() if compute else None}
         present = {name: tensor for name, tensor in optional.items() if tensor is not None}
-        chosen, gates, *others = device.to_host([chosen, gates, *present.values()])
+        choice, gates, *others = device.to_host([choice, gates, *present.values()])
         found = dict.fromkeys(optional) | dict(zip(present, others, strict=True))
         logits = found["logits"]
-        return OnHost(chosen, gates, found["ranks"], None if logits is None else lambda: logits)
+        return OnHost(choice, gates, found["ranks"], None if logits is None else lambda: logits)

@@ -68,12 +68,12 @@ class ExpertLayer:
         """Whether there is a next layer with experts, and `read_ahead` has an effect now."""
         return self.next_router is not None and self.runtime.source.looks_ahead
 
-    def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    def routed(self, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Computes what a router has chosen, in the current step.
 
         Args:
             hidden: bf16 [T, H].
-            chosen: int64 [T, k], experts.
+            choice: int64 [T, k], experts.
             gates: [T, k], their gate weights.
 
         Returns:
@@ -81,27 +81,27 @@ class ExpertLayer:
         """
         step = current_step()
         step.kv.check_cancelled()
-        policy, host = step.policy, self._on_host(hidden, chosen, gates, step)
-        chosen, gates, ranks = host.chosen, host.gates, host.ranks
-        step.note_choice(self.layer, chosen, gates)
+        policy, host = step.policy, self._on_host(hidden, choice, gates, step)
+        choice, gates, ranks = host.choice, host.gates, host.ranks
+        step.note_choice(self.layer, choice, gates)
         levels = joined(
             policy.levels(self.layer, *each, decode=step.decode)
-            for each in _of_parts(step, chosen, gates, ranks)
+            for each in _of_parts(step, choice, gates, ranks)
         )
         compensated = None
         if policy.settings.compensation:
             compensated = joined(
                 policy.compensated(*each, decode=step.decode)
-                for each in _of_parts(step, chosen, gates, ranks)
+                for each in _of_parts(step, choice, gates, ranks)
             )
         if step.decode and policy.settings.priced:
-            step.use.add_damage(policy.damage, [self.layer] * len(chosen), chosen, gates, levels)
+            step.use.add_damage(policy.damage, [self.layer] * len(choice), choice, gates, levels)
         if 0 in policy.settings.levels:
             gates = without_skipped(gates, levels, renormalise=policy.settings.renormalise)
-        assignments = Assignments.of(chosen, levels, gates, compensated)
+        assignments = Assignments.of(choice, levels, gates, compensated)
         out = self.forward(step, hidden.contiguous(), assignments, next_logits=host.next_logits)
         if step.study.probe:
-            step.study.probe.routed(self.layer, Routed(hidden, chosen, gates, ranks), out)
+            step.study.probe.routed(self.layer, Routed(hidden, choice, gates, ranks), out)
         return out
 
     def forward(
@@ -150,10 +150,10 @@ class ExpertLayer:
         return partial(self.next_router[1], hidden) if self.next_router else None
 
     def _on_host(
-        self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor, step: StepContext
+        self, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor, step: StepContext
     ) -> OnHost:
         """The layer's values that the host needs: they are in RAM already."""
-        return OnHost(chosen, gates, step.kv.ranks, self.next_logits(hidden))
+        return OnHost(choice, gates, step.kv.ranks, self.next_logits(hidden))
 
     def _look_ahead(
         self,
@@ -281,11 +281,11 @@ class ExpertLayer:
 
 
 def _of_parts(
-    step: StepContext, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
+    step: StepContext, choice: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
     """The router's choice for each part of a step whose levels are chosen together."""
     for part in step.parts:
-        yield chosen[part], gates[part], None if ranks is None else ranks[part]
+        yield choice[part], gates[part], None if ranks is None else ranks[part]
 
 
 def experts_forward(

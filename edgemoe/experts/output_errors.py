@@ -66,7 +66,7 @@ class OutputErrors(ExpertProbe):
 
     def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
         """Keeps the router's choice."""
-        self.choices[layer] = routed.chosen.clone(), routed.gates.float()
+        self.choices[layer] = routed.choice.clone(), routed.gates.float()
 
     def means(self) -> torch.Tensor:
         """The mean squared error of each expert: float32 [layers, experts, levels].

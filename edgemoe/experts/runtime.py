@@ -37,13 +37,13 @@ class OnHost:
     """The values of a layer that the host needs, in RAM.
 
     Args:
-        chosen: int64 [T, k], the router's experts.
+        choice: int64 [T, k], the router's experts.
         gates: [T, k], their gate weights.
         ranks: float [T], PromptAttention.ranks; None where the settings do not depend on attention.
         next_logits: computes or has the next router's logits; None: nothing is predicted from this layer.
     """
 
-    chosen: torch.Tensor
+    choice: torch.Tensor
     gates: torch.Tensor
     ranks: torch.Tensor | None
     next_logits: NextLogits | None

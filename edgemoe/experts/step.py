@@ -35,13 +35,13 @@ class Routed:
 
     Args:
         hidden: bf16 [T, H], its input, where the model is.
-        chosen: int64 [T, k], experts.
+        choice: int64 [T, k], experts.
         gates: [T, k], their gate weights, 0 where an expert is skipped.
         ranks: float [T], PromptAttention.ranks; None where the settings do not depend on attention.
     """
 
     hidden: torch.Tensor
-    chosen: torch.Tensor
+    choice: torch.Tensor
     gates: torch.Tensor
     ranks: torch.Tensor | None
 
@@ -242,13 +242,13 @@ class StepContext:
             return [slice(0, self.step.rows)]
         return [slice(row, row + rows) for _, row, rows in self.kv.spans]
 
-    def note_choice(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> None:
+    def note_choice(self, layer: int, choice: torch.Tensor, gates: torch.Tensor) -> None:
         """Counts what a layer's router has chosen: int64 [T, k] experts and their gate weights [T, k], in RAM."""
-        self.record.active[layer] = len(chosen.unique())
+        self.record.active[layer] = len(choice.unique())
         if self.study.watch:
-            self.study.watch(layer, chosen)
+            self.study.watch(layer, choice)
         if self.record.choices:
-            self.record.choices.add(layer, chosen, gates)
+            self.record.choices.add(layer, choice, gates)
 
     @contextmanager
     def entered(self) -> Iterator[None]:

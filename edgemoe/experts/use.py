@@ -32,9 +32,9 @@ class ChoiceCounts:
     def __init__(self, layers: int, experts: int) -> None:
         self.counts, self.mass = np.zeros((layers, experts)), np.zeros((layers, experts))
 
-    def add(self, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> None:
+    def add(self, layer: int, choice: torch.Tensor, gates: torch.Tensor) -> None:
         """Adds the choice of some tokens: int64 [T, k] experts and their gate weights [T, k]."""
-        experts, count = chosen.reshape(-1).numpy(), self.counts.shape[1]
+        experts, count = choice.reshape(-1).numpy(), self.counts.shape[1]
         self.counts[layer] += np.bincount(experts, minlength=count)
         self.mass[layer] += np.bincount(experts, gates.reshape(-1).double().numpy(), minlength=count)
 
@@ -96,7 +96,7 @@ class ExpertUse:
         self,
         damage: Damage | None,
         layers: Sequence[int],
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         gates: torch.Tensor,
         levels: torch.Tensor,
     ) -> None:
@@ -105,12 +105,12 @@ class ExpertUse:
         Args:
             damage: the damage of the model's experts; levels go by it, so there is one.
             layers: the number of each row's layer, which has experts.
-            chosen: int64 [rows, k], experts.
+            choice: int64 [rows, k], experts.
             gates: [rows, k], their gate weights.
             levels: int64 [rows, k].
         """
         assert damage
-        each = damage.by_level[torch.tensor(layers)[:, None], chosen, levels]
+        each = damage.by_level[torch.tensor(layers)[:, None], choice, levels]
         self.damage += float((gates.float().square() * each).sum())
 
     def add_compensated(self, bits: float, pairs: int) -> None:

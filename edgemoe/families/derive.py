@@ -11,7 +11,7 @@ from edgemoe.errors import ModelRefused
 from edgemoe.families.base import OTHER_PROGRAM, Family, Traits
 from edgemoe.families.meta_model import meta_model
 from edgemoe.families.names import Conversions, one_template
-from edgemoe.families.recorded import NAME, Seen, kv_shape, seen_of
+from edgemoe.families.recorded import NAME, StepShapes, kv_shape, shapes_of
 from edgemoe.storage.convert.config import WRAPPED_IN, Config
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -29,7 +29,7 @@ def derive(bounded: Config, traits: Traits) -> Family:
         ModelRefused: transformers does not accept a value of the config, its modules cannot compute with it, or the
             model has a part that edgemoe does not run; the message names it.
     """
-    model, seen = _step_of(bounded)
+    model, shapes = _step_of(bounded)
     experts, conversions = _experts_of(model), Conversions.of(model, bounded.get(WRAPPED_IN))
     one, places = next(iter(experts.values())), _names_of(model, experts).values()
     path = one_template(f"{name}." for name in places)
@@ -41,8 +41,8 @@ def derive(bounded: Config, traits: Traits) -> Family:
         experts=len(one.down_proj),
         hidden=hidden,
         intermediate=inner,
-        top_k=max(seen.chosen.values()),
-        kv=kv_shape(seen),
+        top_k=max(shapes.choices.values()),
+        kv=kv_shape(shapes),
         expert_names=names or traits.expert_names,
         fused_names=fused,
         fused_checkpoints=names is None,
@@ -60,12 +60,12 @@ def derive(bounded: Config, traits: Traits) -> Family:
     )
 
 
-def _step_of(bounded: Config) -> tuple[Any, Seen]:
+def _step_of(bounded: Config) -> tuple[Any, StepShapes]:
     """Makes the model of a config without weights, and runs a step of it; raises as derive."""
     with foreign_code("values in config.json that transformers accepts", values=bounded):
         model = meta_model(bounded, attention=NAME, experts=NAME)
     with foreign_code("values in config.json that transformers' modules compute with", values=bounded):
-        return model, seen_of(model)
+        return model, shapes_of(model)
 
 
 def _experts_of(model: Any) -> dict[int, Any]:

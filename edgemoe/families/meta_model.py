@@ -166,12 +166,14 @@ class Rotary(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("real"), name)
 
-    def forward(self, *arguments: Any, **named: Any) -> Any:
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Calls the module in RAM with its own arguments."""
         arguments = tuple(map(self._in_ram, arguments))
-        named = {name: self._in_ram(value) for name, value in named.items()}
-        self.real(*(_first(value) for value in arguments), **{name: _first(v) for name, v in named.items()})
-        computed = self.real(*arguments, **named)
+        keywords = {name: self._in_ram(value) for name, value in keywords.items()}
+        self.real(
+            *(_first(value) for value in arguments), **{name: _first(v) for name, v in keywords.items()}
+        )
+        computed = self.real(*arguments, **keywords)
         parts = (computed,) if isinstance(computed, torch.Tensor) else computed
         if not all(bool(part.isfinite().all()) for part in parts):
             raise ValueError("rope_parameters give rotary embeddings that are not finite")
@@ -209,10 +211,10 @@ class Passes(nn.Module):
         """The layer's own attributes."""
         return getattr(self.__dict__["layer"], name)
 
-    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
         """Returns the hidden states unchanged, with the layer's own arguments and results."""
         carried = carried_by(self.__dict__["layer"])
-        return (hidden_states, named[carried]) if carried else hidden_states
+        return (hidden_states, keywords[carried]) if carried else hidden_states
 
 
 def passing(model: Any, numbers: Iterable[int]) -> dict[str, nn.Module]:

@@ -30,7 +30,7 @@ _ACTION = "choose a model of another family"
 
 
 @dataclass
-class Seen:
+class StepShapes:
     """The sizes that the layers of a step have shown.
 
     Attributes:
@@ -40,7 +40,7 @@ class Seen:
         indexed: layer -> size of its index keys.
         convolved: layer -> channels and kernel of its convolution.
         recurrent: layer -> heads, key and value size of its recurrence.
-        chosen: experts module -> experts of each token.
+        choices: experts module -> experts of each token.
     """
 
     cached: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -49,38 +49,38 @@ class Seen:
     indexed: dict[int, int] = field(default_factory=dict)
     convolved: dict[int, tuple[int, int]] = field(default_factory=dict)
     recurrent: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    chosen: dict[int, int] = field(default_factory=dict)
+    choices: dict[int, int] = field(default_factory=dict)
 
 
 class _Cache(Cache):  # type: ignore[misc]  # transformers ships no types
     """Notes what layers cache, and has nothing from before."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, shapes: StepShapes) -> None:
         super().__init__(layers=[])
-        self.seen = seen
+        self.shapes = shapes
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Notes the heads and sizes of keys and values."""
         keys, values = key_states.shape, value_states.shape
-        self.seen.cached[layer_idx] = keys[1], keys[3], values[1], values[3]
+        self.shapes.cached[layer_idx] = keys[1], keys[3], values[1], values[3]
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Notes the size of index keys."""
-        self.seen.indexed[layer_idx] = indexer_key_states.shape[-1]
+        self.shapes.indexed[layer_idx] = indexer_key_states.shape[-1]
         return indexer_key_states
 
     def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
         """Notes channels and kernel; the earlier inputs are zeros."""
         kernel = kwargs.get("conv_kernel_size") or conv_states.shape[-1]
-        self.seen.convolved[layer_idx] = conv_states.shape[1], kernel
+        self.shapes.convolved[layer_idx] = conv_states.shape[1], kernel
         return torch.cat((conv_states.new_zeros(*conv_states.shape[:2], kernel), conv_states), dim=-1)
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> None:
         """Notes the shape."""
-        self.seen.recurrent[layer_idx] = tuple(recurrent_states.shape[1:])
+        self.shapes.recurrent[layer_idx] = tuple(recurrent_states.shape[1:])
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Returns None: the step is a sequence's first."""
@@ -133,11 +133,11 @@ def _mask(
     return torch.ones(1, 1, _ROWS, _ROWS, dtype=torch.bool, device="meta")
 
 
-def _experts(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    module.edgemoe_seen.chosen[id(module)] = chosen.shape[-1]
-    if chosen.shape != gates.shape or len(chosen) != len(hidden):
+def _experts(module: Any, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    module.edgemoe_seen.choices[id(module)] = choice.shape[-1]
+    if choice.shape != gates.shape or len(choice) != len(hidden):
         raise ValueError(
-            f"experts {list(chosen.shape)} and gate weights {list(gates.shape)} of {len(hidden)} tokens"
+            f"experts {list(choice.shape)} and gate weights {list(gates.shape)} of {len(hidden)} tokens"
         )
     return torch.empty_like(hidden)
 
@@ -147,7 +147,7 @@ AttentionMaskInterface.register(NAME, _mask)
 ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 
 
-def seen_of(model: Any) -> Seen:
+def shapes_of(model: Any) -> StepShapes:
     """Runs a step of three tokens through one layer of each kind of a model on the meta device.
 
     Args:
@@ -159,32 +159,32 @@ def seen_of(model: Any) -> Seen:
     Raises:
         Exception: whatever a module raises.
     """
-    seen, first = Seen(), repeated_layers(model)
+    shapes, first = StepShapes(), repeated_layers(model)
     positions, found = torch.arange(_ROWS), buffers_of_config(model)
     rotary: dict[str, nn.Module] = {name: Rotary(real, positions) for name, real in found.items()}
     alike = passing(model, first)
-    with torch.inference_mode(), _noting(model, seen), replaced(model, rotary), replaced(model, alike):
+    with torch.inference_mode(), _noting(model, shapes), replaced(model, rotary), replaced(model, alike):
         model(
             input_ids=torch.zeros(1, _ROWS, dtype=torch.int64, device="meta"),
             position_ids=positions[None].to("meta"),
-            past_key_values=_Cache(seen),
+            past_key_values=_Cache(shapes),
             use_cache=True,
         )
-    notes: list[dict[int, Any]] = [seen.cached, seen.attended, seen.windows]
-    notes += [seen.indexed, seen.convolved, seen.recurrent]
+    notes: list[dict[int, Any]] = [shapes.cached, shapes.attended, shapes.windows]
+    notes += [shapes.indexed, shapes.convolved, shapes.recurrent]
     for number, other in first.items():
         for note in notes:
             if other in note:
                 note[number] = note[other]
-    return seen
+    return shapes
 
 
 @contextmanager
-def _noting(model: nn.Module, seen: Seen) -> Iterator[None]:
+def _noting(model: nn.Module, shapes: StepShapes) -> Iterator[None]:
     """Gives every module the place of its notes, within the block."""
     modules: list[Any] = [*model.modules()]
     for module in modules:
-        module.edgemoe_seen = seen
+        module.edgemoe_seen = shapes
     try:
         yield
     finally:
@@ -192,28 +192,28 @@ def _noting(model: nn.Module, seen: Seen) -> Iterator[None]:
             del module.edgemoe_seen
 
 
-def kv_shape(seen: Seen) -> KVShape:
+def kv_shape(shapes: StepShapes) -> KVShape:
     """The shape of a sequence's KV: that of the first layer with attention, and others that differ from it.
 
     Raises:
         ModelRefused: keys and values of an absurd size, a layer that attends to what another one caches, or a state
             that is not supported.
     """
-    borrowing = [layer for layer in seen.attended if layer not in seen.cached]
+    borrowing = [layer for layer in shapes.attended if layer not in shapes.cached]
     if borrowing:
         raise ModelRefused(
             "layers that attend to their own keys", f"layer {borrowing[0]} with another one's", _ACTION
         )
     layers = dict[KVShape, list[int]]()
-    for layer in sorted(seen.cached):
-        layers.setdefault(_layer_shape(seen, layer), []).append(layer)
+    for layer in sorted(shapes.cached):
+        layers.setdefault(_layer_shape(shapes, layer), []).append(layer)
     first, *others = [replace(each, layers=tuple(of)) for each, of in layers.items()] or [
         KVShape((), 1, 1, 1)
     ]
-    return replace(first, linear=_linear(seen), others=tuple(others), index=_index(seen))
+    return replace(first, linear=_linear(shapes), others=tuple(others), index=_index(shapes))
 
 
-def _layer_shape(seen: Seen, layer: int) -> KVShape:
+def _layer_shape(shapes: StepShapes, layer: int) -> KVShape:
     """The shape of what a layer caches, without a layer.
 
     A layer that attends to more heads than it caches has expanded them from latents, with one head: its keys are cached
@@ -223,38 +223,40 @@ def _layer_shape(seen: Seen, layer: int) -> KVShape:
     Raises:
         ModelRefused: a number of values other than that of keys, or an absurd size.
     """
-    heads, key_dim, value_heads, value_dim = shape = seen.cached[layer]
-    window = seen.windows.get(layer, 0)
+    heads, key_dim, value_heads, value_dim = shape = shapes.cached[layer]
+    window = shapes.windows.get(layer, 0)
     if not all(1 <= size <= _LARGEST_SIZE for size in shape):
         raise ModelRefused(
             f"sizes from 1 to {_LARGEST_SIZE} of keys and values, as config.json gives them",
             f"heads and sizes {shape}",
             CHECK_ORIGIN,
         )
-    if seen.attended.get(layer, heads) != heads:
+    if shapes.attended.get(layer, heads) != heads:
         return KVShape((), heads, key_dim + value_dim, 0, latent=key_dim, window=window)
     if value_heads != heads:
         raise ModelRefused("as many values as keys", f"{heads} keys and {value_heads} values", _ACTION)
     return KVShape((), heads, key_dim, max(key_dim, value_dim), window=window)
 
 
-def _index(seen: Seen) -> KVShape | None:
+def _index(shapes: StepShapes) -> KVShape | None:
     """The shape of index keys; None where no layer has an index.
 
     Raises:
         ModelRefused: they have several sizes.
     """
-    sizes = set(seen.indexed.values())
+    sizes = set(shapes.indexed.values())
     if len(sizes) > 1:
         raise ModelRefused("index keys of one size", f"{len(sizes)} sizes", _ACTION)
-    return KVShape(tuple(sorted(seen.indexed)), 1, sizes.pop(), 0) if sizes else None
+    return KVShape(tuple(sorted(shapes.indexed)), 1, sizes.pop(), 0) if sizes else None
 
 
-def _linear(seen: Seen) -> LinearState | None:
+def _linear(shapes: StepShapes) -> LinearState | None:
     """The state of the linear-attention layers; None where there are none."""
-    if not seen.convolved and not seen.recurrent:
+    if not shapes.convolved and not shapes.recurrent:
         return None
-    states = {(seen.convolved.get(i), seen.recurrent.get(i)) for i in {*seen.convolved, *seen.recurrent}}
+    states = {
+        (shapes.convolved.get(i), shapes.recurrent.get(i)) for i in {*shapes.convolved, *shapes.recurrent}
+    }
     convolved, recurrent = states.pop()
     if recurrent is None:
         recurrent = 0, 0, 0
@@ -265,4 +267,4 @@ def _linear(seen: Seen) -> LinearState | None:
             _ACTION,
         )
     heads, key_dim, value_dim = recurrent
-    return LinearState(tuple(sorted(seen.convolved)), *convolved, heads, key_dim, value_dim)
+    return LinearState(tuple(sorted(shapes.convolved)), *convolved, heads, key_dim, value_dim)

@@ -15,7 +15,7 @@ from subprocess import DEVNULL, Popen
 from typing import Any
 
 from edgemoe.errors import UserError
-from edgemoe.grammar.process import ERROR, MASK, received, sent
+from edgemoe.grammar.process import ERROR, MASK, received, send
 from edgemoe.grammar.schema import refused
 
 WALL_SECONDS = 60.0
@@ -78,7 +78,7 @@ class Connection:
     def send(self, message: bytes) -> None:
         """Sends a message. A process that has ended gets nothing, and `receive` says so."""
         try:
-            sent(self._own, message)
+            send(self._own, message)
         except OSError:
             self.close()
 
@@ -216,8 +216,8 @@ def _close(*own: socket.socket) -> None:
         each.close()
 
 
-def _refusal(found: str) -> UserError:
-    found = " ".join(found.split())
-    if found.startswith("NoExtension"):
-        found = "one that no answer can have"
-    return refused("a form of answers that can be enforced", found[:300])
+def _refusal(finding: str) -> UserError:
+    finding = " ".join(finding.split())
+    if finding.startswith("NoExtension"):
+        finding = "one that no answer can have"
+    return refused("a form of answers that can be enforced", finding[:300])

@@ -96,13 +96,13 @@ class Grammars:
                 self._kept.move_to_end(key)
         return None if kept is None else _given(kept)
 
-    def _keep(self, key: bytes, made: Grammar | UserError) -> None:
+    def _keep(self, key: bytes, result: Grammar | UserError) -> None:
         with self._lock:
-            self._kept[key] = made
+            self._kept[key] = result
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-            if isinstance(made, Grammar):
-                self._alive.add(made)
+            if isinstance(result, Grammar):
+                self._alive.add(result)
 
     def _make_room(self, cancellation: Cancellation) -> None:
         """Waits until there is memory for one more grammar; drops kept ones that have not been used for longest."""
@@ -119,7 +119,7 @@ class Grammars:
         return sum(grammar.bytes for grammar in self._alive)
 
 
-def _given(made: Grammar | UserError) -> Grammar:
-    if isinstance(made, Grammar):
-        return made
-    raise UserError(made.wanted, made.found, made.action)
+def _given(result: Grammar | UserError) -> Grammar:
+    if isinstance(result, Grammar):
+        return result
+    raise UserError(result.expectation, result.finding, result.action)

@@ -71,10 +71,10 @@ def main() -> None:
     try:
         table = LLTokenizer(tokenizer, n_vocab=settings["words"], eos_token=settings["ends"])
     except Exception as error:
-        sent(control, ERROR + str(error).encode())
+        send(control, ERROR + str(error).encode())
         return
     special = [token for token in settings["added"] if table.is_special_token(token)]
-    sent(control, MASK + json.dumps(special).encode())
+    send(control, MASK + json.dumps(special).encode())
     start_processes(control, lambda connection: follow_grammar(connection, table))
 
 
@@ -131,9 +131,9 @@ def follow_grammar(connection: socket.socket, table: LLTokenizer) -> None:
     before = own_bytes()
     first = within(COMPILE_SECONDS, compiled)
     if first.is_error():
-        sent(connection, ERROR + first.get_error().encode())
+        send(connection, ERROR + first.get_error().encode())
         return
-    sent(connection, MASK + str(own_bytes() - before).encode())
+    send(connection, MASK + str(own_bytes() - before).encode())
     start_processes(connection, lambda answer: follow_answer(answer, first.deep_copy()))
 
 
@@ -149,7 +149,7 @@ def follow_answer(connection: socket.socket, state: LLMatcher) -> None:
             return bytes(state.compute_bitmask())
 
         mask = within(TOKEN_SECONDS, next_mask)
-        sent(connection, ERROR + state.get_error().encode() if state.is_error() else MASK + mask)
+        send(connection, ERROR + state.get_error().encode() if state.is_error() else MASK + mask)
         token = received(connection)
 
 
@@ -179,7 +179,7 @@ def pages() -> list[int]:
     return [int(count) for count in Path("/proc/self/statm").read_text().split()]
 
 
-def sent(connection: socket.socket, message: bytes) -> None:
+def send(connection: socket.socket, message: bytes) -> None:
     """Sends a message with its length before it."""
     connection.sendall(len(message).to_bytes(4, "little") + message)
 

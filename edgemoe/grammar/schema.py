@@ -114,6 +114,6 @@ def _with_null(schema: dict[str, object]) -> dict[str, object]:
     return schema | {"type": [*listed, *([] if "null" in listed else ["null"])]}
 
 
-def refused(wanted: str, found: str, action: str = "change it") -> UserError:
+def refused(expectation: str, finding: str, action: str = "change it") -> UserError:
     """The error of a schema that is not enforced."""
-    return UserError(wanted, found, action)
+    return UserError(expectation, finding, action)

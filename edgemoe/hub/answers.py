@@ -63,13 +63,13 @@ def require_success(response: Any, repo: str) -> None:
         hf_raise_for_status(whole)
 
 
-def received(response: Any, wanted: str, most: int, seconds: float | None = None) -> bytes:
+def received(response: Any, name: str, limit: int, seconds: float | None = None) -> bytes:
     """Reads the body of a response.
 
     Args:
         response: streamed by huggingface_hub's session.
-        wanted: a name of what is read, for errors.
-        most: largest number of bytes.
+        name: a name of what is read, for errors.
+        limit: largest number of bytes.
         seconds: time in which all of it must have come; None: no limit.
 
     Raises:
@@ -78,10 +78,10 @@ def received(response: Any, wanted: str, most: int, seconds: float | None = None
     parts, end = bytearray(), time.monotonic() + (seconds or 0)
     for piece in response.iter_bytes():
         parts += piece
-        if len(parts) > most:
-            raise UserError(f"{wanted} of at most {most} bytes", "more", "check HF_ENDPOINT")
+        if len(parts) > limit:
+            raise UserError(f"{name} of at most {limit} bytes", "more", "check HF_ENDPOINT")
         if seconds is not None and time.monotonic() > end:
             raise UserError(
-                f"{wanted} within {seconds:g} s", "a part of it", "check HF_ENDPOINT, and try again"
+                f"{name} within {seconds:g} s", "a part of it", "check HF_ENDPOINT, and try again"
             )
     return bytes(parts)

@@ -129,14 +129,14 @@ def _parts(name: str) -> list[str]:
     return [f"{folder}{slash}{part}" for part in part_names(file)]
 
 
-def _no_choice(model: HubModel, matching: list[str], found: dict[str, str]) -> ModelRefused:
+def _no_choice(model: HubModel, matching: list[str], names: dict[str, str]) -> ModelRefused:
     """The error about no file, or several files, of the wanted quantization; lists names that choose one each."""
-    labels = [quantization(stem) for stem in found.values()]
+    labels = [quantization(stem) for stem in names.values()]
     choices = [
         label if labels.count(label) == 1 else stem
-        for label, stem in zip(labels, found.values(), strict=True)
+        for label, stem in zip(labels, names.values(), strict=True)
     ]
-    chosen = found[matching[0]] if matching else next(iter(choices), "")
+    chosen = names[matching[0]] if matching else next(iter(choices), "")
     example = HubModel(model.repo, model.revision, chosen).name
     return ModelRefused(
         f"one GGUF model {model.gguf or DEFAULT} in {model.repo} on the Hub",

@@ -21,9 +21,9 @@ class ConversionProgress:
         self._downloaded += size
         self._show()
 
-    def converted(self, done: int, total: int) -> None:
+    def converted(self, count: int, total: int) -> None:
         """Sets converted and total bytes of source; the `progress` argument of storage.convert.run.convert."""
-        self._converted, self._to_convert = done, total
+        self._converted, self._to_convert = count, total
         self._show()
 
     def _show(self) -> None:

@@ -65,12 +65,12 @@ class Rows:
     Args:
         x: bf16 [T, H].
         of: int64 [R] in RAM, contiguous, indices into x; None: x has the R rows, or one row that is all of them.
-        kept: values that a kernel has made from x, for later calls with rows of the same x.
+        memo: values that a kernel has made from x, for later calls with rows of the same x.
     """
 
     x: torch.Tensor
     of: torch.Tensor | None = None
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    memo: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def gathered(self, count: int) -> torch.Tensor:
         """The rows one after another, bf16 [R, H]; one row is expanded.

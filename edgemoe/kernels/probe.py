@@ -73,7 +73,7 @@ def measure() -> list[Timing]:
 
     A narrower path than the widest is preferred only if it wins twice: its work is timed again, after all other work.
     """
-    before = paths.chosen()
+    before = paths.choice()
     try:
         all_work = list(samples())
         found = {sample[:2]: _timed(*sample) for sample in all_work}
@@ -176,7 +176,7 @@ def _text(path: Path) -> str:
 
 def _require_known(timings: list[Timing]) -> None:
     """Raises ValueError unless each kind of work has times, as numbers, and all are of paths that this machine has."""
-    known = paths.chosen()
+    known = paths.choice()
     if {(one.work, one.rows) for one in timings} != known.keys():
         raise ValueError("timings of other work")
     for one in timings:

@@ -175,12 +175,12 @@ class Entry:
     """A file of the directory, by its age.
 
     Args:
-        used: nanoseconds of its last use.
+        used_at: nanoseconds of its last use.
         size: bytes on disk.
         path: the path of the file.
     """
 
-    used: int
+    used_at: int
     size: int
     path: Path
 

@@ -83,7 +83,7 @@ class BlockWriter:
         failed: called with an error of a chain, on the writer's thread.
 
     Attributes:
-        used: bytes of all blocks in the directory, when it was last listed or written to.
+        used_bytes: bytes of all blocks in the directory, when it was last listed or written to.
         evicted: files that have left for others.
         written, written_bytes: files that are complete.
         stuck: whether a write has not returned; nothing is written any more.
@@ -91,7 +91,7 @@ class BlockWriter:
 
     def __init__(self, directory: Path, limit: int, secret: int, failed: Callable[[Exception], None]) -> None:
         self._directory, self._limit, self._secret, self._failed = directory, limit, secret, failed
-        self.used = self.evicted = self.written = self.written_bytes = 0
+        self.used_bytes = self.evicted = self.written = self.written_bytes = 0
         self.stuck = False
         self._offered = dict[SequenceKV, list[tuple[Chain, Future[None]]]]()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,7 +107,7 @@ class BlockWriter:
             with StoreLock(self._directory, exclusive=True):
                 room = Room(self._directory, self._limit, time.time_ns())
                 room.take(0)
-                self.used, self.evicted = room.used, self.evicted + room.evicted
+                self.used_bytes, self.evicted = room.used_bytes, self.evicted + room.evicted
         except StoreBusy:
             pass
 
@@ -203,7 +203,7 @@ class BlockWriter:
             rows = chain.sequence.rows(end - blocks.BLOCK, end, windowed=piece.windowed)
             size = block_files.header_bytes(end) + sum(map(len, rows))
             fits = room.take(size)
-            self.used, self.evicted = room.used, evicted + room.evicted
+            self.used_bytes, self.evicted = room.used_bytes, evicted + room.evicted
             if not fits or not await _write_block(chain, path, block, rows, size):
                 return
             block_files.touch(path, now, piece.index)
@@ -250,7 +250,7 @@ class Room:
         before: files whose last use came before this time, in nanoseconds, may leave.
 
     Attributes:
-        used: bytes of all files.
+        used_bytes: bytes of all files.
         evicted: files that have left.
     """
 
@@ -262,18 +262,18 @@ class Room:
                 each.path.unlink(missing_ok=True)
             else:
                 whole.append(each)
-        self.used = sum(each.size for each in whole)
-        self._old = sorted((each for each in whole if each.used < before), reverse=True)
+        self.used_bytes = sum(each.size for each in whole)
+        self._old = sorted((each for each in whole if each.used_at < before), reverse=True)
         """The oldest last."""
 
     def take(self, size: int) -> bool:
         """Frees bytes for a file; False where all that may leave are too few."""
         size = block_files.on_disk(size)
-        while self._old and self.used + size > self._limit:
+        while self._old and self.used_bytes + size > self._limit:
             oldest = self._old.pop()
             oldest.path.unlink(missing_ok=True)
-            self.used -= oldest.size
+            self.used_bytes -= oldest.size
             self.evicted += 1
-        fits = self.used + size <= self._limit
-        self.used += size if fits else 0
+        fits = self.used_bytes + size <= self._limit
+        self.used_bytes += size if fits else 0
         return fits

@@ -121,7 +121,7 @@ class PrefixCache:
             evicted=writer.evicted,
             dropped=self._dropped,
             failures=self._failures,
-            used_bytes=writer.used,
+            used_bytes=writer.used_bytes,
             limit_bytes=self.limit,
         )
 
@@ -264,6 +264,6 @@ class PrefixCache:
         self._failures += 1
         if what not in self._warned:
             self._warned.add(what)
-            found = error.found if isinstance(error, EdgemoeError) else error
+            found = error.finding if isinstance(error, EdgemoeError) else error
             why = "answers go on without it, and later failures are not reported"
             _log.warning("%s, the prefix cache, %s: %s; %s", self.directory, what, found, why)

@@ -162,9 +162,9 @@ class SequenceKV:
             raise ModelRefused(wanted, found, "choose a model of another family")
         self._forget(self.windows.passed(self.length, rows), (layer,))
 
-    def _forget(self, gone: Iterable[range], layers: Collection[int] | None = None) -> None:
+    def _forget(self, ranges: Iterable[range], layers: Collection[int] | None = None) -> None:
         """Returns the memory of some tokens of the layers with a window, or of some of these layers."""
-        for tokens in gone:
+        for tokens in ranges:
             for layer in self.windowed if layers is None else layers:
                 for stored in self.windowed[layer]:
                     row = stored.shape[-1] * stored.itemsize
@@ -203,7 +203,7 @@ class SequenceKV:
         if self.windows and other.windows:
             self.windows.copy(other.windows, length)
         for layer, parts in self.windowed.items():
-            for tokens in self.windows.kept if self.windows else [range(length)]:
+            for tokens in self.windows.ranges if self.windows else [range(length)]:
                 for own, theirs in zip(parts, other.windowed[layer], strict=True):
                     own[:, tokens.start : tokens.stop] = theirs[:, tokens.start : tokens.stop]
         self.length = length

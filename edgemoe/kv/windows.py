@@ -43,18 +43,18 @@ class Windows:
         drops: whether tokens outside of these windows go; False: the context is too short to be worth it.
 
     Attributes:
-        kept: ascending ranges of tokens; the last one ends with the last valid token.
+        ranges: ascending ranges of tokens; the last one ends with the last valid token.
     """
 
     def __init__(self, window: int, *, drops: bool) -> None:
         self._window, self._drops = window, drops
-        self.kept = [range(0)]
+        self.ranges = [range(0)]
         self._marks: tuple[int, ...] = (0, 0)
         self._due = self._written = 0
 
     def reach(self, length: int) -> int:
         """Returns the most tokens, at most `length`, that the sequence can be cropped to."""
-        ends = [min(length, each.stop) for each in self.kept if self._serves(each, min(length, each.stop))]
+        ends = [min(length, each.stop) for each in self.ranges if self._serves(each, min(length, each.stop))]
         return max(ends, default=0)
 
     def _serves(self, tokens: range, end: int) -> bool:
@@ -76,18 +76,18 @@ class Windows:
 
     def commit(self, length: int) -> list[range]:
         """Makes the tokens of a step valid; returns the tokens that are not kept any more."""
-        self._written, last = 0, self.kept[-1]
-        self.kept[-1] = range(last.start, length)
+        self._written, last = 0, self.ranges[-1]
+        self.ranges[-1] = range(last.start, length)
         return self._trim() if length >= self._due else []
 
     def _trim(self) -> list[range]:
         """Leaves the windows; returns all other tokens."""
-        length, size, before = self.kept[-1].stop, blocks.BLOCK, self.kept
+        length, size, before = self.ranges[-1].stop, blocks.BLOCK, self.ranges
         self._due = (length - SLACK) // size * size + size + SLACK
         if not self._drops:
             return []
-        self.kept = _common(before, self._wanted(length)) or [range(length, length)]
-        return _without(before, self.kept)
+        self.ranges = _common(before, self._wanted(length)) or [range(length, length)]
+        return _without(before, self.ranges)
 
     def _wanted(self, end: int) -> list[range]:
         """The tokens to keep of a sequence that ends at `end`, ascending and without a gap in a range."""
@@ -106,7 +106,7 @@ class Windows:
             at: the first token of the rows that the layer computes now, after earlier rows of the step.
             rows: how many these are.
         """
-        valid, self._written = self.kept[-1].stop, max(self._written, at + rows)
+        valid, self._written = self.ranges[-1].stop, max(self._written, at + rows)
         end = kept_before(self._window, at)
         first = max(valid, kept_before(self._window, at - blocks.BLOCK_ROWS))
         if not self._drops or first >= end:
@@ -115,37 +115,37 @@ class Windows:
 
     def failed(self) -> list[range]:
         """Returns the tokens that a step wrote which did not end."""
-        valid, written = self.kept[-1].stop, self._written
+        valid, written = self.ranges[-1].stop, self._written
         self._written = 0
         return [range(valid, written)] if valid < written else []
 
     def crop(self, length: int) -> list[range]:
         """Drops the tokens from `length` on, a number from `reach`; returns the tokens whose memory is freed."""
-        before = self.kept
-        self.kept = _common(before, [range(length)]) or [range(0)]
+        before = self.ranges
+        self.ranges = _common(before, [range(length)]) or [range(0)]
         self._marks = tuple(mark if mark <= length else 0 for mark in self._marks)
         self._due = 0
-        return _without(before, self.kept) if self._drops else []
+        return _without(before, self.ranges) if self._drops else []
 
     def copy(self, other: Windows, length: int) -> None:
         """Takes over what another sequence keeps of its first `length` tokens."""
-        self.kept = _common(other.kept, [range(length)]) or [range(0)]
+        self.ranges = _common(other.ranges, [range(length)]) or [range(0)]
         self._marks, self._due = tuple(mark if mark <= length else 0 for mark in other._marks), 0
 
     def restore(self, tokens: range) -> None:
         """Adds tokens that come from outside, after all others."""
-        last = self.kept[-1]
+        last = self.ranges[-1]
         if tokens.start <= last.stop:
-            self.kept[-1] = range(last.start, tokens.stop)
+            self.ranges[-1] = range(last.start, tokens.stop)
         else:
-            self.kept.append(tokens)
+            self.ranges.append(tokens)
         self._due = 0
 
     def whole_blocks(self) -> frozenset[int]:
         """Returns the numbers of the blocks of which all tokens are kept."""
         size = blocks.BLOCK
         return frozenset(
-            block for each in self.kept for block in range(-(-each.start // size), each.stop // size)
+            block for each in self.ranges for block in range(-(-each.start // size), each.stop // size)
         )
 
 

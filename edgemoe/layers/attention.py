@@ -92,13 +92,13 @@ def _by_kernel(query: torch.Tensor) -> bool:
     return native.available() and query.device.type == "cpu"
 
 
-def _refuse_unknown(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+def _refuse_unknown(module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
     """Refuses every argument that this attention does not compute with, unless it is None or has no effect.
 
     Raises:
         ModelRefused: naming the argument and the module.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and name not in _WITHOUT_EFFECT and not (name == "is_causal" and value):
             raise ModelRefused(
                 f"attention of queries, keys, values, a window and sinks alone in {type(module).__name__}",

@@ -154,12 +154,12 @@ class FusedDecode:
         if self._choices:
             self._choices.clear()
 
-    def _computed(self, begun: Place, place: Place) -> tuple[list[int], list[int]]:
+    def _computed(self, start: Place, place: Place) -> tuple[list[int], list[int]]:
         """Layers that a call has computed with their experts, and the layer whose experts it has only chosen."""
         places, passed = self._experts_at, list[int]()
-        for layer in range(begun.layer, min(place.layer + 1, len(places))):
+        for layer in range(start.layer, min(place.layer + 1, len(places))):
             at = places[layer]
-            before = at < 0 or (layer == begun.layer and at < begun.operation)
+            before = at < 0 or (layer == start.layer and at < start.operation)
             if not before and (layer < place.layer or at <= place.operation):
                 passed.append(layer)
         if passed and (passed[-1], places[passed[-1]]) == place:

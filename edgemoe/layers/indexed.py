@@ -50,7 +50,7 @@ class IndexBySequence(nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module, self.most = module, module.index_topk
+        self.module, self.limit = module, module.index_topk
         if module.weights_proj.weight.dtype == torch.int8:
             module.weights_proj = _Converting(module.weights_proj)
 
@@ -73,19 +73,19 @@ class IndexBySequence(nn.Module):
                 done += len(block)
         return torch.cat(found, dim=1)
 
-    def _block(self, given: dict[str, Any], sequence: SequenceKV, before: int, rows: int) -> torch.Tensor:
+    def _block(self, arguments: dict[str, Any], sequence: SequenceKV, before: int, rows: int) -> torch.Tensor:
         """Chooses for consecutive rows of one sequence, the first of which has so many tokens before it."""
-        tokens, place = before + rows, given["hidden_states"].device
+        tokens, place = before + rows, arguments["hidden_states"].device
         keys = _IndexKeys(sequence, before)
         positions = torch.arange(before, tokens, device=place)[:, None]
         seen = torch.arange(tokens, device=place) <= positions
-        with _InOrder(all_seen=tokens <= self.most):
+        with _InOrder(all_seen=tokens <= self.limit):
             chosen: torch.Tensor = self.module(
-                **given | {"past_key_values": keys, "attention_mask": seen[None]}
+                **arguments | {"past_key_values": keys, "attention_mask": seen[None]}
             )
-        if tokens <= self.most:
-            return positions.new_full((1, rows, self.most), -1, dtype=torch.int32)
-        return chosen.masked_fill(positions < self.most, -1)
+        if tokens <= self.limit:
+            return positions.new_full((1, rows, self.limit), -1, dtype=torch.int32)
+        return chosen.masked_fill(positions < self.limit, -1)
 
 
 class _Converting(nn.Module):

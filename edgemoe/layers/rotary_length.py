@@ -29,7 +29,7 @@ class RotaryLength:
                 module.register_forward_hook(self._drop_position)
 
     def _add_position(
-        self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+        self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Adds the last position, after a module's memory of a longer sequence is reset."""
         for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
@@ -38,10 +38,10 @@ class RotaryLength:
                 setattr(module, name, module.original_max_seq_len)
                 setattr(module, f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq"))
         hidden, *rest = arguments
-        positions = named["position_ids"] if "position_ids" in named else rest.pop(0)
+        positions = keywords["position_ids"] if "position_ids" in keywords else rest.pop(0)
         last = positions.new_full((len(positions), 1), self.tokens - 1)
         positions = torch.cat((positions, last), 1)
-        return (hidden, positions, *rest), {k: v for k, v in named.items() if k != "position_ids"}
+        return (hidden, positions, *rest), {k: v for k, v in keywords.items() if k != "position_ids"}
 
     @staticmethod
     def _drop_position(module: Any, arguments: Any, output: Any) -> Any:

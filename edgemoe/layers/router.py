@@ -106,13 +106,13 @@ _TRIED, _AGREE = 16, 13
 """Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""
 
 
-def _distance(made: CompiledRouter, router: Any, further: Sequence[torch.Tensor]) -> float | None:
+def _distance(compiled: CompiledRouter, router: Any, further: Sequence[torch.Tensor]) -> float | None:
     """The median difference of gate weights of states that are noise; None: they choose other experts or weights."""
     noise = torch.randn(_TRIED, router.weight.shape[1], generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
             _, theirs, experts = router(noise.bfloat16(), *further)
-            _, own, chosen = made(noise.bfloat16())
+            _, own, chosen = compiled(noise.bfloat16())
     except (TypeError, ValueError):  # a router with other arguments or another result
         return None
     shape = len(noise), router.weight.shape[0]
@@ -205,9 +205,9 @@ def next_gates(traits: Traits, config: Any) -> Callable[[torch.Tensor, torch.Ten
         return None
     sigmoid, normalise = traits.gate.function == "sigmoid", bool(traits.gate.normalise(config))
 
-    def gates(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def gates(logits: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
         scores = logits.float().sigmoid() if sigmoid else logits.float().softmax(-1)
-        taken = scores.gather(1, chosen)
+        taken = scores.gather(1, choice)
         return taken / taken.sum(1, keepdim=True) if normalise else taken
 
     return gates

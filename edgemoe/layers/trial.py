@@ -73,13 +73,13 @@ class _NoExperts:
     def __init__(self, module: Any, intermediate: int) -> None:
         self._module, self._inner = module, intermediate
 
-    def routed(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    def routed(self, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """See ExpertLayer.routed."""
         gated = self._module.has_gate
         inner = between(self._module)(hidden.new_empty(len(hidden), (1 + gated) * self._inner))
-        if inner.shape[1] != self._inner or chosen.shape != gates.shape or len(chosen) != len(hidden):
+        if inner.shape[1] != self._inner or choice.shape != gates.shape or len(choice) != len(hidden):
             raise ValueError(
-                f"experts {list(chosen.shape)} and gate weights {list(gates.shape)} of {len(hidden)} tokens"
+                f"experts {list(choice.shape)} and gate weights {list(gates.shape)} of {len(hidden)} tokens"
             )
         return torch.empty_like(hidden)
 

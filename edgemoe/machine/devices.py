@@ -17,7 +17,7 @@ LEAST_CAPABILITY = 8, 0
 """NVIDIA's compute capability from which a GPU multiplies bf16: Ampere (RTX 30, A100) and later."""
 
 
-def chosen(name: str) -> str:
+def device_name(name: str) -> str:
     """Resolves `auto`: to cuda where torch finds a GPU that multiplies bf16 and Triton is installed, otherwise to cpu.
 
     Raises:
@@ -53,7 +53,7 @@ def open_device(name: str) -> Device | None:
     Raises:
         UserError: `name` is none of DEVICES, or the machine does not have it.
     """
-    return _cuda() if chosen(name) == "cuda" else None
+    return _cuda() if device_name(name) == "cuda" else None
 
 
 @cache

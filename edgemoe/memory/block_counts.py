@@ -52,8 +52,8 @@ def fraction_at(
     policy = LevelPolicy(settings, known.layers, experts, known)
     if not settings.priced:
         return sum(policy.critical(layer, top_k) for layer in known.layers) / (len(known.layers) * top_k)
-    every = max(known.chosen.shape[1] // SAMPLE_TOKENS, 1)
-    sample = zip(known.layers, known.chosen[:, ::every], known.gates[:, ::every], strict=True)
+    every = max(known.choices.shape[1] // SAMPLE_TOKENS, 1)
+    sample = zip(known.layers, known.choices[:, ::every], known.gates[:, ::every], strict=True)
     levels = torch.stack([policy.levels(*each, None, decode=True) for each in sample])
     return int((levels >= level).sum()) / max(int((levels > 0).sum()), 1)
 
@@ -66,7 +66,7 @@ def _typical(layers: int, experts: int, top_k: int) -> Damage:
 
 
 def count_hot_blocks(
-    size: int, kinds: Sequence[BlockKind], lowest: int, most: int, hottest: int
+    size: int, kinds: Sequence[BlockKind], lowest: int, limit: int, hottest: int
 ) -> dict[str, int] | None:
     """Splits `size` bytes so that all experts have the lower level, and as many as possible the higher one.
 
@@ -74,27 +74,29 @@ def count_hot_blocks(
         size: bytes.
         kinds: the kinds of the higher level, lowest first.
         lowest: the lower level.
-        most: experts.
+        limit: experts.
         hottest: most of them that may have the higher level.
 
     Returns:
         kind's name -> blocks; None: not all experts fit at the lower level.
     """
     every, upper = ([k.size for k in kinds if (k.level > lowest) == above] for above in (False, True))
-    left = size - most * sum(every)
+    left = size - limit * sum(every)
     if left < 0:
         return None
     hot = min(left // sum(upper), hottest)
-    return {kind.name: hot if kind.level > lowest else most for kind in kinds}
+    return {kind.name: hot if kind.level > lowest else limit for kind in kinds}
 
 
-def count_blocks(size: int, fractions: Mapping[BlockKind, float], most: int, fewest: int) -> dict[str, int]:
+def count_blocks(
+    size: int, fractions: Mapping[BlockKind, float], ceiling: int, fewest: int
+) -> dict[str, int]:
     """Splits `size` bytes into blocks.
 
     Args:
         size: bytes, enough for `fewest` blocks of every kind.
         fractions: kind -> blocks per block of the first kind, lowest kind first.
-        most: upper limit of a kind's blocks.
+        ceiling: upper limit of a kind's blocks.
         fewest: lower limit of a kind's blocks.
 
     Returns:
@@ -103,7 +105,7 @@ def count_blocks(size: int, fractions: Mapping[BlockKind, float], most: int, few
     kinds = list(fractions)
     unit = sum(kind.size * fraction for kind, fraction in fractions.items())
     counts = {
-        kind: max(min(int(size / unit * fraction), most), fewest) for kind, fraction in fractions.items()
+        kind: max(min(int(size / unit * fraction), ceiling), fewest) for kind, fraction in fractions.items()
     }
 
     def free_bytes() -> int:
@@ -112,7 +114,7 @@ def count_blocks(size: int, fractions: Mapping[BlockKind, float], most: int, few
     # `fewest` blocks of a rare kind may exceed its fraction: the first kind has fewer then.
     counts[kinds[0]] -= max(-(free_bytes() // kinds[0].size), 0)
     if unit < sum(kind.size for kind in kinds):
-        limit = most
+        limit = ceiling
         for kind in kinds:
             counts[kind] += max(min(free_bytes() // kind.size, limit - counts[kind]), 0)
             limit = counts[kind]

@@ -24,7 +24,7 @@ FEWEST = 2
 class CompensatorBytes:
     """Bytes of a model's compensators, and how much they are used.
 
-    >>> some = CompensatorBytes(experts=10, total=40_000_000, largest=4_000_000, fixed=500, used=0.25)
+    >>> some = CompensatorBytes(experts=10, total=40_000_000, largest=4_000_000, fixed=500, use=0.25)
     >>> some.minimum, some.budget(900_000_000, 1_000_000_000), some.budget(2_000_000_000, 1_000_000_000)
     (8000000, 9333333, 40000000)
 
@@ -33,7 +33,7 @@ class CompensatorBytes:
         total: bytes of all compensators.
         largest: bytes of the largest compensator.
         fixed: bytes that the interpreter and C need for each compensator, and bytes of V x for the rows of a call.
-        used: fraction of a token's experts that are compensated, at most 1.
+        use: fraction of a token's experts that are compensated, at most 1.
         limit: most bytes of compensators in memory; None: by `budget`.
     """
 
@@ -41,7 +41,7 @@ class CompensatorBytes:
     total: int
     largest: int
     fixed: int
-    used: float
+    use: float
     limit: int | None = None
 
     @property
@@ -72,7 +72,7 @@ class CompensatorBytes:
         if self.limit is not None:
             return self.least
         reads = self.experts * READ_BYTES
-        own, others = self.used * (self.total + reads), planes + reads
+        own, others = self.use * (self.total + reads), planes + reads
         part = max(int(free * own / (own + others)), free - planes)
         return max(self.minimum, min(self.total, part))
 
@@ -84,7 +84,7 @@ class CompensatorBytes:
         return CompensatorBytes(*(max(getattr(self, name), getattr(other, name)) for name in names))
 
     @classmethod
-    def of(cls, index: CompensatorIndex, used: float, limit: int | None = None) -> CompensatorBytes:
+    def of(cls, index: CompensatorIndex, use: float, limit: int | None = None) -> CompensatorBytes:
         """Byte sizes of a store's compensators.
 
         Raises:
@@ -92,7 +92,7 @@ class CompensatorBytes:
         """
         ranks = [entry.ranks for layer in index.layers.values() for entry in layer.entries]
         widest = max(gate + up for gate, up, _ in ranks) + max(down for *_, down in ranks)
-        made = cls(len(ranks), index.nbytes, index.largest, _fixed(len(ranks), widest), used, limit)
+        made = cls(len(ranks), index.nbytes, index.largest, _fixed(len(ranks), widest), use, limit)
         if limit is not None and limit < made.minimum:
             least = format_least(made.minimum)
             raise DoesNotFit(
@@ -104,12 +104,12 @@ class CompensatorBytes:
         return made
 
     @classmethod
-    def at_most(cls, geometry: RecordGeometry, experts: int, mean_rank: int, used: float) -> CompensatorBytes:
+    def at_most(cls, geometry: RecordGeometry, experts: int, mean_rank: int, use: float) -> CompensatorBytes:
         """Byte sizes of compensators of a mean rank, however their ranks are assigned."""
         mean = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
         largest = CompensatorGeometry.of(geometry, (mean.most,) * 3).nbytes
         total = experts * (mean.nbytes + 2 * BLOCK)
-        return cls(experts, total, largest, _fixed(experts, 3 * mean.most), used)
+        return cls(experts, total, largest, _fixed(experts, 3 * mean.most), use)
 
 
 NO_COMPENSATORS = CompensatorBytes(0, 0, 0, 0, 0)

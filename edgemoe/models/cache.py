@@ -137,18 +137,18 @@ def find_cached(text: str) -> CachedName:
     )
 
 
-def store_path(given: Path) -> Path:
-    """The directory of a store: `given` where it exists or is no name, else that of the model in the cache.
+def store_path(model: Path) -> Path:
+    """The directory of a store: `model` where it exists or is no name, else that of the model in the cache.
 
     Raises:
         UserError: from find_cached.
     """
-    return given if given.exists() or not is_name(given) else find_cached(str(given)).paths[0]
+    return model if model.exists() or not is_name(model) else find_cached(str(model)).paths[0]
 
 
-def is_name(given: Path) -> bool:
+def is_name(path: Path) -> bool:
     """Whether a path can be a model's name: one part, or an organisation's and a model's."""
-    return len(given.parts) == 1 or HubModel.parse(str(given)) is not None
+    return len(path.parts) == 1 or HubModel.parse(str(path)) is not None
 
 
 def remove(model: CachedName) -> None:

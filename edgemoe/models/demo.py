@@ -8,6 +8,6 @@ DEMO = Path(__file__).parents[1] / "demo"
 """The checkpoint, trained by tools/training/train_demo.py."""
 
 
-def demo_by_name(given: Path) -> Path:
+def demo_by_name(path: Path) -> Path:
     """The demo model for the name `demo`, unless there is such a path."""
-    return DEMO if given == Path("demo") and not given.exists() else given
+    return DEMO if path == Path("demo") and not path.exists() else path

@@ -42,7 +42,7 @@ def open_model(
         check_files: may refuse its config, tokenizer and template, in a directory, before it begins.
 
     Raises:
-        UserError: no such device (devices.chosen), kernel or model (resolve.resolve_store).
+        UserError: no such device (devices.device_name), kernel or model (resolve.resolve_store).
         BadManifest, BadHeader, ModelRefused: from StoreModel.open.
     """
     place = devices.open_device(opening.device)

@@ -88,8 +88,8 @@ def generation_config(directory: Path) -> GenerationConfig:
     return config
 
 
-def _refused(wanted: str, value: object, directory: Path) -> ModelRefused:
-    return ModelRefused(f"{wanted} in {directory / _GENERATION}", shortened(value), CHECK_ORIGIN)
+def _refused(expectation: str, value: object, directory: Path) -> ModelRefused:
+    return ModelRefused(f"{expectation} in {directory / _GENERATION}", shortened(value), CHECK_ORIGIN)
 
 
 def _is_number(value: object) -> bool:

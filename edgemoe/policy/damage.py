@@ -44,14 +44,14 @@ class Damage:
         origin: the origin of the measurement, for people.
         layers: numbers of the layers with experts.
         table: float32 [layers, experts, levels], damage at each of LEVELS for a gate weight of 1.
-        chosen: int64 [layers, tokens, k], routers' choices for consecutive tokens.
+        choices: int64 [layers, tokens, k], routers' choices for consecutive tokens.
         gates: float32 [layers, tokens, k], their gate weights.
     """
 
     origin: str
     layers: tuple[int, ...]
     table: torch.Tensor
-    chosen: torch.Tensor
+    choices: torch.Tensor
     gates: torch.Tensor
 
     @classmethod
@@ -68,26 +68,26 @@ class Damage:
 
     @classmethod
     def typical(
-        cls, layers: Sequence[int], experts: int, chosen: torch.Tensor, gates: torch.Tensor
+        cls, layers: Sequence[int], experts: int, choice: torch.Tensor, gates: torch.Tensor
     ) -> Damage:
         """Equal experts with the errors of TYPICAL_ERROR, for a plan that is made before a model runs.
 
         Args:
             layers: numbers of the layers with experts.
             experts: number of experts in a layer.
-            chosen: int64 [tokens, k], routers' choices in every layer, or [layers, tokens, k].
+            choice: int64 [tokens, k], routers' choices in every layer, or [layers, tokens, k].
             gates: their gate weights, of the same shape.
         """
         count = len(layers)
         table = torch.tensor([TYPICAL_ERROR[level] ** 2 for level in LEVELS]).expand(count, experts, -1)
-        sample = chosen.expand(count, -1, -1), gates.float().expand(count, -1, -1)
+        sample = choice.expand(count, -1, -1), gates.float().expand(count, -1, -1)
         return cls("typical errors", tuple(layers), table, *sample)
 
     @cached_property
     def digest(self) -> str:
         """A hash of all that levels follow from: equal digests choose equal levels."""
         digest = xxhash.xxh3_128(repr(self.layers).encode())
-        for part in (self.table, self.chosen, self.gates):
+        for part in (self.table, self.choices, self.gates):
             digest.update(part.contiguous().numpy().data)
         return digest.hexdigest()
 
@@ -206,12 +206,12 @@ def _curve(damage: Damage, levels: tuple[int, ...], tokens: int) -> PriceCurve:
 
 def _of_tokens(damage: Damage) -> torch.Tensor:
     """Damages [rows, LEVELS] of the sample's tokens and experts."""
-    layers, tokens, slots = damage.chosen.shape
+    layers, tokens, slots = damage.choices.shape
     kept = max(1, min(tokens, _MOST_ROWS // (layers * slots)))
     rows = [
         gates.square().unsqueeze(-1) * table[chosen]
         for table, chosen, gates in zip(
-            damage.table, _spread(damage.chosen, kept), _spread(damage.gates, kept), strict=True
+            damage.table, _spread(damage.choices, kept), _spread(damage.gates, kept), strict=True
         )
     ]
     return torch.stack(rows).reshape(-1, len(LEVELS))
@@ -224,13 +224,13 @@ def _spread(sample: torch.Tensor, count: int) -> torch.Tensor:
 
 def _of_prompts(damage: Damage, tokens: int) -> torch.Tensor:
     """Damages [rows, LEVELS] of the experts that prompts of `tokens` tokens, cut out of the sample, chose."""
-    layers, sampled, slots = damage.chosen.shape
+    layers, sampled, slots = damage.choices.shape
     experts = damage.table.shape[1]
     length = min(tokens, sampled)
     count = max(1, min(sampled // length, _MOST_ROWS // (layers * experts)))
     shape = layers, count, length * slots
     starts = torch.linspace(0, sampled - length, count).long()[:, None] + torch.arange(length)
-    chosen, gates = damage.chosen[:, starts].reshape(shape), damage.gates[:, starts].reshape(shape)
+    chosen, gates = damage.choices[:, starts].reshape(shape), damage.gates[:, starts].reshape(shape)
     weights = torch.zeros(layers, count, experts).scatter_add_(2, chosen, gates.square())
     active = torch.zeros(layers, count, experts, dtype=torch.bool).scatter_(2, chosen, value=True)
     # A prompt longer than the sample has proportionally more of the same.

@@ -78,8 +78,8 @@ class Hotness:
         return f"hot {self.signal}" + ("" if self.experts is None else f", {self.experts} a layer")
 
 
-def _wrong(expected: str, found: float, action: str) -> UserError:
-    return UserError(expected, f"{found:g}", action)
+def _wrong(expected: str, finding: float, action: str) -> UserError:
+    return UserError(expected, f"{finding:g}", action)
 
 
 class Scores(ABC):

@@ -30,9 +30,9 @@ class DecodeRule:
         critical: RANKED: how many experts, the likeliest first, get the high level.
         damage: PRICED: float32 [experts, levels], contiguous.
         price: PRICED: float32 [places, levels], contiguous; level i of expert e costs gate^2 * damage[e, i] +
-            price[held[e], i].
-        held: PRICED: int64 [experts], contiguous, the place of each expert (tier_prices.place_of), which changes while
-            the model runs; None: every expert's is 0.
+            price[places[e], i].
+        places: PRICED: int64 [experts], contiguous, the place of each expert (tier_prices.place_of), which may change
+            while the model runs; None: every expert's is 0.
     """
 
     kind: int
@@ -40,7 +40,7 @@ class DecodeRule:
     critical: int
     damage: torch.Tensor | None = None
     price: torch.Tensor | None = None
-    held: torch.Tensor | None = None
+    places: torch.Tensor | None = None
 
 
 class LevelPolicy:
@@ -90,7 +90,7 @@ class LevelPolicy:
     def levels(
         self,
         layer: int,
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         gates: torch.Tensor,
         ranks: torch.Tensor | None,
         *,
@@ -100,7 +100,7 @@ class LevelPolicy:
 
         Args:
             layer: number of the layer in the model.
-            chosen: int64 [T, k], the router's experts.
+            choice: int64 [T, k], the router's experts.
             gates: [T, k], their gate weights.
             ranks: float [T], of PromptAttention.ranks; used in prefill only.
             decode: every token by its own gate weights (DyMoE eq. 3). Otherwise every expert has one level, by its
@@ -109,13 +109,13 @@ class LevelPolicy:
         Returns:
             int64 [T, k].
         """
-        found = self._unlimited(layer, chosen, gates, ranks, decode=decode)
+        found = self._unlimited(layer, choice, gates, ranks, decode=decode)
         return found.clamp_(max=self.limits[layer]) if layer in self.limits else found
 
     def _unlimited(
         self,
         layer: int,
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         gates: torch.Tensor,
         ranks: torch.Tensor | None,
         *,
@@ -124,24 +124,24 @@ class LevelPolicy:
         """The levels of one layer without its limit; arguments and result as of `levels`."""
         settings = self.settings
         if len(settings.scheduled) == 1:
-            return torch.full(chosen.shape, settings.scheduled[0])
+            return torch.full(choice.shape, settings.scheduled[0])
         if settings.priced:
-            return self._cheapest(layer, chosen, gates.float(), decode=decode)
+            return self._cheapest(layer, choice, gates.float(), decode=decode)
         if decode:
             return self._ranked(layer, gates.float())
-        active, importance = self._importance(chosen, gates, ranks)
+        active, importance = self._importance(choice, gates, ranks)
         among = importance[active].unsqueeze(0)
         by_expert = torch.zeros(self.experts, dtype=torch.int64)
         by_expert[active] = self._ranked(layer, among)[0]
-        return by_expert[chosen]
+        return by_expert[choice]
 
     def compensated(
-        self, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None, *, decode: bool
+        self, choice: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None, *, decode: bool
     ) -> torch.Tensor | None:
         """Chooses the pairs of one layer that are computed with compensators, where their level has any.
 
         Args:
-            chosen, gates, ranks: see `levels`.
+            choice, gates, ranks: see `levels`.
             decode: every token by its own gate weights. Otherwise every expert, by its importance to all T tokens.
 
         Returns:
@@ -152,20 +152,20 @@ class LevelPolicy:
             return None
         if decode:
             return compensation.of_tokens(gates)
-        active, importance = self._importance(chosen, gates, ranks)
+        active, importance = self._importance(choice, gates, ranks)
         by_expert = torch.zeros(self.experts, dtype=torch.bool)
-        by_expert[active] = compensation.of_experts(importance[active], chosen.shape[1])
-        return by_expert[chosen]
+        by_expert[active] = compensation.of_experts(importance[active], choice.shape[1])
+        return by_expert[choice]
 
     def _importance(
-        self, chosen: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
+        self, choice: torch.Tensor, gates: torch.Tensor, ranks: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts [E] that a prompt's tokens chose, and the importance of each to them."""
         settings = self.settings
         active = torch.zeros(self.experts, dtype=torch.bool)
-        active[chosen.reshape(-1)] = True
+        active[choice.reshape(-1)] = True
         return active, expert_importance(
-            settings.importance, chosen, gates, ranks, settings.heavy_hitters, self.experts
+            settings.importance, choice, gates, ranks, settings.heavy_hitters, self.experts
         )
 
     def _ranked(self, layer: int, importance: torch.Tensor) -> torch.Tensor:
@@ -174,16 +174,16 @@ class LevelPolicy:
         return two_levels(importance, high, low, self.critical(layer, importance.shape[1]))
 
     def _cheapest(
-        self, layer: int, chosen: torch.Tensor, gates: torch.Tensor, *, decode: bool
+        self, layer: int, choice: torch.Tensor, gates: torch.Tensor, *, decode: bool
     ) -> torch.Tensor:
         """The levels [T, k] of least damage and price: of each token's experts, or of each expert for all tokens."""
         levels, weights = self.settings.levels, gates * gates
         damage = self._damage(layer)
         if decode:
-            price = self._prices if self.tiers is None else self._prices[self.tiers.held[layer][chosen]]
-            return cheapest(weights.unsqueeze(-1) * damage[chosen], levels, price)
-        summed = torch.zeros(self.experts).index_add_(0, chosen.reshape(-1), weights.reshape(-1))
-        return cheapest(summed.unsqueeze(-1) * damage, levels, self._price(len(chosen)))[chosen]
+            price = self._prices if self.tiers is None else self._prices[self.tiers.places[layer][choice]]
+            return cheapest(weights.unsqueeze(-1) * damage[choice], levels, price)
+        summed = torch.zeros(self.experts).index_add_(0, choice.reshape(-1), weights.reshape(-1))
+        return cheapest(summed.unsqueeze(-1) * damage, levels, self._price(len(choice)))[choice]
 
     def decode_rule(self, layer: int, slots: int) -> DecodeRule:
         """The rule by which `levels` chooses in decode, for a token of `slots` experts in the router's order."""
@@ -193,7 +193,7 @@ class LevelPolicy:
             return DecodeRule(UNIFORM, levels[:1], 0)
         if not self.settings.priced:
             return DecodeRule(RANKED, levels, self.critical(layer, slots))
-        held = self.tiers.held[layer] if self.tiers else None
+        held = self.tiers.places[layer] if self.tiers else None
         return DecodeRule(PRICED, levels, 0, self._damage(layer), self._prices, held)
 
     def predicted(
@@ -232,9 +232,9 @@ class LevelPolicy:
         every = len(self.ahead) == 1 or self.settings.speculate != "critical"
         return experts if every else experts[: self.critical(layer, len(experts))]
 
-    def critical(self, layer: int, chosen: int) -> int:
+    def critical(self, layer: int, count: int) -> int:
         """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""
-        return self._counts(chosen)[self._places[layer]]
+        return self._counts(count)[self._places[layer]]
 
     def _damage(self, layer: int) -> torch.Tensor:
         """Damage [experts, levels] of a layer's experts for a gate weight of 1."""
@@ -261,14 +261,14 @@ class SkipEveryExpert(LevelPolicy):
     def levels(
         self,
         layer: int,
-        chosen: torch.Tensor,
+        choice: torch.Tensor,
         gates: torch.Tensor,
         ranks: torch.Tensor | None,
         *,
         decode: bool,
     ) -> torch.Tensor:
         """Zeros [T, k]."""
-        return torch.zeros_like(chosen)
+        return torch.zeros_like(choice)
 
     def predicted(
         self, layer: int, rows: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None

@@ -107,19 +107,19 @@ def prefer_resident(logits: torch.Tensor, top_k: int, alpha: float, resident: to
     return take(logits, bins, resident.to(torch.int64).expand_as(bins), top_k, [0])
 
 
-def bins_of(logits: torch.Tensor, alpha: float, most: int) -> torch.Tensor:
+def bins_of(logits: torch.Tensor, alpha: float, count: int) -> torch.Tensor:
     """The bin of each of a token's experts: 0 near the best logit, down to -most; one less for -inf and NaN.
 
     Args:
         logits: float32 [T, E].
         alpha: bins for each unit of a logit.
-        most: bins below the first.
+        count: bins below the first.
 
     Returns:
         int64 [T, E].
     """
-    bins = ((logits - logits.amax(1, keepdim=True)) * alpha).ceil().clamp_min(-most)
-    return torch.where(logits > -torch.inf, bins, -most - 1).nan_to_num(-most - 1).to(torch.int64)
+    bins = ((logits - logits.amax(1, keepdim=True)) * alpha).ceil().clamp_min(-count)
+    return torch.where(logits > -torch.inf, bins, -count - 1).nan_to_num(-count - 1).to(torch.int64)
 
 
 def take(

@@ -37,7 +37,7 @@ def moves(
     scores: npt.NDArray[np.float64],
     hot: npt.NDArray[np.bool_],
     may_enter: npt.NDArray[np.bool_],
-    most: int,
+    size: int,
     margin: float,
 ) -> Moves:
     """Compares a layer's hot set with its scores.
@@ -50,17 +50,17 @@ def moves(
         scores: float64 [experts].
         hot: [experts], now in the hot set.
         may_enter: bool [experts], experts that could be promoted at once.
-        most: experts of a full hot set.
+        size: experts of a full hot set.
         margin: least difference of scores, as a fraction of the hot set's mean score.
 
     Returns:
-        the changes, after which at most `most` experts are hot.
+        the changes, after which at most `size` experts are hot.
     """
     inside = np.flatnonzero(hot)
     inside = inside[np.argsort(scores[inside], kind="stable")]
     outside = np.flatnonzero(~hot & may_enter & (scores > 0))
     outside = outside[np.argsort(-scores[outside], kind="stable")]
-    excess, room = max(len(inside) - most, 0), max(most - len(inside), 0)
+    excess, room = max(len(inside) - size, 0), max(size - len(inside), 0)
     demote, promote = inside[:excess].tolist(), outside[:room].tolist()
     inside, outside = inside[excess:], outside[room:]
     least = margin * float(scores[inside].mean()) if len(inside) else 0.0

@@ -30,7 +30,7 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
     return (top - floor) * (math.cos(math.pi * layer / (layers - 1)) + 1) / 2 + floor
 
 
-def critical_counts(fractions: Sequence[float], chosen: int, rounding: str) -> tuple[int, ...]:
+def critical_counts(fractions: Sequence[float], experts: int, rounding: str) -> tuple[int, ...]:
     """t_l of every layer: critical experts among the M that its router chose, at least 1 (DyMoE eq. 5).
 
     >>> critical_counts((1.0, 0.75, 0.5, 0.25), 2, "ceil"), critical_counts((1.0, 0.75, 0.5, 0.25), 2, "carry")
@@ -38,13 +38,13 @@ def critical_counts(fractions: Sequence[float], chosen: int, rounding: str) -> t
 
     Args:
         fractions: r(l) of every layer.
-        chosen: M, in each of them.
+        experts: M, number of chosen experts in each layer.
         rounding: "ceil" rounds r(l) M up, as the paper does. "carry" rounds down and carries the rest to the next
             layer, so that the mean over the layers is r.
     """
     counts, carried = [], 0.0
     for fraction in fractions:
-        exact = fraction * chosen + carried
+        exact = fraction * experts + carried
         # 0.75 * 8 must be 6 even where the product or a sum has a rounding error.
         count = max(math.ceil(exact - _ROUNDING) if rounding == "ceil" else math.floor(exact + _ROUNDING), 1)
         counts.append(count)

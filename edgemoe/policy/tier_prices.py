@@ -33,12 +33,12 @@ class TierPrices:
     """Where the planes of all experts are now, and what they cost from there.
 
     Args:
-        held: int64 [layers, experts], the row of each expert (place_of). It changes while the model runs.
+        places: int64 [layers, experts], the row of each expert (place_of). It changes while the model runs.
         dram: seconds of a bit from DRAM, as a fraction of those from the slowest tier; 0 to 1.
         whole: a level is read whole, whatever of it is in memory (settings.PROMOTIONS).
     """
 
-    held: torch.Tensor
+    places: torch.Tensor
     dram: float = 1.0
     whole: bool = False
 
@@ -61,6 +61,6 @@ class TierPrices:
         fastest, memory = self._present(level, own), self._present(level, anywhere)
         return BITS_PER_WEIGHT[level] - memory + self.dram * (memory - fastest)
 
-    def _present(self, level: int, held: int) -> float:
-        """The bits of a level that are there where `held` is."""
-        return BITS_PER_WEIGHT[0 if self.whole and held < level else min(held, level)]
+    def _present(self, level: int, place: int) -> float:
+        """The bits of a level that are there where `place` is."""
+        return BITS_PER_WEIGHT[0 if self.whole and place < level else min(place, level)]

@@ -101,7 +101,7 @@ class ExpertSample(ExpertProbe):
             written = os.pwrite(self._fd, view, at)
             at, view = at + written, view[written:]
         self._digests[layer].update(raw)
-        self._now[layer].append((routed.chosen.cpu().clone(), routed.gates.float().cpu()))
+        self._now[layer].append((routed.choice.cpu().clone(), routed.gates.float().cpu()))
 
     def end_window(self, window: tuple[int, ...]) -> None:
         """Notes that every layer has sampled a window, given by its tokens."""
@@ -149,12 +149,12 @@ class LayerSample:
 
     Args:
         hidden: bf16 [T, H].
-        chosen: int64 [T, k], experts.
+        choice: int64 [T, k], experts.
         gates: float32 [T, k], their gate weights.
     """
 
-    def __init__(self, hidden: torch.Tensor, chosen: torch.Tensor, gates: torch.Tensor) -> None:
-        self._hidden, self._chosen, self._gates = hidden, chosen, gates
+    def __init__(self, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor) -> None:
+        self._hidden, self._chosen, self._gates = hidden, choice, gates
 
     @property
     def pairs(self) -> int:

@@ -21,7 +21,7 @@ class _Layers(ExpertProbe):
     """Finds the experts of every layer."""
 
     def __init__(self) -> None:
-        self.found: dict[int, MeasuredLayer] = {}
+        self.layers: dict[int, MeasuredLayer] = {}
 
     def computed(
         self,
@@ -32,7 +32,7 @@ class _Layers(ExpertProbe):
         out: torch.Tensor,
     ) -> None:
         """Keeps the layer."""
-        self.found[layer.layer] = layer
+        self.layers[layer.layer] = layer
 
 
 def take_sample(
@@ -60,4 +60,4 @@ def take_sample(
                 engine.prefill(sequence, window)
             sample.end_window(window)
             progress.advance(WINDOW)
-    return layers.found
+    return layers.layers

@@ -73,10 +73,10 @@ class Bodies:
             one.time = None
         return bytes(body)
 
-    def _add(self, one: _Coming, size: int, most: int) -> None:
+    def _add(self, one: _Coming, size: int, limit: int) -> None:
         """Counts bytes of a body, and ends the largest unfinished one where all have too many."""
         one.size += size
-        while sum(each.size for each in self._held) > most:
+        while sum(each.size for each in self._held) > limit:
             largest = max((each for each in self._held if each.time), key=lambda each: each.size)
             largest.displaced, largest.size = True, 0
             if largest is one:

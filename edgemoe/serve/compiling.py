@@ -54,7 +54,7 @@ class Compiling:
                 if await request.is_disconnected():
                     raise ClientDisconnect
                 if time.monotonic() >= end:
-                    raise _late(seconds, field, begun=cancellation.begun)
+                    raise _late(seconds, field, has_begun=cancellation.begun)
             return future.result()
         except UserError as error:
             found = ApiError.of(error)
@@ -65,8 +65,8 @@ class Compiling:
             future.cancel()
 
 
-def _late(seconds: float, field: str, *, begun: bool) -> ApiError:
-    if begun:
+def _late(seconds: float, field: str, *, has_begun: bool) -> ApiError:
+    if has_begun:
         message = (
             f"expected a form of answers that compiles within {seconds:g} s, got another: send a smaller one"
         )

@@ -65,7 +65,7 @@ class Job:
 
     Args:
         model: computes them.
-        wanted: each answer.
+        answers: each answer.
         kind: a word for the list of requests.
         client: address of the sender.
         on_end: called once, when the job is left.
@@ -74,17 +74,17 @@ class Job:
     def __init__(
         self,
         model: Model,
-        wanted: Sequence[Wanted],
+        answers: Sequence[Wanted],
         kind: str,
         client: str,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        self._model, self._wanted, self.kind, self.client = model, list(wanted), kind, client
+        self._model, self._wanted, self.kind, self.client = model, list(answers), kind, client
         self._events, self._loop = asyncio.Queue[Event | BaseException](), asyncio.get_running_loop()
         self._left, self._on_end = False, on_end
         self.start = time.monotonic()
-        self.prompts = [list(each.prompt) for each in wanted]
-        self.readers = [each.reader for each in wanted]
+        self.prompts = [list(each.prompt) for each in answers]
+        self.readers = [each.reader for each in answers]
         self.futures: list[AnswerFuture] = []
         self.answers: list[Answer | None] = [None] * len(self.prompts)
         self.error: ApiError | None = None
@@ -189,14 +189,14 @@ class Queue:
     of such requests is bounded too.
 
     Args:
-        most: number of requests; and as many beyond them, of clients that had none.
+        limit: number of requests; and as many beyond them, of clients that had none.
 
     Attributes:
         jobs: requests that wait or run.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.jobs = most, list[Job]()
+    def __init__(self, limit: int) -> None:
+        self.limit, self.jobs = limit, list[Job]()
         self._of_client = Counter[str]()
         self._seconds = deque[float](maxlen=16)
 
@@ -211,12 +211,12 @@ class Queue:
         Raises:
             ApiError: there is none.
         """
-        if self.taken >= (self.most if self._of_client[client] else 2 * self.most):
+        if self.taken >= (self.limit if self._of_client[client] else 2 * self.limit):
             mean = sum(self._seconds) / len(self._seconds) if self._seconds else 5
             seconds = min(max(round(mean), 1), 60)
             message = (
                 f"expected a free place for this request, got {self.taken} requests that run or wait, of "
-                f"{self.most} places: send it again in {seconds} s"
+                f"{self.limit} places: send it again in {seconds} s"
             )
             wait = {"retry-after": str(seconds)}
             raise ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=wait)

@@ -69,10 +69,10 @@ class Address:
             raise self._refused(error.strerror or str(error)) from error
         return one
 
-    def _refused(self, found: str) -> UserError:
+    def _refused(self, finding: str) -> UserError:
         where = f"{self.host}:{self.port}"
         return UserError(
-            f"a free port at {where}", found, "choose another --port or --host, or end its program"
+            f"a free port at {where}", finding, "choose another --port or --host, or end its program"
         )
 
 
@@ -173,8 +173,8 @@ class Server(uvicorn.Server):
             job.cancel()
         asyncio.get_running_loop().call_later(0.5, self._abort, lambda each: True)
 
-    def _abort(self, chosen: Callable[[Connection], bool]) -> None:
-        for each in filter(chosen, self._open()):
+    def _abort(self, condition: Callable[[Connection], bool]) -> None:
+        for each in filter(condition, self._open()):
             each.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -45,7 +45,7 @@ class Serving:
 
     Args:
         name: the model's, as clients see it.
-        most: requests at once, waiting ones included.
+        limit: requests at once, waiting ones included.
         limits: times and sizes of one request; None: the defaults.
 
     Attributes:
@@ -57,10 +57,10 @@ class Serving:
         answered: called after every answer.
     """
 
-    def __init__(self, name: str, *, most: int, limits: Limits | None = None) -> None:
-        self.name, self.limits, self.queue = name, limits or Limits(), Queue(most)
+    def __init__(self, name: str, *, limit: int, limits: Limits | None = None) -> None:
+        self.name, self.limits, self.queue = name, limits or Limits(), Queue(limit)
         self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
-        self.tokenizing, self.bodies = Queue(most), Bodies()
+        self.tokenizing, self.bodies = Queue(limit), Bodies()
         self.parsing, self.preparing = Workers(2, "bodies"), Workers(2, "prompts")
         self.compiling = Compiling()
         self.model: Model | None = None
@@ -90,19 +90,19 @@ class Serving:
             raise ApiError(503, "Loading model", kind=UNAVAILABLE, code=503, headers=wait)
         return self.model
 
-    def prompts_of(self, wanted: ChatRequest | CompletionRequest) -> Callable[[], list[ChatPrompt]]:
+    def prompts_of(self, task: ChatRequest | CompletionRequest) -> Callable[[], list[ChatPrompt]]:
         """Checks a request; returns what makes its prompts, which takes a while.
 
         Raises:
             ApiError: fields contradict each other, or the model is not open yet.
             UserError, ModelRefused: as ChatPrompts.make; by what is returned.
         """
-        wanted.require_supported()
-        if isinstance(wanted, CompletionRequest):
-            return partial(self._continued, wanted.prompts(), wanted.suffix)
-        messages, form = as_messages(wanted.messages), wanted.answer_form()
+        task.require_supported()
+        if isinstance(task, CompletionRequest):
+            return partial(self._continued, task.prompts(), task.suffix)
+        messages, form = as_messages(task.messages), task.answer_form()
         self.require()
-        template, tools = wanted.template(), wanted.tool_use()
+        template, tools = task.template(), task.tool_use()
         self.text_limit.require_chat(messages, template)
         return lambda: [self.chats.make(messages, template, tools, form)]
 
@@ -120,14 +120,12 @@ class Serving:
             return [ChatPrompt(model.encode(each)) for each in texts]
         return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in texts]
 
-    async def start(
-        self, request: Request, wanted: ChatRequest | CompletionRequest, prompt_field: str
-    ) -> Job:
+    async def start(self, request: Request, task: ChatRequest | CompletionRequest, prompt_field: str) -> Job:
         """Submits each prompt of a request with each of its choices; clients' requests begin in turn.
 
         Args:
             request: the client's request.
-            wanted: the chat or completion that it contains.
+            task: the chat or completion that it contains.
             prompt_field: the field that the prompts are in, for errors of them.
 
         Raises:
@@ -135,20 +133,20 @@ class Serving:
             ClientDisconnect: the client has left meanwhile.
         """
         try:
-            prompts = await self.parsing.run(self.prompts_of, wanted)
+            prompts = await self.parsing.run(self.prompts_of, task)
         except EdgemoeError as error:
             raise _known(error, prompt_field) from error
-        choices, client, model = wanted.choices(), client_of(request), self.require()
+        choices, client, model = task.choices(), client_of(request), self.require()
         self.queue.enter(client)
         try:
             forms = [
-                (prompt, await self._form(request, prompt, wanted.form_field))
+                (prompt, await self._form(request, prompt, task.form_field))
                 for prompt in await self.preparing.run(self._made, prompts)
             ]
             answers = await self.preparing.run(self._answers, forms, choices)
             if await request.is_disconnected():
                 raise ClientDisconnect
-            job = Job(model, answers, wanted.kind, client, self._ended)
+            job = Job(model, answers, task.kind, client, self._ended)
         except BaseException as error:
             self.queue.leave(client)
             raise _known(error, prompt_field) from error

@@ -23,7 +23,7 @@ class CompensatorLeases:
 
     Args:
         transfers: transfers into the tier of compensators.
-        wanted: `compensated` of StepExperts.request.
+        levels: `compensated` of StepExperts.request.
         counts: the counters of the step.
         scan: see StepExperts.request.
     """
@@ -31,12 +31,12 @@ class CompensatorLeases:
     def __init__(
         self,
         transfers: Transfers,
-        wanted: Mapping[ExpertKey, int],
+        levels: Mapping[ExpertKey, int],
         counts: TransferCounts,
         *,
         scan: bool = False,
     ) -> None:
-        self._transfers, self._wanted, self._scan = transfers, wanted, scan
+        self._transfers, self._wanted, self._scan = transfers, levels, scan
         self._counts = counts
         self._leases: dict[ExpertKey, Lease] = {}
         self._missing: deque[ExpertKey] = deque()

@@ -90,13 +90,13 @@ def _into_store(
     return made
 
 
-def _remove_others(directory: Path, kept: Manifest) -> None:
+def _remove_others(directory: Path, manifest: Manifest) -> None:
     """Removes the files of other and of killed runs, or none while a reader, which may open them, uses the store.
 
     Files that stay cost disk alone, and the next call removes them.
     """
-    assert kept.compensators
-    names = {layer.file for layer in kept.compensators.layers.values()}
+    assert manifest.compensators
+    names = {layer.file for layer in manifest.compensators.layers.values()}
     with suppress(StoreBusy), StoreLock(directory, exclusive=True):
         for path in (directory / FOLDER).iterdir():
             if path.name not in names:

@@ -25,21 +25,21 @@ def kurtosis(weight: torch.Tensor) -> float:
 
 
 def kurtosis_ranks(
-    kurtoses: Sequence[float], mean: int, most: int, bucket: Sequence[int] = BUCKET
+    kurtoses: Sequence[float], mean: int, limit: int, bucket: Sequence[int] = BUCKET
 ) -> list[int]:
     """Assigns ranks greedily, by falling kurtosis: each projection takes the largest rank of the bucket that is left.
 
     Args:
         kurtoses: kurtosis of each of the projections that share a budget; the first of equal ones goes first.
         mean: budget of a projection: the ranks add up to at most mean * projections.
-        most: largest rank that a projection can have; larger ones of the bucket count as this.
+        limit: largest rank that a projection can have; larger ones of the bucket count as this.
         bucket: ranks to choose from, with 0.
 
-    >>> kurtosis_ranks([3.0, 9.0, 4.0, 5.0], mean=16, most=32)
+    >>> kurtosis_ranks([3.0, 9.0, 4.0, 5.0], mean=16, limit=32)
     [0, 32, 0, 32]
     """
     ranks, left = [0] * len(kurtoses), mean * len(kurtoses)
-    choices = sorted({min(rank, most) for rank in bucket}, reverse=True)
+    choices = sorted({min(rank, limit) for rank in bucket}, reverse=True)
     for index in sorted(range(len(kurtoses)), key=lambda i: -kurtoses[i]):
         ranks[index] = next(rank for rank in choices if rank <= left)
         left -= ranks[index]

@@ -131,23 +131,23 @@ class Checkpoint:
         """
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
 
-    def fingerprint(self, known: Mapping[str, str] = MappingProxyType({})) -> str:
+    def fingerprint(self, hashes: Mapping[str, str] = MappingProxyType({})) -> str:
         """Computes 32 hex digits: a hash of the content of all companions and weight files.
 
         Reads every file whole the first time, and again where its size, times or inode have changed
         (storage.files.content). The directory's path has no influence.
 
         Args:
-            known: SHA-256 of the content of files, by name, in hex digits. These files are not read.
+            hashes: SHA-256 of the content of files, by name, in hex digits. These files are not read.
         """
         digest = xxhash.xxh3_128()
         for name, path in self._places:
             digest.update(f"{name}\0{path.name}\0".encode())
         # A GGUF file is its own directory, and contains its companions.
         files = sorted({*Checkpoint.companions(self), *(path for _, path in self._places)})
-        contents = content_digests(path for path in files if path.name not in known)
+        contents = content_digests(path for path in files if path.name not in hashes)
         for path in files:
-            digest.update(f"{path.name}\0{known.get(path.name) or contents[path]}\0".encode())
+            digest.update(f"{path.name}\0{hashes.get(path.name) or contents[path]}\0".encode())
         return digest.hexdigest()
 
 

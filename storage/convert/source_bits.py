@@ -93,27 +93,27 @@ def coding_error(bits: int, group: int) -> float:
 
 
 def choose_geometry(
-    matrices: tuple[MatrixSpec, ...], found: Found, max_level: int | None, directory: object
+    matrices: tuple[MatrixSpec, ...], sources: Found, max_level: int | None, directory: object
 ) -> RecordGeometry:
     """Chooses the geometry of a store: the smallest one that keeps within the errors.
 
     Args:
         matrices: the matrices' sizes, without groups of codes and limits.
-        found: every layer of the checkpoint.
+        sources: every layer of the checkpoint.
         max_level: 8 or 4, the highest level to store; None: as many bits as the source can fill.
         directory: the checkpoint's, for messages.
 
     Raises:
         ModelRefused: level 8 where no matrix can fill more than 4 bits.
     """
-    groups = [_groups(spec, i, found, max_level) for i, spec in enumerate(matrices)]
+    groups = [_groups(spec, i, sources, max_level) for i, spec in enumerate(matrices)]
     wide = _with_groups(matrices, [each[0] for each in groups])
     if max_level == 4:
         return RecordGeometry(wide, 4)
-    if not any(matrix.quantized for layer in found.values() for matrix in layer):
+    if not any(matrix.quantized for layer in sources.values() for matrix in layer):
         return RecordGeometry(matrices, 8)
-    made = (_limited(_with_groups(matrices, each), found) for each in product(*groups))
-    geometry = min(made, key=lambda each: sum(each.of_layer(layer).record_bytes for layer in found))
+    made = (_limited(_with_groups(matrices, each), sources) for each in product(*groups))
+    geometry = min(made, key=lambda each: sum(each.of_layer(layer).record_bytes for layer in sources))
     if max_level == 8 and geometry.max_level == 4:
         raise ModelRefused(
             "experts with more than 4 bits for level 8",
@@ -123,9 +123,9 @@ def choose_geometry(
     return geometry
 
 
-def _groups(spec: MatrixSpec, index: int, found: Found, max_level: int | None) -> list[int]:
+def _groups(spec: MatrixSpec, index: int, layers: Found, max_level: int | None) -> list[int]:
     """Groups that a matrix may have: the narrowest of all codes that are kept; without any, the default and 32."""
-    sources = [layer[index] for layer in found.values()]
+    sources = [layer[index] for layer in layers.values()]
     groups = [each.group for each in sources if each.group and each.kept_bits(max_level)]
     if not groups:
         return sorted({spec.group, min(spec.group, 32)}, reverse=True)
@@ -140,8 +140,8 @@ def _with_groups(matrices: Sequence[MatrixSpec], groups: Sequence[int]) -> tuple
     return tuple(MatrixSpec.of(spec.name, spec.rows, spec.cols, group) for spec, group in pairs)
 
 
-def _limited(matrices: tuple[MatrixSpec, ...], found: Found) -> RecordGeometry:
-    bits = {layer: _bits_of(matrices, sources) for layer, sources in found.items()}
+def _limited(matrices: tuple[MatrixSpec, ...], layers: Found) -> RecordGeometry:
+    bits = {layer: _bits_of(matrices, sources) for layer, sources in layers.items()}
     return RecordGeometry.limited(matrices, bits)
 
 

@@ -43,13 +43,13 @@ class SourceTable:
     """Collects errors while a checkpoint is converted. Thread-safe.
 
     Args:
-        found: every layer of the checkpoint.
+        sources: every layer of the checkpoint.
         geometry: the geometry of the store.
         max_level: the conversion's highest level; None: what the source justifies.
     """
 
-    def __init__(self, found: Found, geometry: RecordGeometry, max_level: int | None) -> None:
-        self._found, self._geometry, self._max_level = found, geometry, max_level
+    def __init__(self, sources: Found, geometry: RecordGeometry, max_level: int | None) -> None:
+        self._found, self._geometry, self._max_level = sources, geometry, max_level
         self._errors: Mapping[tuple[int, int], SourceError] = defaultdict(SourceError)
         self._lock = Lock()
 

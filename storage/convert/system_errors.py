@@ -19,17 +19,17 @@ _REQUEST = (
 
 
 def require_unchanged(
-    source: Path, fingerprint: str, known: Mapping[str, str] = MappingProxyType({})
+    source: Path, fingerprint: str, hashes: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Raises DamagedData if a checkpoint has another fingerprint now: a store would mix two checkpoints.
 
     Args:
         source: the checkpoint.
         fingerprint: the result of Checkpoint.fingerprint before the checkpoint was read.
-        known: file name -> SHA-256 of its content in hex, where it is known without reading the file.
+        hashes: file name -> SHA-256 of its content in hex, where it is known without reading the file.
     """
     with source_errors(source):
-        now = Checkpoint.open(source).fingerprint(known)
+        now = Checkpoint.open(source).fingerprint(hashes)
     if now != fingerprint:
         raise DamagedData(
             f"{source} unchanged while it was read",

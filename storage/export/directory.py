@@ -141,9 +141,9 @@ class ExportDirectory:
             raise self._occupied(f"{others[0]} and no unfinished export")
         self._save()
 
-    def _occupied(self, found: str) -> UserError:
+    def _occupied(self, finding: str) -> UserError:
         return UserError(
-            f"{self._directory} free for this export", found, "choose another directory, or remove this one"
+            f"{self._directory} free for this export", finding, "choose another directory, or remove this one"
         )
 
     def _save(self) -> None:
@@ -242,9 +242,9 @@ def _is_region(value: object) -> bool:
     return False
 
 
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def _difference(present: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     """Describes the first difference between two exports."""
-    for key in wanted:
-        if found.get(key) != wanted[key]:
-            return f"an export with {key} {str(found.get(key))[:80]}, not {str(wanted[key])[:80]}"
+    for key in content:
+        if present.get(key) != content[key]:
+            return f"an export with {key} {str(present.get(key))[:80]}, not {str(content[key])[:80]}"
     return "another export"

@@ -107,10 +107,10 @@ def refused(path: Path, size: int, error: OSError) -> DoesNotFit | WriteFailed:
     )
 
 
-def _disk_full(path: Path, size: int, found: str) -> DoesNotFit:
+def _disk_full(path: Path, size: int, finding: str) -> DoesNotFit:
     return DoesNotFit(
         f"{format_least(size)} free on disk for {path}",
-        found,
+        finding,
         "free some space there and run the command again to resume, or choose another disk",
         minimum=size,
     )

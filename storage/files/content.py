@@ -83,8 +83,8 @@ def _recorded(place: Path) -> tuple[State, str] | None:
     return (size, written, changed, inode), str(digest)
 
 
-def _record(place: Path, found: tuple[State, str]) -> None:
-    raw, file = json.dumps([*found[0], found[1]]).encode(), _file_of(place)
+def _record(place: Path, entry: tuple[State, str]) -> None:
+    raw, file = json.dumps([*entry[0], entry[1]]).encode(), _file_of(place)
     with suppress(OSError, EdgemoeError):  # without a cache that can be written to the file is read again
         file.parent.mkdir(exist_ok=True)
         with replacing(file, len(raw)) as fd:

@@ -141,8 +141,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return out
 
 
-def _bad(path: Path, found: str) -> BadHeader:
-    return BadHeader(f"a valid safetensors header in {path}", found, _ACTION)
+def _bad(path: Path, finding: str) -> BadHeader:
+    return BadHeader(f"a valid safetensors header in {path}", finding, _ACTION)
 
 
 def _read(file: BinaryIO, path: Path) -> Header:

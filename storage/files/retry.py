@@ -166,14 +166,14 @@ class RegularFile(FileIO):
 
 
 @contextmanager
-def read_errors(wanted: str, action: str) -> Iterator[None]:
+def read_errors(expectation: str, action: str) -> Iterator[None]:
     """Converts an OSError of the block into an error with these parts: MissingTensor or ReadFailed."""
     try:
         yield
     except FileNotFoundError as error:
-        raise MissingTensor(wanted, "no such file", action) from error
+        raise MissingTensor(expectation, "no such file", action) from error
     except OSError as error:
-        raise ReadFailed(wanted, str(error.strerror), action) from error
+        raise ReadFailed(expectation, str(error.strerror), action) from error
 
 
 def open_regular(path: Path) -> RegularFile:

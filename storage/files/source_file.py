@@ -49,10 +49,10 @@ def read_range(path: Path, offset: int, size: int) -> Bytes:
     return buffer[before : before + size]
 
 
-def _fill(fd: int, path: Path, start: int, into: memoryview, wanted: int, direct: bool) -> int:
-    """Reads at least `wanted` bytes from `start`, a multiple of BLOCK; returns fewer at the end of the file."""
+def _fill(fd: int, path: Path, start: int, into: memoryview, least: int, direct: bool) -> int:
+    """Reads at least `least` bytes from `start`, a multiple of BLOCK; returns fewer at the end of the file."""
     done, retries = 0, Retries(path)
-    while done < wanted:
+    while done < least:
         try:
             got = os.preadv(fd, [into[done:]], start + done)
         except OSError as error:
@@ -66,7 +66,7 @@ def _fill(fd: int, path: Path, start: int, into: memoryview, wanted: int, direct
                 break
             retries.progress()
         done += got
-        if direct and done < wanted:
+        if direct and done < least:
             # O_DIRECT was refused, or ended inside a block, from where it cannot continue.
             use_cache(fd)
             direct = False

@@ -55,7 +55,7 @@ def inside(directory: Path, name: str) -> Path:
 
 @contextmanager
 def foreign_code(
-    wanted: str, action: str = CHECK_ORIGIN, values: Mapping[str, object] | None = None
+    expectation: str, action: str = CHECK_ORIGIN, values: Mapping[str, object] | None = None
 ) -> Iterator[None]:
     """The border of a call into another library with a model's own values: whatever it raises becomes ModelRefused.
 
@@ -63,7 +63,7 @@ def foreign_code(
     of memory pass.
 
     Args:
-        wanted: the value that is expected of the model, and the file that has it, for messages.
+        expectation: the value that is expected of the model, and the file that has it, for messages.
         action: the advice in messages of the error.
         values: the file's values; the error then names the one that the library stumbled over, as far as that is known.
     """
@@ -75,7 +75,7 @@ def foreign_code(
         found = f"{type(error).__name__}: {shortened(str(error))}"
         if key := _blamed(error, values or {}):
             found = f"{key} {shortened((values or {})[key])} ({found})"
-        raise ModelRefused(wanted, found, action) from error
+        raise ModelRefused(expectation, found, action) from error
 
 
 def _blamed(error: BaseException, values: Mapping[str, object]) -> str | None:

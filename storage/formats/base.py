@@ -76,9 +76,9 @@ Opener = Callable[[Settings, StoredTensors], dict[str, Weight]]
 """(quantization_config, stored tensors) -> the model's tensors by name, checked against the headers."""
 
 
-def refused(wanted: str, found: object, action: str) -> ModelRefused:
+def refused(expectation: str, finding: object, action: str) -> ModelRefused:
     """The error about a value in a quantization_config."""
-    return ModelRefused(f"{wanted} in quantization_config", shortened(found), action)
+    return ModelRefused(f"{expectation} in quantization_config", shortened(finding), action)
 
 
 NOTES = frozenset(

@@ -140,5 +140,5 @@ def _is_size(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0
 
 
-def _refused(wanted: str, found: object, path: Path) -> ModelRefused:
-    return ModelRefused(f"{wanted} in {path}", shortened(found), "choose another file")
+def _refused(expectation: str, finding: object, path: Path) -> ModelRefused:
+    return ModelRefused(f"{expectation} in {path}", shortened(finding), "choose another file")

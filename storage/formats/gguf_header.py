@@ -208,5 +208,5 @@ class _Parser:
             raise TruncatedFile(wanted, f"{len(raw)} bytes", _ACTION)
         return raw
 
-    def _bad(self, found: str) -> BadHeader:
-        return BadHeader(f"a valid GGUF header in {self._path}", found, _ACTION)
+    def _bad(self, finding: str) -> BadHeader:
+        return BadHeader(f"a valid GGUF header in {self._path}", finding, _ACTION)

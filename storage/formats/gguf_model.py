@@ -165,8 +165,8 @@ class GgufModel:
             "choose a file of a supported model",
         )
 
-    def _refused(self, wanted: str, found: str, action: str) -> ModelRefused:
-        return ModelRefused(f"{wanted} in {self.path}", found, action)
+    def _refused(self, expectation: str, finding: str, action: str) -> ModelRefused:
+        return ModelRefused(f"{expectation} in {self.path}", finding, action)
 
 
 def _place(name: str) -> tuple[int | None, str]:

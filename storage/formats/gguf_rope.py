@@ -104,6 +104,6 @@ def _factor(own: Mapping[str, Any]) -> Any:
     return 1.0 if type(value) in (int, float) and value == 0 else value
 
 
-def _refused(wanted: str, found: object, path: Path) -> ModelRefused:
+def _refused(expectation: str, finding: object, path: Path) -> ModelRefused:
     action = "use the model's checkpoint as safetensors"
-    return ModelRefused(f"{wanted} in {path}", shortened(found), action)
+    return ModelRefused(f"{expectation} in {path}", shortened(finding), action)

@@ -55,16 +55,18 @@ def open_plain(tensors: StoredTensors) -> dict[str, Weight]:
     return with_rest({}, tensors, tensors.names())
 
 
-def with_rest(made: Mapping[str, Weight], tensors: StoredTensors, names: Iterable[str]) -> dict[str, Weight]:
+def with_rest(
+    weights: Mapping[str, Weight], tensors: StoredTensors, names: Iterable[str]
+) -> dict[str, Weight]:
     """Returns a format's weights, and a PlainWeight for each of `names` that is not a part of them.
 
     Raises:
         ModelRefused: a tensor exists in a quantized and in a plain form.
     """
-    taken = {part for weight in made.values() for part in weight.parts}
+    taken = {part for weight in weights.values() for part in weight.parts}
     rest = {name: PlainWeight(tensors, name) for name in names if name not in taken}
-    if twice := made.keys() & rest.keys():
+    if twice := weights.keys() & rest.keys():
         raise ModelRefused(
             f"one form of {min(twice)} in {tensors.directory}", "a quantized and a plain form", DOWNLOAD_AGAIN
         )
-    return {**made, **rest}
+    return {**weights, **rest}

@@ -49,12 +49,12 @@ class PlaneForm(ResidentForm):
     Args:
         geometry: the geometry of the store.
         stored: layout of the store's records.
-        used: layout that the kernel reads. Where the two differ, every plane is packed again on arrival, which takes
+        layout: layout that the kernel reads. Where the two differ, every plane is packed again on arrival, which takes
             longer than the read.
     """
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
-        self._order = _Order(geometry, stored, used) if stored != used else None
+    def __init__(self, geometry: RecordGeometry, stored: Layout, layout: Layout) -> None:
+        self._order = _Order(geometry, stored, layout) if stored != layout else None
         self._parameters, self._low = geometry.parameter_bytes, _LowCodes(geometry, stored)
         levels = {Plane.BASE: 2, Plane.D4: 4, Plane.D8: 8}
         self.kinds = tuple(
@@ -101,12 +101,12 @@ class MergedForm(ResidentForm):
     Args:
         geometry: the geometry of the store.
         stored: layout of the store's records.
-        used: layout that this machine's kernel reads. Where the two differ, every expert is packed again on arrival,
+        layout: layout that this machine's kernel reads. Where the two differ, every expert is packed again on arrival,
             which takes about ten times as long as its merge.
     """
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
-        self._order = _Order(geometry, stored, used) if stored != used else None
+    def __init__(self, geometry: RecordGeometry, stored: Layout, layout: Layout) -> None:
+        self._order = _Order(geometry, stored, layout) if stored != layout else None
         parameters, codes = geometry.parameter_bytes, geometry.codes_bytes
         self._parameters, self._half, self._low = parameters, codes // 2, _LowCodes(geometry, stored)
         self.kinds = (BlockKind(P4, parameters + codes, level=2),)
@@ -246,8 +246,8 @@ class _LowCodes:
 class _Order:
     """Packs an expert's codes from the stored layout into the used one."""
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout, used: Layout) -> None:
-        self._geometry, self._stored, self._used = geometry, stored, used
+    def __init__(self, geometry: RecordGeometry, stored: Layout, layout: Layout) -> None:
+        self._geometry, self._stored, self._used = geometry, stored, layout
 
     def change(self, nibbles: Bytes) -> None:
         """Packs a nibble array [codes_bytes] again, in place."""
@@ -274,15 +274,15 @@ class _Order:
         self,
         codes: Bytes,
         stored: Layout,
-        used: Layout,
+        layout: Layout,
         places: Sequence[tuple[MatrixSpec, int]] | None = None,
     ) -> Bytes:
         """Packs nibbles of the matrices at `places`, which have an offset each; None: all of them, as p4 has them."""
         out = np.zeros_like(codes)
         for spec, at in places or [(spec, at) for spec, _, at in self._geometry.matrix_offsets()]:
             pieces = stored.cut(torch.from_numpy(codes), at, spec.nibble_bytes)
-            packed = used.pack(stored.unpack(pieces, spec.padded_rows, spec.padded_cols))
-            used.cut(torch.from_numpy(out), at, spec.nibble_bytes).copy_(packed.view(used.pieces, -1))
+            packed = layout.pack(stored.unpack(pieces, spec.padded_rows, spec.padded_cols))
+            layout.cut(torch.from_numpy(out), at, spec.nibble_bytes).copy_(packed.view(layout.pieces, -1))
         return out
 
 

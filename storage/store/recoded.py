@@ -69,13 +69,13 @@ class RecodedLayers:
         return made
 
 
-def remove_others(directory: Path, kept: Collection[str]) -> None:
+def remove_others(directory: Path, names: Collection[str]) -> None:
     """Removes files of records that the store does not use, or none while a reader, which may open them, uses it.
 
     Files that stay cost disk alone, and the next call removes them.
     """
     with suppress(StoreBusy), StoreLock(directory, exclusive=True):
         for path in shards(directory):
-            if path.name not in kept:
+            if path.name not in names:
                 with suppress(OSError):
                     path.unlink()

@@ -84,7 +84,7 @@ class RecordFile:
     Args:
         path: the path of the file.
         end: bytes that it must have.
-        wanted: its contents, for messages.
+        content: its contents, for messages.
         action: the advice in messages of the errors.
         resources: closes the file.
         buffered: called with the path when the file system refuses to go past the page cache.
@@ -104,27 +104,27 @@ class RecordFile:
         self,
         path: Path,
         end: int,
-        wanted: str,
+        content: str,
         action: str,
         resources: ExitStack,
         buffered: Callable[[Path], None],
     ) -> None:
         self.path, self._action, self._buffered, self.direct = path, action, buffered, True
         self._lock, self.bytes_read, self.retries = threading.Lock(), 0, 0
-        with read_errors(wanted, action):
+        with read_errors(content, action):
             self._fd = resources.enter_context(open_regular(path)).fileno()
         if (size := os.fstat(self._fd).st_size) < end:
-            raise TruncatedFile(wanted, f"{size} bytes instead of {end}", action)
+            raise TruncatedFile(content, f"{size} bytes instead of {end}", action)
         if not bypass_cache(self._fd):
             self._go_buffered()
 
-    def fill(self, span: ByteRange, into: Sequence[memoryview], wanted: str) -> None:
+    def fill(self, span: ByteRange, into: Sequence[memoryview], content: str) -> None:
         """Reads `span`, if possible by one preadv; goes on where a short read stopped.
 
         Args:
             span: the span of the file, whole blocks.
             into: writable buffers, BLOCK-aligned in address and length, of the span's length together.
-            wanted: the data that is read, for messages.
+            content: the data that is read, for messages.
 
         Raises:
             TruncatedFile, ReadFailed: with path and offset.
@@ -138,7 +138,7 @@ class RecordFile:
                 # A short read was interrupted, or cut by the end of the file.
                 if done + got < span.length and (size := os.fstat(self._fd).st_size) < span.end:
                     found = f"the end of {self.path} at {size}, before offset {span.end}"
-                    raise TruncatedFile(wanted, found, self._action)
+                    raise TruncatedFile(content, found, self._action)
                 # O_DIRECT continues at whole blocks only: an incomplete last block is read again.
                 end = (done + got) // BLOCK * BLOCK
                 if end == done:
@@ -148,7 +148,7 @@ class RecordFile:
                     self._go_buffered()
                 elif failure := (retries := retries or Retries(self.path)).failed(error):
                     place = f"from {self.path} at offset {span.offset + done}"
-                    raise ReadFailed(wanted, f"{failure}, {place}", self._action) from error
+                    raise ReadFailed(content, f"{failure}, {place}", self._action) from error
             else:
                 done = end
                 if retries:
@@ -205,10 +205,10 @@ class RecordFiles(AbstractContextManager["RecordFiles"]):
         """Whether every read so far went past the page cache."""
         return not self._buffered
 
-    def open(self, layer: int, path: Path, end: int, wanted: str) -> None:
+    def open(self, layer: int, path: Path, end: int, content: str) -> None:
         """Opens a layer's file. Arguments and errors: see RecordFile."""
         self.of_layer[layer] = RecordFile(
-            path, end, wanted, self._action, self._resources, self._went_buffered
+            path, end, content, self._action, self._resources, self._went_buffered
         )
 
     def close(self) -> None:

@@ -189,16 +189,16 @@ class StoreWriter:
             raise self._occupied(f"{others[0]} and no unfinished conversion")
         self._empty.save(self._directory / MARKER_NAME)
 
-    def _occupied(self, found: str) -> UserError:
+    def _occupied(self, finding: str) -> UserError:
         return UserError(
-            f"{self._directory} free for this store", found, "choose another directory, or remove this one"
+            f"{self._directory} free for this store", finding, "choose another directory, or remove this one"
         )
 
 
-def _difference(found: Manifest, wanted: Manifest) -> str:
+def _difference(present: Manifest, manifest: Manifest) -> str:
     """Describes the first difference between two conversions."""
     for name in ("source", "layout", "dense_bits", "max_level", "geometry"):
-        theirs, ours = getattr(found, name), getattr(wanted, name)
+        theirs, ours = getattr(present, name), getattr(manifest, name)
         if theirs != ours:
             return f"a conversion with {name} {theirs}, not {ours}"
     return "another conversion"

@@ -16,7 +16,7 @@ def test_reservations_add_up() -> None:
     budget.reserve("dense", 30)
     budget.reserve("kv", 20)
     budget.reserve("dense", 10)
-    assert (budget.used, budget.limit) == (60, 100)
+    assert (budget.used_bytes, budget.limit) == (60, 100)
 
 
 def test_the_limit_is_inclusive() -> None:
@@ -26,9 +26,9 @@ def test_the_limit_is_inclusive() -> None:
     with pytest.raises(DoesNotFit):
         budget.reserve("b", 1)
     budget.reserve("b", 0)
-    assert budget.used == 100
+    assert budget.used_bytes == 100
     budget.release(100)
-    assert budget.used == 0
+    assert budget.used_bytes == 0
 
 
 def test_a_refusal_names_the_smallest_limit() -> None:
@@ -38,11 +38,11 @@ def test_a_refusal_names_the_smallest_limit() -> None:
     with pytest.raises(DoesNotFit, match=r"2 KB free for kv.*300 B of a limit of 1 KB: .* 2\.7KB") as caught:
         budget.reserve("kv", 2000)
     assert caught.value.minimum == 2700
-    assert budget.used == 700
+    assert budget.used_bytes == 700
     enough = Budget(caught.value.minimum)
     enough.reserve("dense", 700)
     enough.reserve("kv", 2000)
-    assert enough.used == enough.limit
+    assert enough.used_bytes == enough.limit
 
 
 def test_released_bytes_can_be_reserved_again() -> None:
@@ -50,13 +50,13 @@ def test_released_bytes_can_be_reserved_again() -> None:
     budget = Budget(10)
     budget.reserve("a", 10)
     budget.release(4)
-    assert budget.used == 6
+    assert budget.used_bytes == 6
     budget.reserve("b", 4)
     budget.release(6)
-    assert budget.used == 4
+    assert budget.used_bytes == 4
     budget.reserve("a", 6)
     budget.release(4)
-    assert budget.used == 6
+    assert budget.used_bytes == 6
 
 
 def test_threads_share_the_limit() -> None:
@@ -77,4 +77,4 @@ def test_threads_share_the_limit() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(granted) == budget.used == 1000 // 7 * 7
+    assert sum(granted) == budget.used_bytes == 1000 // 7 * 7

@@ -96,12 +96,12 @@ class TierMachine(RuleBasedStateMachine):
         of_residents = {v.serials[kind] for v in self.resident.values() if kind in v.serials}
         return self.capacity[kind] - len(self.pinned(kind) | of_residents)
 
-    def eviction(self, key: ExpertKey, needed: tuple[str, ...]) -> dict[ExpertKey, int] | None:
+    def eviction(self, key: ExpertKey, names: tuple[str, ...]) -> dict[ExpertKey, int] | None:
         """Victim -> level that it is demoted to. None: no eviction frees the blocks."""
         victims: dict[ExpertKey, int] = {}
         gained: set[str] = set()
         whole = self.policy is WholeLRU
-        kinds = [k.name for k in self.form.kinds if k.name in needed]
+        kinds = [k.name for k in self.form.kinds if k.name in names]
         for kind in reversed(kinds) if whole else kinds:
             if kind in gained or self.free(kind):
                 continue
@@ -158,16 +158,16 @@ class TierMachine(RuleBasedStateMachine):
         self.leased[lease] = version
         return lease
 
-    @rule(target=leases, wanted=st.dictionaries(st.sampled_from(KEYS), st.sampled_from([2, 4, 8])))
-    def acquire_all(self, wanted: dict[ExpertKey, int]) -> Lease:
-        acquired = self.tier.acquire_all(wanted)
-        present = [key for key in sorted(wanted) if key in self.resident]
-        hits = [key for key in present if self.resident[key].level >= wanted[key]]
+    @rule(target=leases, levels=st.dictionaries(st.sampled_from(KEYS), st.sampled_from([2, 4, 8])))
+    def acquire_all(self, levels: dict[ExpertKey, int]) -> Lease:
+        acquired = self.tier.acquire_all(levels)
+        present = [key for key in sorted(levels) if key in self.resident]
+        hits = [key for key in present if self.resident[key].level >= levels[key]]
         assert [(lease.key, lease.level) for lease in acquired.hits] == [
             (key, self.resident[key].level) for key in hits
         ]
         assert acquired.partial == [key for key in present if key not in hits]
-        assert acquired.missing == [key for key in sorted(wanted) if key not in present]
+        assert acquired.missing == [key for key in sorted(levels) if key not in present]
         for key in present:
             self.touch(key)
         self.leased |= {lease: self.resident[lease.key] for lease in acquired.hits}
@@ -324,8 +324,8 @@ class TierMachine(RuleBasedStateMachine):
             for victim, serials in zip(reservation.victims, incoming.victims, strict=True):
                 assert_filled(victim.blocks, serials)
             if incoming.before:
-                assert reservation.held is not None
-                assert_filled(reservation.held.blocks, incoming.before.serials)
+                assert reservation.lease is not None
+                assert_filled(reservation.lease.blocks, incoming.before.serials)
 
 
 def first_word(block: memoryview) -> int:
@@ -383,7 +383,7 @@ class BudgetMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         if hasattr(self, "budget"):
-            assert self.budget.used == sum(self.model.values())
+            assert self.budget.used_bytes == sum(self.model.values())
 
 
 TestMergedTier = MergedMachine.TestCase

@@ -75,7 +75,7 @@ def test_top_planes_are_evicted_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "level", "left"),
+    ("capacity", "level", "rest"),
     [
         ((3, 2, 2), 8, {A: 2, B: 8, C: 8}),  # d4 and d8 are short: A has both, loses both, keeps base
         ((3, 3, 2), 8, {A: 4, B: 8, C: 8}),  # only d8 is short
@@ -85,18 +85,18 @@ def test_top_planes_are_evicted_first() -> None:
     ],
 )
 def test_a_victim_loses_a_kind_and_what_lies_above(
-    capacity: tuple[int, ...], level: int, left: dict[ExpertKey, int]
+    capacity: tuple[int, ...], level: int, rest: dict[ExpertKey, int]
 ) -> None:
     """A victim keeps the highest level of which it still has all planes."""
     tier = tier_of(SLICED, *capacity)
     put(tier, SLICED, A, 8)
     put(tier, SLICED, B, 8)
     put(tier, SLICED, C, level)
-    check(tier, SLICED, left)
+    check(tier, SLICED, rest)
 
 
 @pytest.mark.parametrize(
-    ("capacity", "level", "left"),
+    ("capacity", "level", "rest"),
     [
         ((3, 2, 2), 8, {B: 8, C: 8}),  # d4 and d8 are short
         ((3, 3, 2), 8, {B: 8, C: 8}),  # only d8 is short
@@ -105,14 +105,14 @@ def test_a_victim_loses_a_kind_and_what_lies_above(
     ],
 )
 def test_a_policy_of_whole_experts_evicts_all_of_a_victim(
-    capacity: tuple[int, ...], level: int, left: dict[ExpertKey, int]
+    capacity: tuple[int, ...], level: int, rest: dict[ExpertKey, int]
 ) -> None:
     """Whichever block is short, all blocks of the victim become free."""
     tier = tier_of(SLICED, *capacity, policy=WholeLRU)
     put(tier, SLICED, A, 8)
     put(tier, SLICED, B, 8)
     put(tier, SLICED, C, level)
-    check(tier, SLICED, left)
+    check(tier, SLICED, rest)
 
 
 def test_one_whole_victim_is_enough_where_it_has_all_kinds() -> None:

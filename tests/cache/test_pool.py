@@ -148,8 +148,8 @@ def test_leased_and_reserved_bytes_are_not_taken() -> None:
     tier.close()
 
 
-@pytest.mark.parametrize(("policy", "left"), [(PooledLRU, B), (LRU, A)])
-def test_a_prediction_refreshes_an_expert_or_not(policy: type[LRU], left: ExpertKey) -> None:
+@pytest.mark.parametrize(("policy", "survivor"), [(PooledLRU, B), (LRU, A)])
+def test_a_prediction_refreshes_an_expert_or_not(policy: type[LRU], survivor: ExpertKey) -> None:
     """A is the oldest and is predicted: the pool evicts it all the same, other policies the expert after it."""
     tier = tier_of(2, policy)
     put(tier, SLICED, A, 8)
@@ -157,4 +157,4 @@ def test_a_prediction_refreshes_an_expert_or_not(policy: type[LRU], left: Expert
     predicted = tier.acquire_all({A: 2}, predicted=True)
     tier.release(*predicted.hits)
     put(tier, SLICED, C, 8)
-    check(tier, SLICED, {left: 8, C: 8})
+    check(tier, SLICED, {survivor: 8, C: 8})

@@ -120,8 +120,8 @@ def test_promotion_reserves_only_what_is_missing(tier: PlaneTier, form: ToyForm,
     put(tier, form, A, low)
     reservation = tier.reserve(A, high)
     assert reservation is not None
-    assert reservation.held is not None
-    assert reservation.held.level == low
+    assert reservation.lease is not None
+    assert reservation.lease.level == low
     assert set(reservation.into) == set(form.rewritten(low, high))
     for kind, block in reservation.into.items():
         write(block, form.content(A, kind, high))

@@ -88,8 +88,8 @@ def lost_event_of_a_promotion(patch: pytest.MonkeyPatch) -> None:
     publish = PlaneTier.publish
 
     def without_events(tier, reservation, arriving=None):
-        if reservation.held:
-            tier.residents.leases[reservation.held].arriving = ()
+        if reservation.lease:
+            tier.residents.leases[reservation.lease].arriving = ()
         return publish(tier, reservation, arriving)
 
     patch.setattr(PlaneTier, "publish", without_events)

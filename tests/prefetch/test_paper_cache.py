@@ -34,26 +34,26 @@ class PaperCache:
         self.experts: OrderedDict[ExpertKey, int] = OrderedDict()
         self.read = self.promotions = 0
 
-    def request(self, wanted: dict[ExpertKey, int]) -> None:
-        for key in sorted(wanted.keys() & self.experts.keys()):
+    def request(self, levels: dict[ExpertKey, int]) -> None:
+        for key in sorted(levels.keys() & self.experts.keys()):
             self.experts.move_to_end(key)
-        hits = {key for key, level in wanted.items() if self.experts.get(key, 0) >= level}
-        misses = sorted(wanted.keys() - hits, key=lambda key: (key not in self.experts, key))
+        hits = {key for key, level in levels.items() if self.experts.get(key, 0) >= level}
+        misses = sorted(levels.keys() - hits, key=lambda key: (key not in self.experts, key))
         loading: dict[ExpertKey, int] = {}
         for key in misses:
             held = self.experts.get(key, 0)
             self.promotions += held > 0
             in_place = bool(held) and not self.whole
-            new = SIZE[wanted[key]] - (SIZE[held] if in_place else 0)
+            new = SIZE[levels[key]] - (SIZE[held] if in_place else 0)
             while (
                 sum(SIZE[level] for level in self.experts.values()) + sum(loading.values()) + new > self.size
             ):
                 pinned = hits | loading.keys() | {key}
                 del self.experts[next(old for old in self.experts if old not in pinned)]
             loading[key] = new
-            self.read += READ[wanted[key]] - (READ[held] if in_place else 0)
+            self.read += READ[levels[key]] - (READ[held] if in_place else 0)
         for key in misses:
-            self.experts[key] = wanted[key]
+            self.experts[key] = levels[key]
             self.experts.move_to_end(key)
 
 
@@ -68,11 +68,11 @@ def requests(seed: int) -> list[dict[ExpertKey, int]]:
     return made
 
 
-def fetch(r: Rig, wanted: dict[ExpertKey, int]) -> None:
-    """Requests `wanted` and looks at nothing else: a look at other experts would be a use of them."""
-    with r.fetcher.request(wanted) as request:
+def fetch(r: Rig, levels: dict[ExpertKey, int]) -> None:
+    """Requests `levels` and looks at nothing else: a look at other experts would be a use of them."""
+    with r.fetcher.request(levels) as request:
         came = [lease for leases in request for lease in leases]
-    assert all(lease.level >= wanted[lease.key] for lease in came)
+    assert all(lease.level >= levels[lease.key] for lease in came)
 
 
 @pytest.mark.e2e

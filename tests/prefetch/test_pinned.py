@@ -362,10 +362,10 @@ def test_a_request_is_made_for_missing_experts_alone(engines, monkeypatch) -> No
     decoded(engine)
     requests, request = [], FetcherStep.request
 
-    def seen(step: FetcherStep, wanted: Mapping[ExpertKey, int], **how):
-        requests.append({key: engine.vram.level_of(key) for key in wanted})
-        assert any(requests[-1][key] < level for key, level in wanted.items())
-        return request(step, wanted, **how)
+    def seen(step: FetcherStep, levels: Mapping[ExpertKey, int], **how):
+        requests.append({key: engine.vram.level_of(key) for key in levels})
+        assert any(requests[-1][key] < level for key, level in levels.items())
+        return request(step, levels, **how)
 
     monkeypatch.setattr(FetcherStep, "request", seen)
     decoded(engine)

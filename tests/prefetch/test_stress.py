@@ -69,22 +69,22 @@ class StressRig(Rig):
         transfers.await_done, transfers.end_transfer = opening, counting
 
     def one_request(
-        self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str, *, ordered: bool
+        self, levels: dict[ExpertKey, int], predicted: dict[ExpertKey, int], end: str, *, ordered: bool
     ) -> None:
         """Requests experts, as a scan if `ordered`, predicts within the first list, and ends as `end` says."""
-        self.reader.errors = {key: broken(key) for key in [*wanted, *predicted][:1] if end == "error"}
+        self.reader.errors = {key: broken(key) for key in [*levels, *predicted][:1] if end == "error"}
         got = []
         with (
             suppress(ChecksumMismatch, RuntimeError),
-            self.fetcher.request(wanted, scan=ordered, ordered=ordered) as request,
+            self.fetcher.request(levels, scan=ordered, ordered=ordered) as request,
         ):
-            if not wanted:
+            if not levels:
                 self.fetcher.read_ahead(predicted, scan=ordered)
             for leases in request:
                 if not got:
                     self.fetcher.read_ahead(predicted, scan=ordered)
                 for lease in leases:
-                    assert lease.level >= wanted[lease.key]
+                    assert lease.level >= levels[lease.key]
                     assert not (ordered and got) or lease.key > got[-1]
                     assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
                     got.append(lease.key)
@@ -97,7 +97,7 @@ class StressRig(Rig):
             self.fetcher.release_pins()
             self.whole()
         if end in ("all", "release"):
-            assert sorted(got) == sorted(wanted)
+            assert sorted(got) == sorted(levels)
         for tier in (self.vram, self.dram) if self.dram else (self.vram,):
             check_integrity(tier)
 
@@ -212,8 +212,8 @@ class Crowd:
         for tier in self.tiers:
             watch_blocks(tier)
 
-    def some(self, most: int, levels: tuple[int, ...]) -> dict[ExpertKey, int]:
-        keys = self.chance.sample(CROWD, self.chance.randint(1, most))
+    def some(self, limit: int, levels: tuple[int, ...]) -> dict[ExpertKey, int]:
+        keys = self.chance.sample(CROWD, self.chance.randint(1, limit))
         return {key: self.chance.choice(levels) for key in keys}
 
     def request(self) -> None:

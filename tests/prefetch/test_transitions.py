@@ -46,16 +46,16 @@ def begin(r: Rig, promote: Mapping[ExpertKey, int], slow: Sequence[ExpertKey]) -
     return lambda: [gate.set() for gate in gates] and None
 
 
-def fetch(r: Rig, wanted: Mapping[ExpertKey, int]) -> None:
+def fetch(r: Rig, levels: Mapping[ExpertKey, int]) -> None:
     """Does what Rig.fetch does while moves have leases and reservations."""
-    with r.fetcher.request(wanted) as request:
-        came = [lease for leases in request for lease in leases if _right(r, lease, wanted)]
-    assert sorted(lease.key for lease in came) == sorted(wanted)
+    with r.fetcher.request(levels) as request:
+        came = [lease for leases in request for lease in leases if _right(r, lease, levels)]
+    assert sorted(lease.key for lease in came) == sorted(levels)
     check_integrity(r.vram)
 
 
-def _right(r: Rig, lease: Lease, wanted: Mapping[ExpertKey, int]) -> bool:
-    return lease.level >= wanted[lease.key] and contents(lease.blocks) == expected(
+def _right(r: Rig, lease: Lease, levels: Mapping[ExpertKey, int]) -> bool:
+    return lease.level >= levels[lease.key] and contents(lease.blocks) == expected(
         r.form, lease.key, lease.level
     )
 

@@ -232,9 +232,9 @@ def test_a_prompt_scans_and_a_token_does_not(engines, monkeypatch) -> None:
     engine, scans = engines(None, 6), []
     request = FetcherStep.request
 
-    def seen(step, wanted, *, scan=False, **how):
-        scans.append((len(wanted), scan))
-        return request(step, wanted, scan=scan, **how)
+    def seen(step, levels, *, scan=False, **how):
+        scans.append((len(levels), scan))
+        return request(step, levels, scan=scan, **how)
 
     monkeypatch.setattr(FetcherStep, "request", seen)
     sequence = engine.sequences.new()

@@ -17,15 +17,15 @@ class Line:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
-        self.begun, self.go = Event(), Event()
+        self.start, self.go = Event(), Event()
         self.workers: Workers[str] = Workers(1, self._run)
         self.workers.submit("first")
-        assert self.begun.wait(WAIT)
+        assert self.start.wait(WAIT)
 
     def _run(self, item: str) -> None:
         self.ran.append(item)
         if item == "first":
-            self.begun.set()
+            self.start.set()
             assert self.go.wait(WAIT)
 
     def end(self) -> list[str]:

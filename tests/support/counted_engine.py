@@ -57,7 +57,7 @@ class CountedEngine(Engine):
     @property
     def held(self):
         """Where the planes of each expert lie."""
-        return self._parts.held
+        return self._parts.expert_places
 
     @property
     def compensators(self):

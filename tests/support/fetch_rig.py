@@ -121,16 +121,16 @@ class Rig:
         capacity = experts if by_kind else {kind.name: experts for kind in self.form.kinds}
         return PlaneTier(self.form, capacity, self.policy, device="cpu", name=name)
 
-    def fetch(self, wanted: Mapping[ExpertKey, int], *, scan: bool = False) -> list[ExpertKey]:
-        """Requests `wanted`, checks every lease's level and bytes, and returns the order in which they came."""
+    def fetch(self, levels: Mapping[ExpertKey, int], *, scan: bool = False) -> list[ExpertKey]:
+        """Requests `levels`, checks every lease's level and bytes, and returns the order in which they came."""
         order = []
-        with self.fetcher.request(wanted, scan=scan) as request:
+        with self.fetcher.request(levels, scan=scan) as request:
             for leases in request:
                 for lease in leases:
-                    assert lease.level >= wanted[lease.key]
+                    assert lease.level >= levels[lease.key]
                     assert contents(lease.blocks) == expected(self.form, lease.key, lease.level)
                     order.append(lease.key)
-        assert sorted(order) == sorted(wanted)
+        assert sorted(order) == sorted(levels)
         self.whole()
         return order
 

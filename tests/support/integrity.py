@@ -50,18 +50,18 @@ def _check_blocks(blocks: SharedBlocks | Pool | FixedPlaces, references: Counter
 
 def check_kept(scheduler: Scheduler) -> None:
     """Raises AssertionError unless kept sequences are found by their hashes alone and have reserved what they use."""
-    kept, engine = scheduler.kept, scheduler.engine
-    listed = {id(each) for each in kept.index.kept}
+    kept, engine = scheduler.kept_sequences, scheduler.engine
+    listed = {id(each) for each in kept.index.entries}
     found: dict[int, set[bytes]] = {}
     for digest, of_hash in kept.index._by_hash.items():
         assert of_hash
         for each in of_hash:
             found.setdefault(id(each), set()).add(digest)
     assert found.keys() == listed
-    for each in kept.index.kept:
+    for each in kept.index.entries:
         assert found[id(each)] == set(each.hashes)
         assert len(each.tokens) == each.sequence.length <= each.sequence.reserved <= each.sequence.context
-    sequences = [*kept._running, *(each.sequence for each in kept.index.kept)]
+    sequences = [*kept._running, *(each.sequence for each in kept.index.entries)]
     assert len({id(sequence) for sequence in sequences}) == len(sequences)
     taken = sum(map(engine.sequences.bytes_of, sequences))
     assert taken == engine.memory.kv_bytes <= engine.plan.kv_bytes

@@ -49,8 +49,8 @@ class OneStepFetcher(Fetcher):
     def count_predictions(self, *args):
         return self.step.count_predictions(*args)
 
-    def promote(self, wanted):
-        return super().promote(wanted, self.step.counts)
+    def promote(self, levels):
+        return super().promote(levels, self.step.counts)
 
     def advance_changes(self, **options):
         return super().advance_changes(self.step.counts, **options)

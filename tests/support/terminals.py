@@ -68,7 +68,7 @@ class Terminal:
         self, home: Path, *arguments: object, ready: str = EDITOR, forked: bool = True, **changes: str
     ) -> None:
         self._ready = ready
-        self.seen = ""
+        self.output = ""
         self.process = (_ForkedSpawn if forked else pexpect.spawn)(
             sys.executable,
             ["-m", "edgemoe", *map(str, arguments)],
@@ -82,7 +82,7 @@ class Terminal:
     def until(self, pattern: str) -> str:
         """Waits for a pattern; returns the text up to its end, without escape sequences."""
         self.process.expect(pattern)
-        self.seen += (shown := self.process.before + self.process.after)
+        self.output += (shown := self.process.before + self.process.after)
         return ESCAPES.sub("", shown)
 
     def ready(self) -> str:
@@ -97,7 +97,7 @@ class Terminal:
     def end(self) -> tuple[int, str]:
         """Waits for the process to end; returns (exit code, text since the last call)."""
         self.process.expect(pexpect.EOF)
-        self.seen += (shown := self.process.before)
+        self.output += (shown := self.process.before)
         self.process.close()
         code = self.process.exitstatus
         return -self.process.signalstatus if code is None else code, ESCAPES.sub("", shown)

@@ -38,6 +38,12 @@ PARTICIPLES = (
     "taken used wanted"
 )
 
+LONGEST_SIGNATURE = 4000
+"""Most characters of a function's arguments."""
+
+LONGEST_LINE = 400
+"""Most characters, from a docstring back, in which the end of the code before it lies."""
+
 
 def _any(words: str) -> str:
     return "|".join(words.split())
@@ -87,9 +93,9 @@ def places(path: str, text: str) -> list[Place]:
 
 def _in_docstrings(text: str) -> Iterator[tuple[str, int]]:
     for match in _LONG_STRING.finditer(text):
-        before = text[: match.start()].removesuffix("r").rstrip(" ")
+        before = text[max(match.start() - LONGEST_LINE, 0) : match.start()].removesuffix("r").rstrip(" ")
         if before and (not before.endswith("\n") or before.rstrip().endswith(tuple("([{,="))):
-            continue
+            continue  # a text within an expression
         if _FIRST_LINE.search(match[1].split("\n", 1)[0]):
             yield "first line", match.start(1)
         for section in _SECTION.finditer(match[1]):
@@ -100,11 +106,14 @@ def _in_docstrings(text: str) -> Iterator[tuple[str, int]]:
 
 def _names(text: str) -> Iterator[int]:
     for function in _FUNCTION.finditer(text):
-        yield from (function.end() - 1 + found for found in _arguments(text[function.end() - 1 :]))
+        start = function.end() - 1
+        yield from (start + at for at in _arguments(text[start : start + LONGEST_SIGNATURE]))
         if not function[1] and function[2] in PARTICIPLES.split():
             yield function.start()
-    for pattern in (_FIELD, _ATTRIBUTE):
-        yield from (match.start(1) for match in pattern.finditer(text))
+    yield from (match.start(1) for match in _ATTRIBUTE.finditer(text))
+    for match in _FIELD.finditer(text):
+        if text.rfind("\nclass ", 0, match.start()) > text.rfind("\ndef ", 0, match.start()):
+            yield match.start(1)
 
 
 def _arguments(signature: str) -> Iterator[int]:

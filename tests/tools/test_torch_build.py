@@ -23,7 +23,7 @@ def package(name, version, url):
 
 
 @pytest.mark.parametrize(
-    ("build", "offers", "chosen"),
+    ("build", "offers", "name"),
     [
         ("cpu", lambda arguments: CPU in arguments, [CPU]),
         ("cpu", lambda arguments: CPU_INDEX in arguments, [CPU, "--extra-index-url", CPU_INDEX]),
@@ -32,10 +32,10 @@ def package(name, version, url):
         ("cuda", lambda arguments: True, []),
     ],
 )
-def test_the_first_build_that_an_index_has(build, offers, chosen):
+def test_the_first_build_that_an_index_has(build, offers, name):
     """The configured index goes first, then PyTorch's, then any torch; with CUDA the dependencies bring it."""
     found = [package("torch", VERSION, "file:///torch.whl")]
-    assert choose(build, lambda arguments: found if offers(arguments) else None)[0] == chosen
+    assert choose(build, lambda arguments: found if offers(arguments) else None)[0] == name
 
 
 def test_the_size_is_that_of_the_files(tmp_path):

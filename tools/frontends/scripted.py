@@ -68,7 +68,7 @@ def chatml(tokenizer: Tokenizer, template: str = CHATML) -> PreTrainedTokenizerF
     )
 
 
-def following(tokenizer: Any, wanted: Wanted, prompts: list[str]) -> Callable[..., Any]:
+def following(tokenizer: Any, script: Wanted, prompts: list[str]) -> Callable[..., Any]:
     """Returns a Sampler.next whose logits want an answer token by token, then the end.
 
     A grammar may leave them a quote or a brace instead. Each prompt is added to `prompts` as its answer begins.
@@ -77,7 +77,7 @@ def following(tokenizer: Any, wanted: Wanted, prompts: list[str]) -> Callable[..
     answers = dict[str, list[int]]()
 
     def ids_of(prompt: str) -> list[int]:
-        answer = wanted if isinstance(wanted, str) else wanted(prompt)
+        answer = script if isinstance(script, str) else script(prompt)
         return tokenizer(answer, add_special_tokens=False)["input_ids"] if isinstance(answer, str) else answer
 
     def next_token(self: Sampler, tokens: list[int], logits: torch.Tensor, new: int = 0) -> Any:
@@ -142,12 +142,12 @@ def make_store(work: Path) -> Path:
 
 
 @contextmanager
-def scripted_server(work: Path, wanted: Wanted, *, context: int = 65536) -> Iterator[tuple[str, list[str]]]:
+def scripted_server(work: Path, answers: Wanted, *, context: int = 65536) -> Iterator[tuple[str, list[str]]]:
     """Serves the scripted model at a free port of this machine inside the block.
 
     Args:
         work: folder for the model.
-        wanted: its answers.
+        answers: its answers.
         context: tokens.
 
     Yields:
@@ -160,13 +160,13 @@ def scripted_server(work: Path, wanted: Wanted, *, context: int = 65536) -> Iter
 
     store, prompts = make_store(work), list[str]()
     listening = Address(port=0).listen()
-    serving = Serving("scripted", most=8)
+    serving = Serving("scripted", limit=8)
     ready = threading.Event()
     server = Server(serving, Access(), lambda line: ready.set() if line == "ready" else None)
 
     def load(opened: ExitStack) -> Any:
         model = opened.enter_context(edgemoe.load(store, context=context))
-        Sampler.next = following(model.tokenizer, wanted, prompts)  # type: ignore[method-assign]
+        Sampler.next = following(model.tokenizer, answers, prompts)  # type: ignore[method-assign]
         return model
 
     thread = threading.Thread(target=server.serve_model, args=(load, listening))

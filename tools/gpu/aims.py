@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgemoe.bench.tables import times_and_bytes
-from tools.gpu.cases import named
+from tools.gpu.cases import limits_name
 
 Json = dict[str, Any]
 
 
 def aims(rows: Sequence[Json], offloaded: Json | str, layers: int, least: int) -> list[Json]:
     """The project's aims, each with its bound and the measured figure, which is None where a row is missing."""
-    at = f"{named(least, 'DRAM large')}: "
+    at = f"{limits_name(least, 'DRAM large')}: "
     found = {(row["name"], row["arm"]): row for row in rows}
 
     def seconds(name: str, metric: str = "tpot_s") -> float | None:
@@ -47,8 +47,8 @@ def aims(rows: Sequence[Json], offloaded: Json | str, layers: int, least: int) -
     ]
 
 
-def _aim(what: str, at_least: float, found: float | None) -> Json:
-    return {"aim": what, "at_least": at_least, "found": found}
+def _aim(what: str, at_least: float, figure: float | None) -> Json:
+    return {"aim": what, "at_least": at_least, "found": figure}
 
 
 def summary(report: Json) -> str:
@@ -66,5 +66,5 @@ def summary(report: Json) -> str:
     return "\n".join(parts)
 
 
-def _shown(found: float | None) -> str:
-    return "not measured" if found is None else f"{found:.2f} found"
+def _shown(figure: float | None) -> str:
+    return "not measured" if figure is None else f"{figure:.2f} found"

@@ -35,7 +35,7 @@ from pathlib import Path
 from edgemoe.console.output_files import require_folders
 from edgemoe.console.sizes import parse_size
 from edgemoe.errors import EdgemoeError, UserError
-from edgemoe.machine.devices import chosen, open_device
+from edgemoe.machine.devices import device_name, open_device
 from tools.command_line import failed
 from tools.gpu.aims import Json, aims, summary
 from tools.gpu.cases import OFFLOAD, is_chosen, require_a_row
@@ -45,35 +45,35 @@ from tools.gpu.run_cases import Clock, measure
 from tools.gpu.trace import trace
 
 
-def run(given: argparse.Namespace, clock: Clock) -> Json:
+def run(options: argparse.Namespace, clock: Clock) -> Json:
     """Synthesizes the store, measures every case and accelerate's offload; returns the report.
 
     Raises:
         EdgemoeError: no such device, an option that is no size, or a missing folder.
         subprocess.CalledProcessError: the store could not be written.
     """
-    require_folders(given.json, given.trace)
-    if given.work and not given.work.is_dir():
-        raise UserError(f"a folder {given.work}", "none", "make it, or name another")
-    limits = [parse_size(limit) for limit in given.limits.split(",")]
-    require_a_row(limits, given.only)
-    device = open_device(given.device)
-    with tempfile.TemporaryDirectory(dir=given.work) as folder:
+    require_folders(options.json, options.trace)
+    if options.work and not options.work.is_dir():
+        raise UserError(f"a folder {options.work}", "none", "make it, or name another")
+    limits = [parse_size(limit) for limit in options.limits.split(",")]
+    require_a_row(limits, options.only)
+    device = open_device(options.device)
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
         clock.say("synthesizing")
-        store = synthesized(given, device, Path(folder, "store"))
+        store = synthesized(options, device, Path(folder, "store"))
         layers = len(store.manifest.layers)
-        memory = int(min(limits) * given.offload_layers / layers)
-        if not is_chosen(OFFLOAD, given.only):
+        memory = int(min(limits) * options.offload_layers / layers)
+        if not is_chosen(OFFLOAD, options.only):
             offloaded: Json | str = "not in --only"
         elif clock.is_over:
-            offloaded = f"{given.minutes:g} minutes were over"
+            offloaded = f"{options.minutes:g} minutes were over"
         else:
             clock.say(OFFLOAD)
-            offloaded = offload(given, chosen(given.device), memory)
-        measured, left_out = measure(store, given, clock)
-        if given.trace:
+            offloaded = offload(options, device_name(options.device), memory)
+        measured, left_out = measure(store, options, clock)
+        if options.trace:
             clock.say("tracing")
-            trace(store, given, min(limits))
+            trace(store, options, min(limits))
     label = f"Measured on {device.name}." if device else "A rehearsal on the CPU: no figure here is a GPU's."
     return measured | {
         "label": label,

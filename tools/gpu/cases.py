@@ -51,17 +51,17 @@ class Case:
 def cases(limits: Sequence[int], dram_large: int, dram_small: int) -> Iterator[Case]:
     """Yields every case, the ones with the most to say first."""
     least, *more = sorted(limits)
-    yield Case(named(least, "DRAM large"), TIERED, least, dram_large)
+    yield Case(limits_name(least, "DRAM large"), TIERED, least, dram_large)
     yield Case("everything resident", RESIDENT, None, 0)
     from_dram, from_ssd = LOADED
-    yield Case(named(least, "DRAM large"), (from_dram,), least, dram_large)
-    yield Case(named(least, "DRAM small"), TIERED[:2], least, dram_small)
+    yield Case(limits_name(least, "DRAM large"), (from_dram,), least, dram_large)
+    yield Case(limits_name(least, "DRAM small"), TIERED[:2], least, dram_small)
     for limit in more:
-        yield Case(named(limit, "DRAM large"), TIERED[:2], limit, dram_large)
-    yield Case(named(least, "DRAM large"), (from_ssd,), least, dram_large)
+        yield Case(limits_name(limit, "DRAM large"), TIERED[:2], limit, dram_large)
+    yield Case(limits_name(least, "DRAM large"), (from_ssd,), least, dram_large)
 
 
-def named(limit: int, dram: str) -> str:
+def limits_name(limit: int, dram: str) -> str:
     """Names a case by its limit of GPU memory, in bytes, and its DRAM tier."""
     return f"{format_size(limit)}, {dram}"
 
@@ -71,10 +71,10 @@ def is_chosen(name: str, only: Sequence[str]) -> bool:
     return not only or any(f" {text}" in f" {name}" for text in only)
 
 
-def choose(made: Iterable[Case], only: Sequence[str]) -> tuple[list[Case], list[str]]:
+def choose(cases: Iterable[Case], only: Sequence[str]) -> tuple[list[Case], list[str]]:
     """Returns the cases with the rows that --only chooses, and the names of the other rows."""
     chosen, others = [], []
-    for case in made:
+    for case in cases:
         rows = tuple(row for row in case.rows if is_chosen(f"{case.name}: {row.name}", only))
         chosen += [replace(case, rows=rows)] if rows else []
         others += [f"{case.name}: {row.name}" for row in case.rows if row not in rows]

@@ -40,18 +40,18 @@ def numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
 
 
-def open_store(given: argparse.Namespace) -> StoreModel:
+def open_store(options: argparse.Namespace) -> StoreModel:
     """Opens the store for the device.
 
     Raises:
         EdgemoeError: no such device, or no such store.
     """
-    return StoreModel.open(given.store, open_device(given.device))
+    return StoreModel.open(options.store, open_device(options.device))
 
 
-def settings_of(given: argparse.Namespace, store: StoreModel) -> RunSettings:
+def settings_of(options: argparse.Namespace, store: StoreModel) -> RunSettings:
     """The settings that the options stand for: one level for all experts, or the paper's mean retention of several."""
-    levels = tuple(int(each) for each in given.levels.split("/"))
+    levels = tuple(int(each) for each in options.levels.split("/"))
     several = RunSettings(levels=levels, retention=PAPER_RETENTION, speculate="auto")
     settings = several if len(levels) > 1 else RunSettings.uniform(levels[0], speculate="auto")
-    return settings.with_(in_place=given.in_place) if store.device else settings
+    return settings.with_(in_place=options.in_place) if store.device else settings

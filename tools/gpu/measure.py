@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def steps(given: argparse.Namespace, store: Path) -> list[MeasuredStep]:
+def steps(arguments: argparse.Namespace, store: Path) -> list[MeasuredStep]:
     """The steps that --only chooses."""
     python = sys.executable
     found = [
@@ -90,10 +90,19 @@ def steps(given: argparse.Namespace, store: Path) -> list[MeasuredStep]:
         ),
     ]
     for name, options in UNDER_LIMIT.items():
-        json = "--json", str(given.results / f"{name}.json")
-        command = python, "-m", "tools.gpu.under_limit", str(store), "--device", given.device, *options, *json
+        json = "--json", str(arguments.results / f"{name}.json")
+        command = (
+            python,
+            "-m",
+            "tools.gpu.under_limit",
+            str(store),
+            "--device",
+            arguments.device,
+            *options,
+            *json,
+        )
         found.append(MeasuredStep(name, command, needs_store=True))
-    return [step for step in found if not given.only or step.name in given.only]
+    return [step for step in found if not arguments.only or step.name in arguments.only]
 
 
 def run_step(step: MeasuredStep, results: Path, seconds: float) -> str | None:
@@ -137,11 +146,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return failed
 
 
-def _begin_store(given: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
+def _begin_store(options: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
     """Begins to write the store in the background."""
-    command = [sys.executable, "-m", "tools.synthetic.store", "--like", given.like, "--max-level", "4"]
-    command += ["--layout", "cuda"] if given.device == "cuda" else []
-    with (given.results / "store.txt").open("w") as output:
+    command = [sys.executable, "-m", "tools.synthetic.store", "--like", options.like, "--max-level", "4"]
+    command += ["--layout", "cuda"] if options.device == "cuda" else []
+    with (options.results / "store.txt").open("w") as output:
         return subprocess.Popen(
             [*command, str(store)], stdout=output, stderr=subprocess.STDOUT, env=child_environment()
         )

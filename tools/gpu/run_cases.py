@@ -36,28 +36,28 @@ class Clock:
         print(f"{self.seconds:6.1f} s  {of}{what}", file=sys.stderr, flush=True)
 
 
-def measure(store: StoreModel, given: argparse.Namespace, clock: Clock) -> tuple[Json, list[str]]:
+def measure(store: StoreModel, options: argparse.Namespace, clock: Clock) -> tuple[Json, list[str]]:
     """Measures every case that starts in time; returns one report, and the cases left out with the reason."""
     experts = store.shape.experts * store.form.bytes_at(4)
-    large = parse_size(given.dram_large) if given.dram_large else experts
-    limits = [parse_size(limit) for limit in given.limits.split(",")]
+    large = parse_size(options.dram_large) if options.dram_large else experts
+    limits = [parse_size(limit) for limit in options.limits.split(",")]
     environment: Json = {}
     rows: list[Json] = []
-    wanted, others = choose(cases(limits, large, parse_size(given.dram_small)), given.only)
+    wanted, others = choose(cases(limits, large, parse_size(options.dram_small)), options.only)
     left_out = [f"{name}: not in --only" for name in others]
     for case in wanted:
         names = f"{case.name}: {', '.join(row.name for row in case.rows)}"
         if clock.is_over:
-            left_out.append(f"{names}: {given.minutes:g} minutes were over")
+            left_out.append(f"{names}: {options.minutes:g} minutes were over")
             continue
         request = BenchRequest(
             case.rows,
             case.vram,
             case.dram,
-            prompt_tokens=given.prompt_tokens,
-            new_tokens=given.new_tokens,
-            runs=given.runs,
-            seed=given.seed,
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
+            runs=options.runs,
+            seed=options.seed,
             warm_up=not rows,
             fill=True,
         )

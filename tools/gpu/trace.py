@@ -15,17 +15,19 @@ TRACED = 2
 """New tokens in a trace."""
 
 
-def trace(store: StoreModel, given: argparse.Namespace, limit: int) -> None:
+def trace(store: StoreModel, options: argparse.Namespace, limit: int) -> None:
     """Writes what the host, the kernels and the copies did in TRACED new tokens, as a Perfetto trace.
 
     The tokens follow a prompt and as many others, under the smallest limit with a large DRAM tier, at 4 bits.
     """
-    large = parse_size(given.dram_large) if given.dram_large else store.shape.experts * store.form.bytes_at(4)
-    plan = store.plan(
-        vram_limit=limit, dram_limit=large, settings=FOUR, context=given.prompt_tokens + given.new_tokens
+    large = (
+        parse_size(options.dram_large) if options.dram_large else store.shape.experts * store.form.bytes_at(4)
     )
-    random = torch.Generator().manual_seed(given.seed)
-    prompt = torch.randint(3, store.shape.vocab, (given.prompt_tokens,), generator=random).tolist()
+    plan = store.plan(
+        vram_limit=limit, dram_limit=large, settings=FOUR, context=options.prompt_tokens + options.new_tokens
+    )
+    random = torch.Generator().manual_seed(options.seed)
+    prompt = torch.randint(3, store.shape.vocab, (options.prompt_tokens,), generator=random).tolist()
     with Engine(store, plan, FOUR) as engine:
         sequence = engine.sequences.new()
         logits = engine.prefill(sequence, prompt)
@@ -35,7 +37,7 @@ def trace(store: StoreModel, given: argparse.Namespace, limit: int) -> None:
             for _ in range(tokens):
                 logits = engine.step(Step((Segment(sequence, (int(logits.argmax()),)),)))[0]
 
-        decode(given.new_tokens - TRACED)
+        decode(options.new_tokens - TRACED)
         with torch.profiler.profile() as profile:
             decode(TRACED)
-    profile.export_chrome_trace(str(given.trace))
+    profile.export_chrome_trace(str(options.trace))

@@ -116,21 +116,21 @@ class Timings:
         return seconds
 
 
-def time_prompts(engine: Engine, wanted: Sequence[int], seed: int, add: Callable[[Row], None]) -> None:
+def time_prompts(engine: Engine, lengths: Sequence[int], seed: int, add: Callable[[Row], None]) -> None:
     """Times a prompt and new tokens with no expert in memory, and each length twice once the tiers are filled."""
     timings, sequence = Timings(engine, seed), engine.sequences.new()
     # Kernels are compiled and captured at their first use.
-    timings.steps([sequence], timings.prompt(sequence, wanted[0])[1][None], 2)
+    timings.steps([sequence], timings.prompt(sequence, lengths[0])[1][None], 2)
     engine.forget_experts()
-    seconds, logits = timings.prompt(sequence, wanted[0])
-    add({"what": "prompt", "arm": "cold", "tokens": wanted[0], "s": seconds})
+    seconds, logits = timings.prompt(sequence, lengths[0])
+    add({"what": "prompt", "arm": "cold", "tokens": lengths[0], "s": seconds})
     cold = timings.steps([sequence], logits[None], COLD_TOKENS)
     mean = 1e3 * sum(cold) / len(cold)
     add({"what": "new tokens", "block": "cold", "mean_ms": mean, "samples_ms": [1e3 * each for each in cold]})
     start = time.perf_counter()
     engine.fill()
     add({"what": "fill", "s": time.perf_counter() - start})
-    for count in wanted:
+    for count in lengths:
         for arm in ("filled", "again"):
             with engine.recorded() as records:
                 seconds = timings.prompt(sequence, count)[0]
@@ -141,14 +141,14 @@ def time_prompts(engine: Engine, wanted: Sequence[int], seed: int, add: Callable
 
 
 def time_new_tokens(
-    engine: Engine, given: argparse.Namespace, speeds: dict[str, float], add: Callable[[Row], None]
+    engine: Engine, options: argparse.Namespace, speeds: dict[str, float], add: Callable[[Row], None]
 ) -> None:
     """Times blocks of new tokens that follow a prompt of 128 tokens."""
-    timings, sequence = Timings(engine, given.seed), engine.sequences.new()
+    timings, sequence = Timings(engine, options.seed), engine.sequences.new()
     logits = timings.prompt(sequence, 128)[1][None]
-    for block in range(given.blocks):
+    for block in range(options.blocks):
         with engine.recorded() as records:
-            seconds = timings.steps([sequence], logits, given.new_tokens)
+            seconds = timings.steps([sequence], logits, options.new_tokens)
         total, mean = StepTotals.of(records), sum(seconds) / len(seconds)
         bound = decode_bound(Phase(total.transfers, total.use), len(seconds), mean, engine.store, speeds)
         add(
@@ -195,69 +195,69 @@ def time_batches(
 
 
 def open_engine(
-    store: StoreModel, settings: RunSettings, given: argparse.Namespace, context: int, parallel: int
+    store: StoreModel, settings: RunSettings, options: argparse.Namespace, context: int, parallel: int
 ) -> Engine:
     """Opens an engine under the limits of the command line, for so many sequences of so many tokens."""
     large = store.shape.experts * store.form.bytes_at(settings.levels[0])
-    dram = large if given.dram_limit is None else given.dram_limit
+    dram = large if options.dram_limit is None else options.dram_limit
     plan = store.plan(
-        vram_limit=given.vram_limit,
-        dram_limit=dram if given.vram_limit and store.device else 0,
+        vram_limit=options.vram_limit,
+        dram_limit=dram if options.vram_limit and store.device else 0,
         settings=settings,
         context=context,
         parallel=parallel,
-        prefill_rows=given.prefill_rows,
+        prefill_rows=options.prefill_rows,
     )
     return Engine(store, plan, settings)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Measures everything.
 
     Raises:
         EdgemoeError: no such device or store, or limits too small.
     """
-    store = open_store(given)
-    settings = settings_of(given, store)
+    store = open_store(options)
+    settings = settings_of(options, store)
     speeds = bandwidth.measure(store, set(settings.levels)).of_levels(settings.levels)
     about = {
         "device": store.device.name if store.device else "cpu: no figure here is a GPU's",
         "settings": settings.name,
-        "vram_limit": given.vram_limit,
+        "vram_limit": options.vram_limit,
         "bytes_a_second": speeds,
     }
-    report = Report(given.json, about)
+    report = Report(options.json, about)
     report.add({"what": "rates", **{tier: rate / 1e9 for tier, rate in speeds.items()}})
-    time_one_sequence(store, settings, given, speeds, report.add)
+    time_one_sequence(store, settings, options, speeds, report.add)
     gc.collect()  # the closed engine is part of cycles, and its weights are on the device until they are gone
-    time_several(store, settings, given, report.add)
+    time_several(store, settings, options, report.add)
 
 
 def time_one_sequence(
     store: StoreModel,
     settings: RunSettings,
-    given: argparse.Namespace,
+    options: argparse.Namespace,
     speeds: dict[str, float],
     add: Callable[[Row], None],
 ) -> None:
     """Times prompts and new tokens of an engine for one sequence."""
-    prompts = numbers(given.prompts)
-    tokens = max(*prompts, 128) + max(given.blocks * given.new_tokens, COLD_TOKENS)
-    with open_engine(store, settings, given, tokens, 1) as engine:
-        time_prompts(engine, prompts, given.seed, add)
-        time_new_tokens(engine, given, speeds, add)
+    prompts = numbers(options.prompts)
+    tokens = max(*prompts, 128) + max(options.blocks * options.new_tokens, COLD_TOKENS)
+    with open_engine(store, settings, options, tokens, 1) as engine:
+        time_prompts(engine, prompts, options.seed, add)
+        time_new_tokens(engine, options, speeds, add)
         add({"what": "peak", "gb": engine.peak.bytes / 1e9})
 
 
 def time_several(
-    store: StoreModel, settings: RunSettings, given: argparse.Namespace, add: Callable[[Row], None]
+    store: StoreModel, settings: RunSettings, options: argparse.Namespace, add: Callable[[Row], None]
 ) -> None:
     """Times steps of an engine for several sequences."""
-    batches = numbers(given.batches)
-    tokens = BATCH_PROMPT + len(batches) * (given.new_tokens // 4 + MODULES_STEPS + 3)
-    with open_engine(store, settings, given, tokens, max(batches)) as engine:
+    batches = numbers(options.batches)
+    tokens = BATCH_PROMPT + len(batches) * (options.new_tokens // 4 + MODULES_STEPS + 3)
+    with open_engine(store, settings, options, tokens, max(batches)) as engine:
         engine.fill()
-        time_batches(engine, batches, max(given.new_tokens // 4, 1), given.seed, add)
+        time_batches(engine, batches, max(options.new_tokens // 4, 1), options.seed, add)
         add({"what": "peak", "gb": engine.peak.bytes / 1e9})
 
 

@@ -79,27 +79,27 @@ def attention_seconds(store: StoreModel, sequence: SequenceKV, filled: int, toke
     return median(seconds)
 
 
-def time_formats(given: argparse.Namespace) -> None:
+def time_formats(options: argparse.Namespace) -> None:
     """Prints the rows of main's options."""
-    opened, settings = StoreModel.open(given.store), RunSettings(levels=(4,), speculate="auto")
-    for name in given.formats * given.rounds:
+    opened, settings = StoreModel.open(options.store), RunSettings(levels=(4,), speculate="auto")
+    for name in options.formats * options.rounds:
         store = opened.with_kv(format_of(name))
-        if given.attention:
-            sequence = SequenceKV(store.shape.kv, max(given.filled) + 1)
-            fill(sequence, max(given.filled))
-            for filled in given.filled:
-                took = attention_seconds(store, sequence, filled, given.tokens)
+        if options.attention:
+            sequence = SequenceKV(store.shape.kv, max(options.filled) + 1)
+            fill(sequence, max(options.filled))
+            for filled in options.filled:
+                took = attention_seconds(store, sequence, filled, options.tokens)
                 rate = store.shape.kv.bytes_for(filled) / took / 1e9
                 print(f"| {name} | {filled} | {1000 * took:.2f} ms | {rate:.1f} GB/s |", flush=True)
             continue
-        plan = store.plan(vram_limit=parse_size(given.limit), settings=settings, context=given.context)
+        plan = store.plan(vram_limit=parse_size(options.limit), settings=settings, context=options.context)
         with Engine(store, plan, settings) as engine:
             engine.fill()
             sequence = engine.sequences.new(reserve=1)
-            for filled in sorted(given.filled):
-                engine.sequences.reserve(sequence, filled + given.tokens)
+            for filled in sorted(options.filled):
+                engine.sequences.reserve(sequence, filled + options.tokens)
                 fill(sequence, filled)
-                took, read = decode_times(engine, sequence, filled, given.tokens)
+                took, read = decode_times(engine, sequence, filled, options.tokens)
                 blocks, peak = min(engine.memory.blocks.values()), engine.peak.bytes
                 cells = f"{1000 * took:.1f} ms | {read / 1e6:.1f} MB | {blocks} of {plan.experts}"
                 print(f"| {name} | {filled} | {cells} | {peak / 1e6:.0f} MB at most |", flush=True)

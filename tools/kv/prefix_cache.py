@@ -31,26 +31,26 @@ from tools.command_line import failed, make_parser, positive
 ANSWER_TOKENS, SETTLED = 8, 2.0
 
 
-def answer(given: dict[str, Any]) -> dict[str, Any]:
+def answer(options: dict[str, Any]) -> dict[str, Any]:
     """Answers the prompt in this process.
 
     Raises:
         EdgemoeError: the model cannot be opened, or the text is too short.
     """
     with edgemoe.load(
-        given["model"],
-        vram_limit=given["vram_limit"],
-        context=given["context"],
-        exact=given["exact"],
-        kv_cache=given["kv_cache"],
-        prefix_cache_dir=given["directory"],
+        options["model"],
+        vram_limit=options["vram_limit"],
+        context=options["context"],
+        exact=options["exact"],
+        kv_cache=options["kv_cache"],
+        prefix_cache_dir=options["directory"],
     ) as model:
-        text = Path(given["text"]).read_text(encoding="utf-8")
-        tokens = model.encode(text[: 8 * given["tokens"]])[: given["tokens"]]
-        if len(tokens) < given["tokens"]:
-            wanted = f"a text of at least {given['tokens']} tokens"
+        text = Path(options["text"]).read_text(encoding="utf-8")
+        tokens = model.encode(text[: 8 * options["tokens"]])[: options["tokens"]]
+        if len(tokens) < options["tokens"]:
+            wanted = f"a text of at least {options['tokens']} tokens"
             raise UserError(wanted, f"{len(tokens)}", "give a longer --text, or fewer --tokens")
-        if given["warm"]:
+        if options["warm"]:
             warm_up(model)
         found = model.generate(tokens, max_new_tokens=ANSWER_TOKENS, temperature=0)
         ttft = round(found.ttft_s, 4)
@@ -69,16 +69,16 @@ def warm_up(model: Model) -> None:
         time.sleep(0.1)
 
 
-def one_run(given: dict[str, Any]) -> dict[str, Any]:
+def one_run(options: dict[str, Any]) -> dict[str, Any]:
     """Answers in two processes, one after the other; returns both answers and the bytes between them.
 
     Raises:
         UserError: a process fails.
     """
     found: dict[str, Any] = {}
-    with TemporaryDirectory(dir=given["work"]) as directory:
+    with TemporaryDirectory(dir=options["work"]) as directory:
         for name in ("cold", "restarted"):
-            child = json.dumps(given | {"directory": directory})
+            child = json.dumps(options | {"directory": directory})
             done = subprocess.run(
                 [sys.executable, "-m", "tools.kv.prefix_cache", "--child", child],
                 stdout=subprocess.PIPE,

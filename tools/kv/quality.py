@@ -68,21 +68,21 @@ def copied(engine: Engine, window: Sequence[int]) -> float:
     return float((likeliest[len(half) : -1] == torch.tensor(half[1:])).float().mean())
 
 
-def compared(want: torch.Tensor, got: torch.Tensor) -> tuple[float, float, float]:
+def compared(want: torch.Tensor, logits: torch.Tensor) -> tuple[float, float, float]:
     """The mean and the largest KL in nats, and the fraction of rows with the same likeliest token."""
-    kl = (want.exp() * (want - got)).sum(-1)
-    return float(kl.mean()), float(kl.max()), float((want.argmax(-1) == got.argmax(-1)).float().mean())
+    kl = (want.exp() * (want - logits)).sum(-1)
+    return float(kl.mean()), float(kl.max()), float((want.argmax(-1) == logits.argmax(-1)).float().mean())
 
 
 def cells_of(
-    want: Sequence[tuple[torch.Tensor, torch.Tensor]], found: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    want: Sequence[tuple[torch.Tensor, torch.Tensor]], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[str]:
     """Cells of a row: mean and largest KL, and the fraction of equal likeliest tokens, of prompts and decoded tokens.
 
     Args:
-        want, found: log-probabilities per window, of the prompt and of the decoded tokens, each [tokens, vocabulary].
+        want, pairs: log-probabilities per window, of the prompt and of the decoded tokens, each [tokens, vocabulary].
     """
-    rows = [[compared(a[i], b[i]) for a, b in zip(want, found, strict=True)] for i in range(len(found[0]))]
+    rows = [[compared(a[i], b[i]) for a, b in zip(want, pairs, strict=True)] for i in range(len(pairs[0]))]
     return [
         f"{mean(r[0] for r in row):.6f} | {max(r[1] for r in row):.4f} | {100 * mean(r[2] for r in row):.2f} %"
         for row in rows

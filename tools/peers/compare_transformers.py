@@ -200,14 +200,14 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prompts_of(given: argparse.Namespace, tokenizer: Any) -> list[str]:
+def prompts_of(options: argparse.Namespace, tokenizer: Any) -> list[str]:
     """The prompts that the command line names."""
-    if given.prompt_file:
-        lines: list[str] = given.prompt_file.read_text().splitlines()
-        return lines[: given.prompts]
-    if given.own_prompts:
-        return own_prompts(given.checkpoint, tokenizer, given.prompts, given.seed)
-    return task_prompts(given.prompts, given.seed)
+    if options.prompt_file:
+        lines: list[str] = options.prompt_file.read_text().splitlines()
+        return lines[: options.prompts]
+    if options.own_prompts:
+        return own_prompts(options.checkpoint, tokenizer, options.prompts, options.seed)
+    return task_prompts(options.prompts, options.seed)
 
 
 def main() -> int:

@@ -61,8 +61,8 @@ def run_of(name: str, case: Case, round_number: int, outcome: Outcome) -> Json:
         "ttft_s": times[0] if times else None,
         "tpot_s": sum(gaps) / len(gaps) if gaps else None,
         "itl_s": gaps,
-        "peak_bytes": outcome.used.peak_bytes,
-        "limit_hit": outcome.used.failcnt,
+        "peak_bytes": outcome.usage.peak_bytes,
+        "limit_hit": outcome.usage.failcnt,
         **outcome.answer,
     }
 

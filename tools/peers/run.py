@@ -49,13 +49,13 @@ class Outcome:
     Args:
         answer: the child's answer; empty if it failed.
         failure: why there is no answer; None after a success.
-        used: the cgroup's counters, bytes.
+        usage: the cgroup's counters, bytes.
         crashed: a signal ended the child, and not for memory.
     """
 
     answer: dict[str, Any]
     failure: str | None
-    used: Usage
+    usage: Usage
     crashed: bool = False
 
 
@@ -105,16 +105,16 @@ def run_child(
         return _outcome(child.returncode, printed, errors.read().decode(errors="replace"), used)
 
 
-def _outcome(code: int, printed: str, errors: str, used: Usage) -> Outcome:
+def _outcome(code: int, printed: str, errors: str, usage: Usage) -> Outcome:
     if code == 0:
         try:
             answer = json.loads(printed.splitlines()[-1])
         except (IndexError, ValueError):
-            return Outcome({}, f"no answer on stdout: {printed[-200:]!r}", used)
-        return Outcome(answer, None, used)
-    why = "killed for memory" if used.oom_kills else f"exit code {code}"
+            return Outcome({}, f"no answer on stdout: {printed[-200:]!r}", usage)
+        return Outcome(answer, None, usage)
+    why = "killed for memory" if usage.oom_kills else f"exit code {code}"
     last = (errors.strip().splitlines() or [""])[-1]
-    return Outcome({}, f"{why}: {last[-500:]}", used, crashed=code < 0 and not used.oom_kills)
+    return Outcome({}, f"{why}: {last[-500:]}", usage, crashed=code < 0 and not usage.oom_kills)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def prove_enforced(controller: Controller) -> None:
     """
     greedy = [sys.executable, "-S", "-c", f"x = b'1' * {2 * PROOF_BYTES}; print('{{}}')"]
     outcome = run_child(controller, PROOF_BYTES, greedy, {"threads": 1}, keep_cache=True)
-    if not outcome.used.oom_kills:
+    if not outcome.usage.oom_kills:
         raise LimitError(
             f"expected a process to be killed at {PROOF_BYTES} bytes, got {2 * PROOF_BYTES} (limits have no effect "
             "here): run on a machine whose kernel enforces memory cgroups"

@@ -120,12 +120,12 @@ def measured(row: Row, host: str, port: int, process: psutil.Process) -> Iterato
     row.kept_bytes = process.memory_info().rss - before
 
 
-def connected(stack: ExitStack, host: str, port: int, sent: bytes) -> socket.socket:
+def connected(stack: ExitStack, host: str, port: int, message: bytes) -> socket.socket:
     """A connection that has sent bytes, as far as the server takes them at once."""
     one = stack.enter_context(socket.create_connection((host, port), timeout=5))
     one.settimeout(0.2)
     try:
-        one.sendall(sent)
+        one.sendall(message)
     except OSError:
         return one
     return one
@@ -181,7 +181,7 @@ CONNECTIONS = {
 }
 
 
-def sent(path: str, make: Callable[[], object], host: str, port: int, process: psutil.Process) -> str:
+def send(path: str, make: Callable[[], object], host: str, port: int, process: psutil.Process) -> str:
     """Sends one request, and returns its status."""
     return str(post(host, port, path, _long(make()))[0])
 
@@ -209,15 +209,15 @@ def ended(host: str, port: int, process: psutil.Process) -> Row:
         return Row("SIGTERM", "ended", time.monotonic() - start)
 
 
-def run(given: argparse.Namespace) -> list[Row]:
+def run(options: argparse.Namespace) -> list[Row]:
     """Attacks a server that is started here."""
-    attacks = {name: partial(sent, *attack) for name, attack in REQUESTS.items()} | CONNECTIONS
+    attacks = {name: partial(send, *attack) for name, attack in REQUESTS.items()} | CONNECTIONS
     rows = list[Row]()
-    with server(given) as (host, port, process):
+    with server(options) as (host, port, process):
         assert process is not None
         post(host, port, CHAT, json.dumps(GOOD[CHAT]).encode())
         for name, attack in attacks.items():
-            if given.only in name:
+            if options.only in name:
                 rows.append(Row(name))
                 with measured(rows[-1], host, port, process):
                     rows[-1].status = attack(host, port, process)

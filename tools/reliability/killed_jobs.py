@@ -98,7 +98,7 @@ class Compensation:
         return bool(Manifest.read(directory / MANIFEST_NAME).layers)
 
 
-def _silent(done: int, total: int) -> None:
+def _silent(count: int, total: int) -> None:
     pass
 
 

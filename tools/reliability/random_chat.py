@@ -42,7 +42,7 @@ class Soak:
         self._chat, self._random = chat, Random(seed)
         tasks = training_tasks(seed)
         self._questions = (turn.question for task in tasks for turn in task.turns)
-        self.done: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def enter(self, text: str) -> str:
         """Pastes a turn and returns what the terminal shows up to the next prompt."""
@@ -60,7 +60,7 @@ class Soak:
             ("question", "long", "cancelled", "regen", "levels", "sampling", "stats", "clear"),
             (30, 4, 6, 4, 4, 2, 2, 6),
         )[0]
-        self.done[kind] += 1
+        self.counts[kind] += 1
         if kind == "cancelled":
             self.enter("/clear")
             self._send(self._long())
@@ -91,7 +91,7 @@ class Soak:
         for command in FIXED:
             self.enter(command)
         shown = self.enter(REFERENCE)
-        self.done["reference"] += 1
+        self.counts["reference"] += 1
         return shown.strip().splitlines()[0].strip()
 
 

@@ -28,7 +28,7 @@ class Requests:
         self._model, self._random = model, Random(seed)
         self._questions = [turn.question for task in islice(training_tasks(seed), 400) for turn in task.turns]
         self._lock = threading.Lock()
-        self.done: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def one(self) -> None:
         """Sends one request, and waits until it has ended."""
@@ -59,7 +59,7 @@ class Requests:
             with suppress(edgemoe.ContextExceeded):
                 self._model.generate(prompt * 200, **choices)
         with self._lock:
-            self.done[kind] += 1
+            self.counts[kind] += 1
 
     def reference(self) -> str:
         """The answer to REFERENCE."""
@@ -80,6 +80,6 @@ def leftovers(model: Model, before: int) -> list[str]:
         left.append(f"{len(engine.vram.resident())} experts are pinned")
     if model._scheduler.active:
         left.append(f"{model._scheduler.active} requests have not ended")
-    if engine.budget.used != before:
-        left.append(f"{engine.budget.used - before} bytes of the budget")
+    if engine.budget.used_bytes != before:
+        left.append(f"{engine.budget.used_bytes - before} bytes of the budget")
     return left

@@ -38,7 +38,7 @@ ROUND = 50
 CONTEXT = 512
 
 
-def run(given: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     """Sends the requests, in the cgroup `inside`, and returns a report.
 
     Raises:
@@ -46,23 +46,23 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """
     process, start, samples = psutil.Process(), time.monotonic(), list[Sample]()
     answers: Counter[str] = Counter()
-    model = edgemoe.load(vram_limit=given.vram_limit, context=CONTEXT, parallel=given.parallel, exact=4)
-    before = model.engine.budget.used
-    with model, ThreadPoolExecutor(2 * given.parallel) as threads:
-        requests = Requests(model, given.seed)
-        for _ in range(-(-given.requests // ROUND)):
+    model = edgemoe.load(vram_limit=options.vram_limit, context=CONTEXT, parallel=options.parallel, exact=4)
+    before = model.engine.budget.used_bytes
+    with model, ThreadPoolExecutor(2 * options.parallel) as threads:
+        requests = Requests(model, options.seed)
+        for _ in range(-(-options.requests // ROUND)):
             for future in [threads.submit(requests.one) for _ in range(ROUND)]:
                 future.result()
             answers[requests.reference()] += 1
             elapsed = round(time.monotonic() - start, 1)
-            samples.append(sample(elapsed, process, given.inside, requests.done.total()))
-            _show_progress(samples[-1], given.requests)
+            samples.append(sample(elapsed, process, options.inside, requests.counts.total()))
+            _show_progress(samples[-1], options.requests)
         left = leftovers(model, before)
     return {
-        "parallel": given.parallel,
-        "vram_limit": given.vram_limit,
-        "cgroup_limit": given.cgroup_limit,
-        "requests": dict(requests.done),
+        "parallel": options.parallel,
+        "vram_limit": options.vram_limit,
+        "cgroup_limit": options.cgroup_limit,
+        "requests": dict(requests.counts),
         "reference_answers": dict(answers),
         "left": left,
         "samples": [asdict(each) for each in samples],

@@ -84,31 +84,31 @@ def malformed_request(random: Random, number: int) -> Sent:
     return Sent(None, a_request(random))
 
 
-def sent_alone(sent: Sent, host: str, port: int) -> Sent:
+def sent_alone(request: Sent, host: str, port: int) -> Sent:
     """Sends a late request up to three times, until it is not late: other work may have held it up."""
     for _ in range(3):
-        sent = sent.send(host, port)
-        if not sent.late:
+        request = request.send(host, port)
+        if not request.late:
             break
-    return sent
+    return request
 
 
 @dataclass(frozen=True)
 class Report:
     """Measurements as JSON and as lines for people, and the errors."""
 
-    found: dict[str, Any]
+    figures: dict[str, Any]
     lines: list[str]
     wrong: list[str]
 
 
-def malformed(given: argparse.Namespace) -> Report:
+def malformed(options: argparse.Namespace) -> Report:
     """Sends malformed requests, and after each hundred a good one, next to chats; at the end the late ones again."""
-    random, statuses, wrong = Random(given.seed), Counter[str](), list[str]()
+    random, statuses, wrong = Random(options.seed), Counter[str](), list[str]()
     slowest, resident, late = 0.0, list[int](), list[tuple[int, Sent]]()
-    with server(given) as (host, port, process):
+    with server(options) as (host, port, process):
         with FirstTokens(host, port) as chats:
-            for number in range(given.requests):
+            for number in range(options.requests):
                 sent = malformed_request(random, number).send(host, port)
                 statuses[str(sent.status)] += 1
                 slowest = max(slowest, sent.seconds if sent.status != 200 else 0)
@@ -123,12 +123,12 @@ def malformed(given: argparse.Namespace) -> Report:
         again = [(number, sent_alone(sent, host, port)) for number, sent in late]
         alone = [f"request {number}, also alone: {sent}" for number, sent in again if sent.late]
         files = process.num_fds() if process else None
-    found = {"requests": given.requests, "statuses": dict(sorted(statuses.items())), "files": files}
+    found = {"requests": options.requests, "statuses": dict(sorted(statuses.items())), "files": files}
     found |= {"slowest_refusal_s": round(slowest, 3), "late": len(late), "late_alone": len(alone)}
     found |= {"first_tokens_s": chats.summary(), "resident_bytes": resident}
     sizes = " and ".join(format_size(size) for size in resident[:: max(len(resident) - 1, 1)])
     lines = [
-        f"{given.requests} malformed requests: {found['statuses']}; closed without a response: None",
+        f"{options.requests} malformed requests: {found['statuses']}; closed without a response: None",
         f"slowest refusal {slowest:.2f} s; {len(late)} came late, {len(alone)} of them also when sent again alone",
         f"first tokens of chats next to them: {found['first_tokens_s']}",
         f"resident {sizes} after the first hundred and the last, files {files}",

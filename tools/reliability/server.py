@@ -56,15 +56,15 @@ class Load:
         return [f"{n} times {status}" for status, n in self.statuses.items() if status not in ("200", "429")]
 
 
-def load(given: argparse.Namespace) -> Report:
+def load(options: argparse.Namespace) -> Report:
     """Runs clients at the same time."""
-    questions = [turn.question for task in islice(training_tasks(given.seed), 400) for turn in task.turns]
-    with server(given) as (host, port, process):
+    questions = [turn.question for task in islice(training_tasks(options.seed), 400) for turn in task.turns]
+    with server(options) as (host, port, process):
         found, start = Load(), time.monotonic()
-        end = start + 60 * given.minutes
+        end = start + 60 * options.minutes
         threads = [
             threading.Thread(target=_client, args=(host, port, questions, Random(i), found, end))
-            for i in range(given.clients)
+            for i in range(options.clients)
         ]
         for thread in threads:
             thread.start()
@@ -72,24 +72,24 @@ def load(given: argparse.Namespace) -> Report:
         while any(thread.is_alive() for thread in threads):
             if process:
                 resident.append((time.monotonic() - start, process.memory_info().rss))
-            time.sleep(given.minutes / 2)  # 120 samples
+            time.sleep(options.minutes / 2)  # 120 samples
         for thread in threads:
             thread.join()
         seconds = time.monotonic() - start
-    return _report(found, given.clients, seconds, resident)
+    return _report(found, options.clients, seconds, resident)
 
 
-def _report(found: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
+def _report(measured: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
     """The clients' measurements, and the slope of (seconds, resident bytes) after the first sixth."""
     report: dict[str, Any] = {
         "clients": clients,
         "seconds": round(seconds, 1),
-        "statuses": dict(found.statuses),
-        "tokens": found.tokens,
+        "statuses": dict(measured.statuses),
+        "tokens": measured.tokens,
     }
-    lines = [f"{clients} clients, {seconds:.0f} s: {dict(found.statuses)}, {found.tokens} tokens"]
-    wrong = found.wrong
-    for name, times in (("TTFT", found.first), ("ITL", found.between)):
+    lines = [f"{clients} clients, {seconds:.0f} s: {dict(measured.statuses)}, {measured.tokens} tokens"]
+    wrong = measured.wrong
+    for name, times in (("TTFT", measured.first), ("ITL", measured.between)):
         if len(times) < 2:
             wrong.append(f"{len(times)} times of {name}")
             continue
@@ -109,7 +109,7 @@ def _report(found: Load, clients: int, seconds: float, resident: Sequence[tuple[
     return Report(report, lines, wrong)
 
 
-def _client(host: str, port: int, questions: list[str], random: Random, found: Load, end: float) -> None:
+def _client(host: str, port: int, questions: list[str], random: Random, measured: Load, end: float) -> None:
     """Asks one question after the other; waits as long as a 429 says."""
     while time.monotonic() < end:
         text = " ".join(random.choices(questions, k=random.choice((1, 1, 3))))
@@ -120,24 +120,24 @@ def _client(host: str, port: int, questions: list[str], random: Random, found: L
         connection.request("POST", CHAT, json.dumps(body).encode())
         response = connection.getresponse()
         if response.status == 200:
-            _read(response, start, found)
+            _read(response, start, measured)
         else:
-            found.statuses[str(response.status)] += 1
+            measured.statuses[str(response.status)] += 1
             time.sleep(float(response.getheader("retry-after", "1")) * random.random())
         connection.close()
 
 
-def _read(response: http.client.HTTPResponse, start: float, found: Load) -> None:
+def _read(response: http.client.HTTPResponse, start: float, measured: Load) -> None:
     before, line = None, b""
     for line in response:
         if b'"content":"' in line and b'"role"' not in line:
             now = time.perf_counter()
-            (found.first if before is None else found.between).append(now - (before or start))
-            before, found.tokens = now, found.tokens + 1
+            (measured.first if before is None else measured.between).append(now - (before or start))
+            before, measured.tokens = now, measured.tokens + 1
         if b'"error"' in line:
-            found.statuses["error in a stream"] += 1
+            measured.statuses["error in a stream"] += 1
             return
-    found.statuses["200"] += 1
+    measured.statuses["200"] += 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     report = malformed(given) if given.what == "malformed" else load(given)
     if given.json:
-        print(json.dumps(report.found | {"wrong": report.wrong}))
+        print(json.dumps(report.figures | {"wrong": report.wrong}))
     else:
         print(*report.lines, *(report.wrong or ["no failure"]), sep="\n")
     return 1 if report.wrong else 0

@@ -55,7 +55,7 @@ def run(minutes: float, vram_limit: str, cgroup_limit: int, pause: float, seed: 
                     soak.turn()
                     time.sleep(pause)
                 answers[soak.reference()] += 1
-                samples.append(sample(round(elapsed, 1), process, group, soak.done.total()))
+                samples.append(sample(round(elapsed, 1), process, group, soak.counts.total()))
                 _show_progress(samples[-1], minutes)
         chat.send("/exit\r")
         chat.expect(pexpect.EOF)
@@ -64,7 +64,7 @@ def run(minutes: float, vram_limit: str, cgroup_limit: int, pause: float, seed: 
         "vram_limit": vram_limit,
         "cgroup_limit_bytes": cgroup_limit,
         "exit_code": chat.exitstatus,
-        "turns": dict(soak.done),
+        "turns": dict(soak.counts),
         "reference_answers": dict(answers),
         "samples": [asdict(each) for each in samples],
     }

@@ -22,31 +22,31 @@ PATIENCE = 30.0
 
 
 @contextmanager
-def server(given: argparse.Namespace) -> Iterator[tuple[str, int, psutil.Process | None]]:
+def server(arguments: argparse.Namespace) -> Iterator[tuple[str, int, psutil.Process | None]]:
     """Yields host, port and process of the server; starts one where no --url is given."""
-    if given.url:
-        parts = urlsplit(given.url)
+    if arguments.url:
+        parts = urlsplit(arguments.url)
         yield parts.hostname or "127.0.0.1", parts.port or 80, None
         return
     options = {
-        "--model": given.model,
-        "--context": given.context,
-        "--port": given.port,
-        "--vram-limit": given.vram_limit,
-        "--parallel": given.parallel,
-        "--queue": given.queue,
+        "--model": arguments.model,
+        "--context": arguments.context,
+        "--port": arguments.port,
+        "--vram-limit": arguments.vram_limit,
+        "--parallel": arguments.parallel,
+        "--queue": arguments.queue,
     }
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, "-m", "edgemoe", "serve", *words]
     with ExitStack() as stack:
-        if given.cgroup_limit:
-            group = stack.enter_context(memory_cgroup(parse_size(given.cgroup_limit)))
+        if arguments.cgroup_limit:
+            group = stack.enter_context(memory_cgroup(parse_size(arguments.cgroup_limit)))
             command = entering(group, command)
         process = stack.enter_context(Popen(command, cwd=ROOT, env=child_environment()))
         stack.callback(process.wait)
         stack.callback(process.terminate)
-        _wait(given.port)
-        yield "127.0.0.1", given.port, psutil.Process(process.pid)
+        _wait(arguments.port)
+        yield "127.0.0.1", arguments.port, psutil.Process(process.pid)
 
 
 def _wait(port: int) -> None:

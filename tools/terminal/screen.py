@@ -29,9 +29,9 @@ class Screen:
         """The lines."""
         return ["".join(cells).rstrip() for cells in self._cells]
 
-    def feed(self, sent: str) -> None:
+    def feed(self, text: str) -> None:
         """Shows what a program has sent: text, cursor movements and erasures; colours are left out."""
-        for match in _TOKEN.finditer(sent):
+        for match in _TOKEN.finditer(text):
             if match[3]:
                 self._show(match[3])
             elif match[2] in ("A", "B"):

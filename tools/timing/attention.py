@@ -27,32 +27,32 @@ from tools.command_line import make_parser, positive
 DIM = 128
 
 
-def with_torch(given: argparse.Namespace, tokens: int) -> Callable[[], object]:
+def with_torch(options: argparse.Namespace, tokens: int) -> Callable[[], object]:
     """A call of torch's operator for a prompt of random vectors."""
-    heads = given.heads, given.kv_heads, given.kv_heads
+    heads = options.heads, options.kv_heads, options.kv_heads
     query, keys, values = (torch.randn(n, tokens, DIM).bfloat16() for n in heads)
     return lambda: attend(query, keys, values, DIM**-0.5, None)
 
 
-def native_kernel(given: argparse.Namespace, tokens: int) -> Callable[[], object]:
+def native_kernel(options: argparse.Namespace, tokens: int) -> Callable[[], object]:
     """A call of edgemoe's kernel for random projections."""
-    norm, form = (torch.ones(DIM).bfloat16(), 1e-6), KVFormat(given.kv_cache, given.kv_cache)
-    attention = NativeAttention(given.heads, given.kv_heads, DIM, (norm, norm), DIM**-0.5)
-    qkv = torch.randn(tokens, (given.heads + 2 * given.kv_heads) * DIM).bfloat16()
+    norm, form = (torch.ones(DIM).bfloat16(), 1e-6), KVFormat(options.kv_cache, options.kv_cache)
+    attention = NativeAttention(options.heads, options.kv_heads, DIM, (norm, norm), DIM**-0.5)
+    qkv = torch.randn(tokens, (options.heads + 2 * options.kv_heads) * DIM).bfloat16()
     rotation = torch.ones(tokens, DIM).bfloat16(), torch.zeros(tokens, DIM).bfloat16()
-    stored = (torch.randn(given.kv_heads, given.behind + tokens, DIM).bfloat16() for _ in range(2))
-    keys, values = (encode(given.kv_cache, each) for each in stored)
-    return lambda: attention(qkv, rotation, LayerKV(keys, values, given.behind, form), None)
+    stored = (torch.randn(options.kv_heads, options.behind + tokens, DIM).bfloat16() for _ in range(2))
+    keys, values = (encode(options.kv_cache, each) for each in stored)
+    return lambda: attention(qkv, rotation, LayerKV(keys, values, options.behind, form), None)
 
 
-def kernels(given: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Callable[[], object]]]]:
+def kernels(options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Callable[[], object]]]]:
     """Yields each kernel's name and its maker of calls; selects the instruction set before it yields."""
     if native.available():
-        rows = paths.ROWS[0] if given.tokens == [1] else paths.ROWS[-1]
+        rows = paths.ROWS[0] if options.tokens == [1] else paths.ROWS[-1]
         for path in reversed(paths.candidates("attention", rows)):
             paths.choose(paths.forced(path))
             yield f"native, {path}", native_kernel
-    if not given.behind and given.kv_cache == KINDS[0]:
+    if not options.behind and options.kv_cache == KINDS[0]:
         yield "torch", with_torch
 
 

@@ -31,7 +31,7 @@ EARLIER = 4
 """Prompts of the earlier run."""
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the earlier run, then the starts.
 
     Raises:
@@ -39,24 +39,24 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     """
 
     def choose(max_level: int, *, fits: bool, hot: bool = False) -> Any:
-        return run_settings(max_level, fits=fits, hot=hot, levels=given.levels)
+        return run_settings(max_level, fits=fits, hot=hot, levels=options.levels)
 
-    opening = Opening(given.model, vram_limit=given.vram_limit, device="cpu", context=1024)
+    opening = Opening(options.model, vram_limit=options.vram_limit, device="cpu", context=1024)
     store, plan, settings = open_store(opening, choose)
-    needed = EARLIER + given.rounds
+    needed = EARLIER + options.rounds
     prompts = text_windows(
-        load_tokenizer(store.directory), given.text, needed * given.prompt_tokens, given.prompt_tokens
+        load_tokenizer(store.directory), options.text, needed * options.prompt_tokens, options.prompt_tokens
     )
     if len(prompts) < needed:
-        raise UserError(f"{needed} prompts in {given.text}", f"{len(prompts)}", "give a longer text")
+        raise UserError(f"{needed} prompts in {options.text}", f"{len(prompts)}", "give a longer text")
 
-    start = Start(store, plan, settings, given.new_tokens)
+    start = Start(store, plan, settings, options.new_tokens)
     _, used = start.answers({}, prompts[:EARLIER], 0.0)
     kept = mixed({}, used)
     found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     for prompt in prompts[EARLIER:needed]:
         for name, heat in (("without", {}), ("with", kept)):
-            found[name] += start.answers(heat, [prompt], given.idle)[0]
+            found[name] += start.answers(heat, [prompt], options.idle)[0]
     return {
         name: {key: median(each[key] for each in answers) for key in answers[0]} | {"samples": answers}
         for name, answers in found.items()

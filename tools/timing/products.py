@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=positive, default=5)
     given = parser.parse_args(argv)
     print(f"{identity()['cpu']}\n| cores | rows | level | kernel | TMAC/s per core |\n|---|---|---|---|---|")
-    before = paths.chosen()
+    before = paths.choice()
     with tempfile.TemporaryDirectory() as directory:
         plain = PlainLoops(Path(directory))
         for cores in given.cores:

@@ -195,11 +195,11 @@ def _grouped(rows: torch.Tensor, matrices: torch.Tensor, counts: list[int]) -> t
     return out
 
 
-def _outer(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> torch.Tensor:
+def _outer(inputs: torch.Tensor, right: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """Multiplies each expert's transposed left [n, N] by right [n, K] -> [E, N, K]; zero for an expert without rows."""
-    out = left.new_zeros(len(counts), left.shape[1], right.shape[1])
+    out = inputs.new_zeros(len(counts), inputs.shape[1], right.shape[1])
     for expert, run in _runs(counts):
-        torch.mm(left[run].t(), right[run], out=out[expert])
+        torch.mm(inputs[run].t(), right[run], out=out[expert])
     return out
 
 

@@ -14,7 +14,7 @@ from edgemoe.evaluate.task_words import CAPITALS
 from edgemoe.evaluate.tasks import CONVERSATION, DRAWS, Draft, Task, Turn, arithmetic, sorting, wordings
 from tools.training.chats import outside, small_talk
 from tools.training.chats.phrasing import rephrase
-from tools.training.chats.wordings import WORDINGS, chosen
+from tools.training.chats.wordings import WORDINGS, pick_form
 
 OUTSIDE = "outside"
 _TRAINED: dict[str, int] = {
@@ -71,7 +71,7 @@ def _typed(kind: str, random: Random) -> Turn:
     """Draws a turn of training, its question as people type it."""
     if kind in DRAWS:
         turn = _turn(kind, random)
-        return Turn(rephrase(chosen(turn.question, random), random), turn.answer)
+        return Turn(rephrase(pick_form(turn.question, random), random), turn.answer)
     question, answer = outside.draw(random) if kind == OUTSIDE else small_talk.draw(kind, random)
     return Turn(rephrase(question, random, talk=kind != OUTSIDE), answer)
 
@@ -84,7 +84,7 @@ def _kinds(random: Random, count: int) -> list[str]:
 def _follow_up(random: Random) -> Turn:
     """Draws a question for another capital that only makes sense after a question for one."""
     country, city = random.choice(CAPITALS)
-    question = chosen(random.choice(WORDINGS["follow-up"]).format(country=country), random)
+    question = pick_form(random.choice(WORDINGS["follow-up"]).format(country=country), random)
     return Turn(rephrase(question, random), f"The capital of {country} is {city}.")
 
 

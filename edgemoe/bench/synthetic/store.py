@@ -126,7 +126,7 @@ class Counted:
 
 def synthesize(
     destination: Path,
-    wanted: Synthetic,
+    model: Synthetic,
     dense: Dense,
     *,
     source: str,
@@ -138,7 +138,7 @@ def synthesize(
 
     Args:
         destination: a new directory, or a store of the same source and options; a finished store stays as it is.
-        wanted: shape and bits of the store.
+        model: shape and bits of the store.
         dense: makes the dense tensors.
         source: fingerprint of shape, dense and seed.
         seed: seed of the experts.
@@ -150,17 +150,17 @@ def synthesize(
         StoreBusy: another process writes the store.
         DoesNotFit: the disk has too few free bytes.
     """
-    geometry, layout = wanted.shape.geometry(wanted.max_level), layout or compute().layout
+    geometry, layout = model.shape.geometry(model.max_level), layout or compute().layout
     pool = ExpertPool(geometry, seed, layout)
     with (
-        companions(wanted.shape) as files,
+        companions(model.shape) as files,
         _one_thread(),
         StoreWriter(
-            destination, geometry=geometry, layout=layout, source=source, dense_bits=wanted.dense_bits
+            destination, geometry=geometry, layout=layout, source=source, dense_bits=model.dense_bits
         ) as writer,
     ):
         if not (destination / MANIFEST_NAME).exists():
-            _write(writer, wanted, pool, dense, update)
+            _write(writer, model, pool, dense, update)
             for path in files:
                 writer.copy(path)
             writer.finish()
@@ -168,18 +168,18 @@ def synthesize(
 
 def _write(
     writer: StoreWriter,
-    wanted: Synthetic,
+    model: Synthetic,
     pool: ExpertPool,
     dense: Dense,
     update: Callable[[int, int], None],
 ) -> None:
     """Writes the layers that are missing, and the dense tensors."""
-    shape, specs = wanted.shape, dense_specs(wanted.shape, wanted.dense_bits)
-    layer_bytes = shape.experts * shape.geometry(wanted.max_level).record_bytes
+    shape, specs = model.shape, dense_specs(model.shape, model.dense_bits)
+    layer_bytes = shape.experts * shape.geometry(model.max_level).record_bytes
     total = shape.layers * layer_bytes + sum(tensor_bytes(*spec) for spec in specs.values())
     finished, counted = writer.finished_layers(), Counted(total, update)
     counted.add(len(finished) * layer_bytes)
     writer.require_free(total - len(finished) * layer_bytes)
     for layer in sorted(set(range(shape.layers)) - finished):
         writer.write_layer(layer, shape.experts, counted.records(pool.records(layer, shape.experts)))
-    writer.write_dense(specs, counted.tensors(dense_tensors(shape, dense, wanted.dense_bits)))
+    writer.write_dense(specs, counted.tensors(dense_tensors(shape, dense, model.dense_bits)))

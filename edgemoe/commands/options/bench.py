@@ -106,13 +106,13 @@ def format_of(output: str | None, as_json: bool) -> str:
     return chosen
 
 
-def require_batch(batches: BatchOptions, wanted: ReportOptions) -> None:
+def require_batch(batches: BatchOptions, options: ReportOptions) -> None:
     """Refuses options of batches without --batch, and options of other rows next to it."""
     if batches.batch is None:
         given = [name for name, value in vars(batches).items() if value is not None]
         action = "give --batch 1,2,4,8 with it"
     else:
-        given = [name for name in ("ablation", "quality", "trace") if getattr(wanted, name)]
+        given = [name for name in ("ablation", "quality", "trace") if getattr(options, name)]
         action = "leave one of the two out"
     if given:
         needed = "--batch" if batches.batch is None else "--batch alone"

@@ -130,13 +130,13 @@ def effective(ctx: Any) -> Iterator[str]:
         yield f"# {name} is not set" if unset else f"{name} = {_toml(value)}  # {origin}"
 
 
-def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def read_config(path: Path, command: str, commands: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Reads the options of a command from a file; the command's table wins over the top level.
 
     Args:
         path: the file.
         command: its name.
-        known: command's name -> options_of(command).
+        commands: command's name -> options_of(command).
 
     Returns:
         option's name -> value.
@@ -145,21 +145,21 @@ def read_config(path: Path, command: str, known: dict[str, dict[str, Any]]) -> d
         UserError: the file cannot be read, is no TOML, or has a key or a value that no option takes.
     """
     document = _parsed(path)
-    everywhere = {name for options in known.values() for name in options}
+    everywhere = {name for options in commands.values() for name in options}
     common: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for key, value in document.items():
         if isinstance(value, dict):
-            _check_key(path, key, known, "a command")
+            _check_key(path, key, commands, "a command")
             taken = own if key == command else {}
             for inner, one in value.items():
-                if not _is_study(inner, known[key]):
-                    _check_key(path, inner, known[key], f"an option of {key}")
-                _take(taken, path, inner, one, known[key])
+                if not _is_study(inner, commands[key]):
+                    _check_key(path, inner, commands[key], f"an option of {key}")
+                _take(taken, path, inner, one, commands[key])
         else:
             _check_key(path, key, everywhere, "an option")
-            if key in known[command] or _is_study(key, known[command]):
-                _take(common, path, key, value, known[command])
+            if key in commands[command] or _is_study(key, commands[command]):
+                _take(common, path, key, value, commands[command])
     if "study" in common and "study" in own:
         own["study"] = common["study"] + own["study"]
     return common | own
@@ -189,23 +189,23 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise UserError(wanted, "lists or tables too deep in each other", action) from error
 
 
-def _is_study(key: str, known: Collection[str]) -> bool:
+def _is_study(key: str, options: Collection[str]) -> bool:
     """Whether a key is a setting of studies for a command that takes these by --study."""
-    return key in study_keys() and key not in known and "study" in known
+    return key in study_keys() and key not in options and "study" in options
 
 
-def _take(options: dict[str, Any], path: Path, key: str, value: Any, known: dict[str, Any]) -> None:
+def _take(options: dict[str, Any], path: Path, key: str, value: Any, declared: dict[str, Any]) -> None:
     """Adds a value to options in the form that its parser takes; a setting of studies is added to --study."""
-    if _is_study(key, known):
+    if _is_study(key, declared):
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         key, value = "study", f"{key}={text}"
-    fitting = _fitting(path, key, value, known[key])
+    fitting = _fitting(path, key, value, declared[key])
     options[key] = [*options.get(key, ()), *fitting] if key == "study" else fitting
 
 
-def _check_key(path: Path, key: str, known: Collection[str], what: str) -> None:
-    if key not in known or key in _OURS:
-        near = get_close_matches(key, [name for name in known if name not in _OURS], 1)
+def _check_key(path: Path, key: str, options: Collection[str], what: str) -> None:
+    if key not in options or key in _OURS:
+        near = get_close_matches(key, [name for name in options if name not in _OURS], 1)
         action = f"did you mean {near[0]!r}?" if near else "look the name up in `edgemoe COMMAND --help`"
         raise UserError(f"the name of {what} in {path}", shortened(key), action)
 
@@ -237,8 +237,8 @@ def _take_config(ctx: typer.Context, value: Path | None) -> None:
     ctx.meta[_FILE] = str(value)
 
 
-def _print_help(ctx: typer.Context, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
+def _print_help(ctx: typer.Context, flag: bool) -> None:
+    if flag and not ctx.resilient_parsing:
         ctx.params[_HELP_ALL] = True
         print(ctx.get_help())
         raise typer.Exit

@@ -45,13 +45,13 @@ class SamplingOptions:
     seed: int = option("Seed of all random choices: the same seed gives the same answer.", 0)
 
 
-def chosen_sampling(directory: Path, tokenizer: Any, given: SamplingOptions) -> Sampling:
+def chosen_sampling(directory: Path, tokenizer: Any, options: SamplingOptions) -> Sampling:
     """The sampling of the model in a directory, changed by the options given.
 
     Args:
         directory: the store's.
         tokenizer: the model's tokenizer.
-        given: the options.
+        options: the options.
 
     Raises:
         UserError: --top-p, --top-k or --min-p at temperature 0; an empty --stop.
@@ -63,22 +63,22 @@ def chosen_sampling(directory: Path, tokenizer: Any, given: SamplingOptions) -> 
     own = Sampling.of_model(
         generation_config(directory),
         ends_of(directory, tokenizer),
-        temperature=given.temperature,
-        top_p=given.top_p,
-        seed=given.seed,
-        max_new_tokens=given.max_new_tokens if given.max_new_tokens > 0 else UNLIMITED,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+        max_new_tokens=options.max_new_tokens if options.max_new_tokens > 0 else UNLIMITED,
     )
     for name in ("top_p", "top_k", "min_p"):
-        if getattr(given, name) is not None and own.temperature == 0:
+        if getattr(options, name) is not None and own.temperature == 0:
             raise UserError(
-                f"a temperature above 0 for {flag(name)} {getattr(given, name)}",
+                f"a temperature above 0 for {flag(name)} {getattr(options, name)}",
                 "temperature 0, where there is no choice",
                 "give --temperature 0.7 or another one with it",
             )
     chosen: dict[str, Any] = {
-        "top_k": given.top_k,
-        "min_p": given.min_p,
-        "repetition_penalty": given.repeat_penalty,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repeat_penalty,
     }
     chosen = {name: value for name, value in chosen.items() if value is not None}
-    return replace(own, stop_strings=tuple(given.stop or ()), **chosen)
+    return replace(own, stop_strings=tuple(options.stop or ()), **chosen)

@@ -13,7 +13,7 @@ from edgemoe.models.options.groups import complete_model
 from edgemoe.models.options.study import study_keys
 
 
-def named_store(given: Path) -> Path:
+def named_store(argument: Path) -> Path:
     """The directory of the store that an argument names; the demo model is converted, where it is not yet.
 
     Raises:
@@ -22,12 +22,12 @@ def named_store(given: Path) -> Path:
     from edgemoe.models.cache import cached_names, store_path
 
     # Next to the store of an earlier version's demo the name alone says too little.
-    demo = demo_by_name(given) == DEMO
+    demo = demo_by_name(argument) == DEMO
     if demo and sum(name.directory.startswith("demo-") for name in cached_names()) != 1:
         from edgemoe.models.resolve import resolve_store
 
         return resolve_store(DEMO)
-    return store_path(given)
+    return store_path(argument)
 
 
 def check_template(directory: Path) -> None:

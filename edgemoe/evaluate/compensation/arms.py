@@ -20,17 +20,17 @@ STEP = 0.1
 def compensated_arms(arms: Sequence[Arm], counts: Iterable[int]) -> list[Arm]:
     """Returns the arms of a table once more with the store's compensators, for each number of a token's experts."""
     return [
-        replace(arm, settings=arm.settings.with_(compensation=Compensation(count)), made=STORED)
+        replace(arm, settings=arm.settings.with_(compensation=Compensation(count)), compensators=STORED)
         for count, arm in product(counts, arms)
     ]
 
 
-def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
+def equal_arms(rows: Sequence[EvalRow], highest: int) -> list[Arm]:
     """Settings without compensators that read as many bits as the study's rows: 4/2 and 8/4/2/0, by damage.
 
     Args:
         rows: measured; those with compensators count.
-        most: highest level of the store.
+        highest: highest level of the store.
     """
     read = sorted(
         {
@@ -39,7 +39,7 @@ def equal_arms(rows: Sequence[EvalRow], most: int) -> list[Arm]:
             if row.study == COMPENSATION and row.made
         }
     )
-    levels = [(4, 2), tuple(level for level in FOUR_LEVELS if level <= most)]
+    levels = [(4, 2), tuple(level for level in FOUR_LEVELS if level <= highest)]
     settings = [
         RunSettings(levels=each, bits=round(bits, 1), exact=True)
         for each, bits in product(levels, read)

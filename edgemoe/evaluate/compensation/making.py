@@ -25,18 +25,18 @@ def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> CompensatorBytes:
     Raises:
         UserError: from StoreModel.compensator_bytes.
     """
-    mean_rank = max((arm.made.rank for arm in arms if arm.made), default=0)
+    mean_rank = max((arm.compensators.rank for arm in arms if arm.compensators), default=0)
     planned = NO_COMPENSATORS
     if mean_rank:
-        planned = CompensatorBytes.at_most(store.manifest.geometry, store.shape.experts, mean_rank, used=1)
+        planned = CompensatorBytes.at_most(store.manifest.geometry, store.shape.experts, mean_rank, use=1)
     for arm in arms:
-        if arm.made == STORED:
+        if arm.compensators == STORED:
             planned = planned.with_(store.compensator_bytes(arm.settings))
     return planned
 
 
 @contextmanager
-def compensated(engine: Engine, reference: Path | None, made: Made | None) -> Iterator[None]:
+def compensated(engine: Engine, reference: Path | None, compensators: Made | None) -> Iterator[None]:
     """Has an engine use compensators: the store's, or others.
 
     Others are made in a folder of their own, with progress on stderr.
@@ -44,31 +44,31 @@ def compensated(engine: Engine, reference: Path | None, made: Made | None) -> It
     Args:
         engine: the engine of the store.
         reference: the checkpoint that the store was converted from.
-        made: rank, rule and base level, or STORED; None: no compensators.
+        compensators: rank, rule and base level, or STORED; None: no compensators.
 
     Raises:
         as storage.compensators.making.compensate, or as Compensators.
     """
     store, budget = engine.store, engine.plan.compensators_resident_bytes
-    if made == STORED:
+    if compensators == STORED:
         own = Compensators.of_store(store.directory, store.manifest, budget=budget)
         with closing(own), engine.studied(Study(compensators=own)):
             yield
         return
-    if made is None or reference is None:
+    if compensators is None or reference is None:
         yield
         return
     family = family_of(Checkpoint.open(reference).config)
     with tempfile.TemporaryDirectory(prefix="edgemoe-compensators-") as name:
-        with CountProgress(f"compensators, {made}", store.shape.experts) as progress:
+        with CountProgress(f"compensators, {compensators}", store.shape.experts) as progress:
             index = compensators_beside(
                 reference,
                 store.directory,
                 family,
                 Path(name),
-                base_level=made.base_level,
-                rule=made.rule,
-                mean_rank=made.rank,
+                base_level=compensators.base_level,
+                rule=compensators.rule,
+                mean_rank=compensators.rank,
                 progress=progress.update,
             )
         found = Compensators(Path(name), index, store.manifest.geometry, budget=budget).filled()

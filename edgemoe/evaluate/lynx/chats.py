@@ -44,13 +44,13 @@ class TogetherTasks:
         engine: an engine with a plan for as many sequences as run at once.
         tokenizer: the tokenizer of the model.
         stop: tokens that end an answer.
-        done: called after every task.
+        advance: called after every task.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Any, stop: frozenset[int], done: Callable[[], None]
+        self, engine: Engine, tokenizer: Any, stop: frozenset[int], advance: Callable[[], None]
     ) -> None:
-        self._engine, self._tokenizer, self._done = engine, tokenizer, done
+        self._engine, self._tokenizer, self._done = engine, tokenizer, advance
         self._sampling = Sampling(0, 1, 0, 1, 0, ANSWER_TOKENS, stop)
 
     def run(self, tasks: Sequence[Task], arm: Arm) -> tuple[list[list[bool]], ExpertUse]:

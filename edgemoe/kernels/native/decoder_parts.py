@@ -67,7 +67,7 @@ def next_routers(programs: Sequence[LayerProgram]) -> list[int]:
 
 def level_rule(rule: DecodeRule) -> LevelRule:
     """The structure of a rule, which must outlive it with its tables."""
-    tables = {"damage": rule.damage, "price": rule.price, "held": rule.held}
+    tables = {"damage": rule.damage, "price": rule.price, "held": rule.places}
     structure = LevelRule(
         rule=rule.kind,
         count=len(rule.levels),
@@ -143,15 +143,15 @@ def _number(each: listed.Operation) -> float:
             return 0.0
 
 
-def _parameters(each: listed.Operation, kept: list[Any]) -> int | None:
-    """The address of an operation's parameters, which stay where they are as long as what is added to `kept` lives."""
-    kept.append(each)
+def _parameters(each: listed.Operation, references: list[Any]) -> int | None:
+    """The address of an operation's parameters, which stay in place while the objects in `references` live."""
+    references.append(each)
     match each:
         case listed.Norm():
             return each.weight.data_ptr()
         case listed.Linear():
-            kept.append(linear(each.weights))
-            return ctypes.addressof(kept[-1])
+            references.append(linear(each.weights))
+            return ctypes.addressof(references[-1])
         case listed.Attend():
             return each.attention.address
         case listed.DeltaNet():

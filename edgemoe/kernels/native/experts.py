@@ -203,10 +203,10 @@ def _laid_out(
     if of is None or spec.padded_cols != spec.cols:
         whole, of = (x.x if shared else x.gathered(row)), None
         whole = torch.nn.functional.pad(whole, (0, spec.padded_cols - spec.cols)).contiguous()
-    elif "quantized" in x.kept or any(part.level < 8 for part in parts):
-        if "quantized" not in x.kept:
-            x.kept["quantized"] = _quantized(whole, matrix)
-        quantized = x.kept["quantized"]
+    elif "quantized" in x.memo or any(part.level < 8 for part in parts):
+        if "quantized" not in x.memo:
+            x.memo["quantized"] = _quantized(whole, matrix)
+        quantized = x.memo["quantized"]
     indices = None if of is None else of.data_ptr()
     codes = None if quantized is None else quantized.data_ptr()
     return (whole.data_ptr(), *whole.shape, indices, codes), (whole, of, quantized)

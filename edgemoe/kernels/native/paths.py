@@ -63,7 +63,7 @@ def candidates(work: str, rows: str) -> list[str]:
     return [path for path in found if path != "amx" or rows != ROWS[0]]
 
 
-def chosen() -> dict[tuple[str, str], str]:
+def choice() -> dict[tuple[str, str], str]:
     """The present choice for every kind of work and number of rows that has candidates; at first the widest paths."""
     library = native.library()
     return {
@@ -84,7 +84,7 @@ def forced(path: str) -> dict[tuple[str, str], str]:
         raise ValueError(f"expected one of {', '.join(available())}, got {path}")
     below = [each for each in available() if path == EMULATED or PATHS.index(each) <= PATHS.index(path)]
     found = {}
-    for key in chosen():
+    for key in choice():
         own = [each for each in candidates(*key) if each in below]
         found[key] = path if path == EMULATED else own[-1]
     return found

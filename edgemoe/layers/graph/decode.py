@@ -189,17 +189,17 @@ class GraphDecode:
         self,
         step: StepContext,
         layer: int,
-        wanted: dict[ExpertKey, int],
+        levels: dict[ExpertKey, int],
         places: dict[ExpertKey, int],
         following: Sequence[int],
     ) -> None:
         """Brings a layer's experts and launches them as they come, and starts reading the next layer's predicted."""
         experts, launched = self._experts[layer], False
-        with step.experts.request(wanted) as request:
+        with step.experts.request(levels) as request:
             if self._looks_ahead(step, layer):
                 experts.read_ahead(step, [following])
             for leases in request:
-                self._launch(step, [(x.key, wanted[x.key], self._items(x)) for x in leases], places)
+                self._launch(step, [(x.key, levels[x.key], self._items(x)) for x in leases], places)
                 launched = True
         if not launched:
             self._launch(step, [], places)
@@ -210,17 +210,17 @@ class GraphDecode:
         in_group = following < len(self._experts) and following not in self._groups.of(layer)
         return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(step, following))
 
-    def _levels(self, step: StepContext, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> list[int]:
+    def _levels(self, step: StepContext, layer: int, choice: Sequence[int], gates: torch.Tensor) -> list[int]:
         """The level of each of a token's experts, in the router's order."""
         rule = self._rules[layer]
         if rule.kind == UNIFORM:
-            return [rule.levels[0]] * len(chosen)
+            return [rule.levels[0]] * len(choice)
         if rule.kind == RANKED:
             high, low = rule.levels
-            return [high] * rule.critical + [low] * (len(chosen) - rule.critical)
-        levels = step.policy.levels(layer, torch.tensor([chosen]), gates, None, decode=True)
+            return [high] * rule.critical + [low] * (len(choice) - rule.critical)
+        levels = step.policy.levels(layer, torch.tensor([choice]), gates, None, decode=True)
         found: list[int] = levels[0].tolist()
-        self._priced.append((layer, chosen, gates[0].clone(), found))
+        self._priced.append((layer, choice, gates[0].clone(), found))
         return found
 
     def _count_damage(self, step: StepContext) -> None:
@@ -232,10 +232,10 @@ class GraphDecode:
             )
             self._priced.clear()
 
-    def _at_hand(self, layer: int, wanted: dict[ExpertKey, int]) -> bool:
+    def _at_hand(self, layer: int, experts: dict[ExpertKey, int]) -> bool:
         """Whether every wanted expert is resident at its level."""
         levels = self._groups.places.levels[0, layer]
-        return all(levels[key.expert] >= level for key, level in wanted.items())
+        return all(levels[key.expert] >= level for key, level in experts.items())
 
     def _has_ahead(self, step: StepContext, layer: int, following: Sequence[int]) -> bool:
         """Whether the next layer's predicted experts are resident, as far as they are read ahead."""

@@ -144,11 +144,11 @@ class GraphGroups:
         """The layers of a layer's group."""
         return self._division.groups[self._division.index(layer)]
 
-    def note_choice(self, step: StepContext, layer: int, chosen: Sequence[int], gates: torch.Tensor) -> None:
+    def note_choice(self, step: StepContext, layer: int, choice: Sequence[int], gates: torch.Tensor) -> None:
         """Counts what a layer's router has chosen for a token: experts, and their gate weights float32 [1, k]."""
-        self.active[layer].update(chosen)
+        self.active[layer].update(choice)
         if step.record.choices or step.study.watch:
-            step.note_choice(layer, torch.tensor([chosen]), gates)
+            step.note_choice(layer, torch.tensor([choice]), gates)
 
     def run(self, step: StepContext, layer: int) -> int:
         """Runs the groups from the one that begins with a layer on, up to one that is not tried or that stops.

@@ -36,11 +36,11 @@ class Promotions:
         self._heat: NDArray[np.float32] = np.zeros((layers, experts), np.float32)
         self._decay = np.float32(0.5 ** (1 / HALF_LIFE))
 
-    def note(self, layers: Sequence[int], chosen: NDArray[np.int64]) -> None:
+    def note(self, layers: Sequence[int], choice: NDArray[np.int64]) -> None:
         """Counts the experts [layers, k] that a token used in some layers, none of them twice."""
         rows = np.asarray(layers)
         self._heat[rows] *= self._decay
-        self._heat[rows[:, None], chosen] += 1
+        self._heat[rows[:, None], choice] += 1
 
     def choose(
         self, away: Sequence[tuple[ExpertKey, int]], levels: NDArray[np.int64]

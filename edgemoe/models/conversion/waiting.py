@@ -24,7 +24,7 @@ LINE_EVERY = 10.0
 def convert_once(
     name: str,
     store: Path,
-    needed: Callable[[], bool],
+    is_needed: Callable[[], bool],
     convert: Callable[[], object],
     *,
     download: Path | None = None,
@@ -36,26 +36,26 @@ def convert_once(
     Args:
         name: the model's, for people.
         store: the directory that `convert` locks; it may not exist yet.
-        needed: whether the store is still to be made.
+        is_needed: whether the store is still to be made.
         convert: raises StoreBusy, with nothing done, where another process has begun meanwhile.
         download: another directory that `convert` locks, for all the time that it takes.
     """
     locked = [store, download] if download else [store]
-    while needed():
-        _wait(name, locked, needed)
-        if not needed():
+    while is_needed():
+        _wait(name, locked, is_needed)
+        if not is_needed():
             return
         with suppress(StoreBusy):  # another process has begun meanwhile
             convert()
             return
 
 
-def _wait(name: str, locked: Sequence[Path], needed: Callable[[], bool]) -> None:
+def _wait(name: str, locked: Sequence[Path], is_needed: Callable[[], bool]) -> None:
     """Waits until no other process converts the model, and shows on stderr which one does and that it still does."""
     store, start = locked[0], time.monotonic()
 
     def over() -> bool:
-        return _free(locked) or (not needed() and _free([store]))
+        return _free(locked) or (not is_needed() and _free([store]))
 
     if over():
         return
@@ -69,7 +69,7 @@ def _wait(name: str, locked: Sequence[Path], needed: Callable[[], bool]) -> None
             if now - shown >= LINE_EVERY and not obeys_escapes(sys.stderr):
                 shown = now
                 say(f"still waiting for {process} to convert {name}, {now - start:.0f} s")
-    if needed():
+    if is_needed():
         say(f"{process} ended before the store was finished: the conversion is resumed here")
 
 

@@ -31,36 +31,36 @@ def require_several(settings: RunSettings, sequences: int, option: str) -> None:
         raise UserError("several sequences at once, for --lynx", "one", f"give {option}, or leave --lynx out")
 
 
-def require_one_mean(given: Mapping[str, Any]) -> list[str]:
+def require_one_mean(options: Mapping[str, Any]) -> list[str]:
     """Returns which of retention, bits and wanted time is given; refuses two of them."""
-    rivals = [name for name in ("retention", "bits", "tpot_target") if name in given]
+    rivals = [name for name in ("retention", "bits", "tpot_target") if name in options]
     if len(rivals) > 1:
-        found = " and ".join(_written(name, given[name]) for name in rivals)
+        found = " and ".join(_written(name, options[name]) for name in rivals)
         raise UserError("one of --retention, --bits and --tpot-target", found, "leave the others out")
     return rivals
 
 
-def require_no_ranking(given: Mapping[str, Any], found: str) -> None:
-    """Refuses options that rank experts where all of them have one level; `found` says which."""
-    for option in _ranking(given):
+def require_no_ranking(options: Mapping[str, Any], finding: str) -> None:
+    """Refuses options that rank experts where all of them have one level; `finding` says which."""
+    for option in _ranking(options):
         raise UserError(
-            f"two or more levels for {option}", found, "give --levels 4/2 or another pair with it"
+            f"two or more levels for {option}", finding, "give --levels 4/2 or another pair with it"
         )
 
 
-def require_no_ranking_beside_hotness(given: Mapping[str, Any]) -> None:
+def require_no_ranking_beside_hotness(options: Mapping[str, Any]) -> None:
     """Refuses options that rank experts by the gate weights of a step where levels follow hotness."""
-    for option in _ranking(given):
+    for option in _ranking(options):
         found = "--policy hotness, which ranks by use alone"
         raise UserError(f"--policy dymoe for {option}", found, LEAVE_OUT)
 
 
-def require_paper_rules(settings: RunSettings, given: Mapping[str, Any]) -> None:
+def require_paper_rules(settings: RunSettings, options: Mapping[str, Any]) -> None:
     """Refuses options of DyMoE's rules for two levels where levels go by damage."""
     for name in unused_rules(settings):
-        if name in given:
+        if name in options:
             raise UserError(
-                f"two levels that go by retention, for {_written(name, given[name])}",
+                f"two levels that go by retention, for {_written(name, options[name])}",
                 f"{settings.name}, which goes by damage",
                 LEAVE_OUT,
             )
@@ -77,11 +77,11 @@ def unused_rules(settings: RunSettings) -> tuple[str, ...]:
     return ("importance", "heavy_hitters", *counted)
 
 
-def require_effect(settings: RunSettings, given: Mapping[str, Any]) -> None:
+def require_effect(settings: RunSettings, options: Mapping[str, Any]) -> None:
     """Refuses a fraction of heavy hitters that is not counted, and --renormalise where no expert is skipped."""
     from edgemoe.policy.importance import needs_attention
 
-    if given.get("heavy_hitters") is not None and not needs_attention(settings.importance):
+    if options.get("heavy_hitters") is not None and not needs_attention(settings.importance):
         raise UserError(
             f"an importance that counts heavy hitters, for --heavy-hitters {settings.heavy_hitters}",
             f"--importance {settings.importance}, which counts none",
@@ -106,11 +106,11 @@ def _warn(sentence: str) -> None:
     logging.getLogger("edgemoe").warning("%s", sentence)
 
 
-def _ranking(given: Mapping[str, Any]) -> list[str]:
+def _ranking(options: Mapping[str, Any]) -> list[str]:
     """The options that rank experts, as they were given."""
     from edgemoe.policy.settings import RANKING
 
-    return [_written(name, given[name]) for name in RANKING if given.get(name) not in (None, False)]
+    return [_written(name, options[name]) for name in RANKING if options.get(name) not in (None, False)]
 
 
 def _written(name: str, value: Any) -> str:

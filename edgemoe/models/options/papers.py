@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from edgemoe.policy.remapping import Remapping
 
 
-def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
-    """Takes the options of --lynx out of `chosen`, option's name -> value, and makes the setting of them.
+def take_remapping(options: dict[str, Any]) -> Remapping | None:
+    """Takes the options of --lynx out of `options`, option's name -> value, and makes the setting of them.
 
     Raises:
         UserError: one of them without --lynx, or out of its range.
@@ -26,8 +26,8 @@ def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
     from edgemoe.policy.remapping import Remapping
 
     names = {"lynx_alpha": "alpha", "lynx_beta": "bins"}
-    given = {names[name]: chosen.pop(name) for name in names if chosen.get(name) is not None}
-    if chosen.pop("lynx", False):
+    given = {names[name]: options.pop(name) for name in names if options.get(name) is not None}
+    if options.pop("lynx", False):
         return Remapping(**given)
     if given:
         option = "--lynx-alpha" if "alpha" in given else "--lynx-beta"
@@ -35,11 +35,11 @@ def take_remapping(chosen: dict[str, Any]) -> Remapping | None:
     return None
 
 
-def take_compensation(chosen: dict[str, Any], levels: tuple[int, ...] | None) -> Compensation | None:
-    """Takes --compensate out of `chosen`, option's name -> value, and makes the setting of it, with its limit in bytes.
+def take_compensation(options: dict[str, Any], levels: tuple[int, ...] | None) -> Compensation | None:
+    """Takes --compensate and its limit out of `options`, option's name -> value, and makes the setting of it.
 
     Args:
-        chosen: changed.
+        options: option's name -> value; the ones that are taken are removed.
         levels: given ones; None: automatic.
 
     Raises:
@@ -48,7 +48,7 @@ def take_compensation(chosen: dict[str, Any], levels: tuple[int, ...] | None) ->
     """
     from edgemoe.policy.compensation import Compensation
 
-    count, limit = chosen.pop("compensate", None), chosen.pop("compensators_limit", None)
+    count, limit = options.pop("compensate", None), options.pop("compensators_limit", None)
     if count is None:
         if limit is not None:
             raise UserError(
@@ -56,18 +56,18 @@ def take_compensation(chosen: dict[str, Any], levels: tuple[int, ...] | None) ->
             )
         return None
     if limit is not None:
-        chosen["compensators_limit"] = parse_size(limit)
-    if levels is None and not {"bits", "tpot_target"} & {*chosen}:
+        options["compensators_limit"] = parse_size(limit)
+    if levels is None and not {"bits", "tpot_target"} & {*options}:
         wanted = f"levels that the store's compensators are of, for --compensate {count}"
         raise UserError(wanted, "automatic levels", "give --levels 4/2 with it")
     return Compensation(count)
 
 
-def take_hotness(chosen: dict[str, Any], *, automatic: bool) -> Hotness | None:
-    """Takes the options of --policy out of `chosen`, option's name -> value, and makes the setting of them.
+def take_hotness(options: dict[str, Any], *, automatic: bool) -> Hotness | None:
+    """Takes the options of --policy out of `options`, option's name -> value, and makes the setting of them.
 
     Args:
-        chosen: changed.
+        options: option's name -> value; the ones that are taken are removed.
         automatic: whether --policy auto is hotness.
 
     Raises:
@@ -75,10 +75,10 @@ def take_hotness(chosen: dict[str, Any], *, automatic: bool) -> Hotness | None:
     """
     from edgemoe.policy.hotness import Hotness
 
-    policy = chosen.pop("policy", None) or POLICIES[0]
+    policy = options.pop("policy", None) or POLICIES[0]
     if policy not in POLICIES:
         raise UserError(f"--policy {' or '.join(POLICIES)}", repr(policy), "choose one of them")
-    given = {f.name: chosen.pop(f.name) for f in fields(HotnessOptions) if chosen.get(f.name) is not None}
+    given = {f.name: options.pop(f.name) for f in fields(HotnessOptions) if options.get(f.name) is not None}
     if policy == POLICIES[0]:
         if given:
             option = flag(next(iter(given)))

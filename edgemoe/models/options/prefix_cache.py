@@ -50,20 +50,20 @@ def open_prefix_cache(
     return PrefixCache.open(directory.expanduser(), limit, store.shape.kv, device=device, automatic=automatic)
 
 
-def conversation_cache(store: StoreModel, given: PrefixCacheOptions, *, kept: bool) -> PrefixCache | None:
+def conversation_cache(store: StoreModel, options: PrefixCacheOptions, *, keeps: bool) -> PrefixCache | None:
     """Opens the KV on disk that the options name.
 
-    Without --prefix-cache-dir that of saved conversations: from the first answer on where the conversation is `kept`
-    for --continue, else from /save or /load on. None where this model or machine has none.
+    Without --prefix-cache-dir it is the KV of saved conversations: with `keeps` (the conversation is kept for
+    --continue) from the first answer on, else from /save or /load on. None where this model or machine has none.
     """
-    directory, limit = given.prefix_cache_dir, given.prefix_cache_limit
+    directory, limit = options.prefix_cache_dir, options.prefix_cache_limit
     most = require_directory(directory or kv_directory(), limit)
     if directory:
         return open_prefix_cache(store, directory, most)
     if not most:
         return None
     try:
-        return open_prefix_cache(store, kv_directory(), most, automatic=kept)
+        return open_prefix_cache(store, kv_directory(), most, automatic=keeps)
     except UserError:
         if limit is not None:
             raise

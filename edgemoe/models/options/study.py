@@ -15,7 +15,7 @@ def study_keys() -> dict[str, str]:
     return {each.name.replace("_", "-"): each.name for each in fields(StudyOptions)}
 
 
-def parse_studies(given: Sequence[str]) -> StudyOptions:
+def parse_studies(texts: Sequence[str]) -> StudyOptions:
     """Reads the options of studies from texts such as "depth=equal".
 
     Raises:
@@ -23,7 +23,7 @@ def parse_studies(given: Sequence[str]) -> StudyOptions:
     """
     keys, hints = study_keys(), get_type_hints(StudyOptions)
     values: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         key, separator, value = text.partition("=")
         if not separator or key not in keys:
             raise UserError(

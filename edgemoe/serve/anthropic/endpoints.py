@@ -34,17 +34,17 @@ class Messages(Exchange[MessagesFields]):
 
     path, fields = MESSAGES, MessagesFields
 
-    def request(self, given: MessagesFields) -> ChatRequest:
+    def request(self, fields: MessagesFields) -> ChatRequest:
         """The chat that the conversation means."""
-        return given.as_chat()
+        return fields.as_chat()
 
-    def reply(self, given: MessagesFields, job: Job) -> MessageReply:
+    def reply(self, fields: MessagesFields, job: Job) -> MessageReply:
         """The shapes of the message."""
-        return MessageReply(given.model, len(job.prompts[0]), job.readers[0])
+        return MessageReply(fields.model, len(job.prompts[0]), job.readers[0])
 
-    def delivery(self, given: MessagesFields) -> Delivery:
+    def delivery(self, fields: MessagesFields) -> Delivery:
         """By default the message is one object."""
-        return Delivery(stream=bool(given.stream))
+        return Delivery(stream=bool(fields.stream))
 
 
 class AnthropicProtocol(Protocol):

@@ -26,22 +26,22 @@ class Chat(Exchange[ChatBody]):
 
     path, fields = "/api/chat", ChatBody
 
-    def without_prompt(self, given: ChatBody) -> Shape | None:
+    def without_prompt(self, fields: ChatBody) -> Shape | None:
         """A body without messages loads or unloads the model."""
         self.serving.require()
-        return None if given.messages else ChatShape(given.model).loaded(given.keep_alive)
+        return None if fields.messages else ChatShape(fields.model).loaded(fields.keep_alive)
 
-    def request(self, given: ChatBody) -> ChatRequest:
+    def request(self, fields: ChatBody) -> ChatRequest:
         """The chat that the messages mean."""
-        return given.as_chat(self.serving.require().engine.plan.context)
+        return fields.as_chat(self.serving.require().engine.plan.context)
 
-    def reply(self, given: ChatBody, job: Job) -> OllamaReply:
+    def reply(self, fields: ChatBody, job: Job) -> OllamaReply:
         """The shapes of the answer."""
-        return OllamaReply(ChatShape(given.model), job.readers[0], self.serving.texts)
+        return OllamaReply(ChatShape(fields.model), job.readers[0], self.serving.texts)
 
-    def delivery(self, given: ChatBody) -> Delivery:
+    def delivery(self, fields: ChatBody) -> Delivery:
         """By default the answer comes in lines."""
-        return Delivery(stream=given.streamed)
+        return Delivery(stream=fields.streamed)
 
 
 class Generate(Exchange[GenerateBody]):
@@ -49,24 +49,24 @@ class Generate(Exchange[GenerateBody]):
 
     path, fields, prompt_field = "/api/generate", GenerateBody, "prompt"
 
-    def without_prompt(self, given: GenerateBody) -> Shape | None:
+    def without_prompt(self, fields: GenerateBody) -> Shape | None:
         """A body without a prompt loads or unloads the model."""
         self.serving.require()
-        given.require_supported()
-        return None if given.prompt else GenerateShape(given.model).loaded(given.keep_alive)
+        fields.require_supported()
+        return None if fields.prompt else GenerateShape(fields.model).loaded(fields.keep_alive)
 
-    def request(self, given: GenerateBody) -> ChatRequest | CompletionRequest:
+    def request(self, fields: GenerateBody) -> ChatRequest | CompletionRequest:
         """The completion of a raw text, or the chat that a text means."""
         context = self.serving.require().engine.plan.context
-        return given.as_completion(context) if given.is_text else given.as_chat(context)
+        return fields.as_completion(context) if fields.is_text else fields.as_chat(context)
 
-    def reply(self, given: GenerateBody, job: Job) -> OllamaReply:
+    def reply(self, fields: GenerateBody, job: Job) -> OllamaReply:
         """The shapes of the answer."""
-        return OllamaReply(GenerateShape(given.model), job.readers[0], self.serving.texts)
+        return OllamaReply(GenerateShape(fields.model), job.readers[0], self.serving.texts)
 
-    def delivery(self, given: GenerateBody) -> Delivery:
+    def delivery(self, fields: GenerateBody) -> Delivery:
         """By default the answer comes in lines."""
-        return Delivery(stream=given.streamed)
+        return Delivery(stream=fields.streamed)
 
 
 class OllamaProtocol(Protocol):

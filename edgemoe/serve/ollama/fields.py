@@ -26,9 +26,9 @@ _WITHOUT_EFFECT = {"mirostat_eta", "mirostat_tau", "penalize_newline"}
 
 
 @lru_cache(16)
-def _say_clamped(wanted: int, context: int) -> None:
+def _say_clamped(tokens: int, context: int) -> None:
     """Says once that a client's context is larger than the server's, as ollama does in its log."""
-    _log.warning("options.num_ctx %d is taken as this server's %d: see --context", wanted, context)
+    _log.warning("options.num_ctx %d is taken as this server's %d: see --context", tokens, context)
 
 
 class Options(Fields):

@@ -39,7 +39,7 @@ class CompletionReply(OpenAIReply):
         model: the model's name.
         prompts: token ids of each answer's prompt.
         texts: each token's text.
-        shown: the part of the answers that is shown.
+        choices: the part of the answers that is shown.
         echo: the text of each answer's prompt, which comes before the answer; None: it does not.
     """
 
@@ -50,12 +50,12 @@ class CompletionReply(OpenAIReply):
         model: str,
         prompts: Sequence[list[int]],
         texts: TokenTexts,
-        shown: Shown,
+        choices: Shown,
         *,
         echo: Sequence[str] | None = None,
     ) -> None:
         super().__init__(model, prompts, texts)
-        self._echo, self._shown = echo, shown
+        self._echo, self._shown = echo, choices
         self._offsets = [TextOffsets(texts) for _ in prompts]
 
     def whole(self, answers: Sequence[Answer]) -> Shape:

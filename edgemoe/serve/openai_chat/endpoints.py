@@ -28,17 +28,17 @@ class Chats(Exchange[ChatFields]):
 
     path, fields = "/v1/chat/completions", ChatFields
 
-    def request(self, given: ChatFields) -> ChatFields:
+    def request(self, fields: ChatFields) -> ChatFields:
         """The body is the request."""
-        return given
+        return fields
 
-    def reply(self, given: ChatFields, job: Job) -> ChatReply:
+    def reply(self, fields: ChatFields, job: Job) -> ChatReply:
         """The shapes of the answers."""
         return ChatReply(self.serving.name, job.prompts, self.serving.texts, job.readers)
 
-    def delivery(self, given: ChatFields) -> Delivery:
+    def delivery(self, fields: ChatFields) -> Delivery:
         """By default the answers are one object."""
-        return given.delivery()
+        return fields.delivery()
 
 
 class Completions(Exchange[CompletionFields]):
@@ -46,26 +46,26 @@ class Completions(Exchange[CompletionFields]):
 
     path, fields, prompt_field = "/v1/completions", CompletionFields, "prompt"
 
-    def request(self, given: CompletionFields) -> CompletionFields:
+    def request(self, fields: CompletionFields) -> CompletionFields:
         """The body is the request."""
-        return given
+        return fields
 
-    def reply(self, given: CompletionFields, job: Job) -> CompletionReply:
+    def reply(self, fields: CompletionFields, job: Job) -> CompletionReply:
         """The shapes of the answers, with the texts of their prompts where these are echoed."""
         serving, echo = self.serving, None
-        if given.echo:
-            texts = [each if isinstance(each, str) else serving.decode(each) for each in given.prompts()]
-            echo = [text for text in texts for _ in range(given.candidates)]
+        if fields.echo:
+            texts = [each if isinstance(each, str) else serving.decode(each) for each in fields.prompts()]
+            echo = [text for text in texts for _ in range(fields.candidates)]
         shown = Shown(
-            tokens=0 if given.max_tokens == 0 else None,
-            best=(given.count, given.candidates),
-            logprobs=given.logprobs is not None,
+            tokens=0 if fields.max_tokens == 0 else None,
+            best=(fields.count, fields.candidates),
+            logprobs=fields.logprobs is not None,
         )
         return CompletionReply(serving.name, job.prompts, serving.texts, shown, echo=echo)
 
-    def delivery(self, given: CompletionFields) -> Delivery:
+    def delivery(self, fields: CompletionFields) -> Delivery:
         """By default the answers are one object."""
-        return given.delivery()
+        return fields.delivery()
 
 
 class OpenAIProtocol(Protocol):

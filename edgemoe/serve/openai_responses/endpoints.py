@@ -16,18 +16,18 @@ class Responses(Exchange[ResponsesFields]):
 
     path, fields, prompt_field = "/v1/responses", ResponsesFields, INPUT
 
-    def request(self, given: ResponsesFields) -> ChatRequest:
+    def request(self, fields: ResponsesFields) -> ChatRequest:
         """The chat that the items mean."""
-        return given.as_chat()
+        return fields.as_chat()
 
-    def reply(self, given: ResponsesFields, job: Job) -> ResponseReply:
+    def reply(self, fields: ResponsesFields, job: Job) -> ResponseReply:
         """The shapes of the response."""
         tokens_of = self.serving.tokens_of
-        return ResponseReply(given.echo(), job.readers[0], lambda text: len(tokens_of(text)))
+        return ResponseReply(fields.echo(), job.readers[0], lambda text: len(tokens_of(text)))
 
-    def delivery(self, given: ResponsesFields) -> Delivery:
+    def delivery(self, fields: ResponsesFields) -> Delivery:
         """By default the response is one object."""
-        return Delivery(stream=bool(given.stream))
+        return Delivery(stream=bool(fields.stream))
 
 
 class ResponsesProtocol(Protocol):

@@ -49,7 +49,7 @@ class Exchange(ABC, Generic[Given]):
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
 
-    def without_prompt(self, given: Given) -> Shape | None:
+    def without_prompt(self, fields: Given) -> Shape | None:
         """The answer to a body that has nothing to generate; None: it has a prompt.
 
         Raises:
@@ -58,7 +58,7 @@ class Exchange(ABC, Generic[Given]):
         return None
 
     @abstractmethod
-    def request(self, given: Given) -> ChatRequest | CompletionRequest:
+    def request(self, fields: Given) -> ChatRequest | CompletionRequest:
         """The request that a body means.
 
         Raises:
@@ -76,11 +76,11 @@ class Exchange(ABC, Generic[Given]):
         return given, self.request(given) if nothing is None else nothing
 
     @abstractmethod
-    def reply(self, given: Given, job: Job) -> Reply:
+    def reply(self, fields: Given, job: Job) -> Reply:
         """The shapes of the answers of a submitted job."""
 
     @abstractmethod
-    def delivery(self, given: Given) -> Delivery:
+    def delivery(self, fields: Given) -> Delivery:
         """How the answers go out."""
 
 

@@ -96,14 +96,14 @@ class StreamResponse:
         reply: the chunks' shape.
         error_body: makes the object of an error that ends the stream.
         limits: the server's limits on time and size.
-        wanted: chunks that are sent where they are wanted.
+        delivery: chunks that are sent where they are wanted.
     """
 
     def __init__(
-        self, job: Job, reply: Reply, error_body: ErrorBody, limits: Limits, wanted: Delivery
+        self, job: Job, reply: Reply, error_body: ErrorBody, limits: Limits, delivery: Delivery
     ) -> None:
         self._job, self._reply, self._error_body = job, reply, error_body
-        self._limits, self._wanted = limits, wanted
+        self._limits, self._wanted = limits, delivery
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the end, or until the client has left."""

@@ -108,5 +108,5 @@ def _require_few_names(value: object) -> None:
         waiting += [each for each in inner if isinstance(each, (dict, list))]
 
 
-def _too_large(wanted: str, found: str) -> ApiError:
-    return ApiError(400, f"expected {wanted} in a body, got {found}: send less in one request")
+def _too_large(expectation: str, finding: str) -> ApiError:
+    return ApiError(400, f"expected {expectation} in a body, got {finding}: send less in one request")

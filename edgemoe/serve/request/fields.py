@@ -95,12 +95,12 @@ class Known(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty(cls, given: Any) -> Any:
+    def _without_empty(cls, fields: Any) -> Any:
         """Leaves unknown fields out that are null, or an empty list or object: they say nothing."""
-        if not isinstance(given, dict):
-            return given
+        if not isinstance(fields, dict):
+            return fields
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {name: value for name, value in given.items() if name in known or value not in (None, [], {})}
+        return {name: value for name, value in fields.items() if name in known or value not in (None, [], {})}
 
 
 Some = TypeVar("Some", bound=Fields)

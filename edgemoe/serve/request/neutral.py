@@ -33,11 +33,11 @@ WITHOUT_PENALTY = "repeat_last_n"
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
-def require_neutral(given: Mapping[str, Any], neutral: Neutral, *, field: str | None = None) -> None:
+def require_neutral(fields: Mapping[str, Any], neutral: Neutral, *, field: str | None = None) -> None:
     """Refuses fields that would change the answer in a way that this server does not have.
 
     Args:
-        given: fields of an object of the body, and their values.
+        fields: fields of an object of the body, and their values.
         neutral: the values that change nothing.
         field: the field that holds the object; None: it is the body.
 
@@ -45,7 +45,7 @@ def require_neutral(given: Mapping[str, Any], neutral: Neutral, *, field: str | 
         ApiError: naming the field.
     """
     for name, allowed in neutral.items():
-        value = given.get(name)
+        value = fields.get(name)
         if value in _EMPTY or value in allowed:
             continue
         shown = f"{field}.{name}" if field else name

@@ -29,9 +29,9 @@ TOOLS = [
 PARTS = ["<think>", "</think>", CALL, "\n", " ", "text", "<tool", "é", '{"x"']
 
 
-def read(form: AnswerForm, pieces: list[str], prompt: str = PROMPT, tools=TOOLS, most=None):
+def read(form: AnswerForm, pieces: list[str], prompt: str = PROMPT, tools=TOOLS, limit=None):
     """A reader that has read all, and the deltas of it."""
-    reader = form.reader(prompt, tools, most)
+    reader = form.reader(prompt, tools, limit)
     deltas = [delta for piece in pieces for delta in reader.feed(piece)] + reader.end()
     texts: dict[str, str] = {}
     for delta in deltas:
@@ -97,7 +97,7 @@ def test_without_tools_a_call_is_content():
 
 def test_one_call_at_most():
     """After it nothing is read; the reader says that it is full."""
-    reader = read(AnswerForm(CALLS_AS_JSON), [f"a {CALL}", f"\n{CALL} b"], most=1)
+    reader = read(AnswerForm(CALLS_AS_JSON), [f"a {CALL}", f"\n{CALL} b"], limit=1)
     assert (called(reader), reader.texts, reader.full) == ([("f", {"x": 1})], {"content": "a"}, True)
 
 
@@ -137,7 +137,7 @@ def test_the_form_of_a_tokenizer():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("template", "found"),
+    ("template", "reason"),
     [
         ({"fields": {}}, "non-empty"),
         ({"start_anchor": "a", "fields": {"content": {"open_pattern": "("}}}, "regex"),
@@ -148,23 +148,23 @@ def test_the_form_of_a_tokenizer():
         (["start_anchor"], "dict"),
     ],
 )
-def test_a_hostile_response_template_is_refused(template, found):
+def test_a_hostile_response_template_is_refused(template, reason):
     """A broken one, and one whose pattern takes for ever, in a process of its own."""
     tokenizer = chatml_tokenizer()
     tokenizer.response_template = template
-    with pytest.raises(ModelRefused, match=found):
+    with pytest.raises(ModelRefused, match=reason):
         AnswerForm.of(tokenizer, cpu_seconds=1)
 
 
 @pytest.mark.parametrize(
-    ("family", "template", "most"), [("qwen3-hermes", CALLS_AS_JSON, 30), ("qwen3-xml", CALLS_AS_TAGS, 40)]
+    ("family", "template", "limit"), [("qwen3-hermes", CALLS_AS_JSON, 30), ("qwen3-xml", CALLS_AS_TAGS, 40)]
 )
-def test_well_formed_answers_of_a_conformance_suite(family, template, most):
+def test_well_formed_answers_of_a_conformance_suite(family, template, limit):
     """canitoolcall's recorded and rendered answers, whole and by character: tags within arguments are their text."""
     data = Path(pytest.importorskip("canitoolcall").__file__).parent / "_data/fixtures" / family
     lines = [line for path in sorted(data.glob("*.jsonl")) for line in path.read_text("utf-8").splitlines()]
     cases = [case for case in map(json.loads, lines) if not {"malformed", "truncated"} & {*case["tags"]}]
-    assert len(cases) >= most
+    assert len(cases) >= limit
     form = AnswerForm(template, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"))
     for case in cases:
         wanted, text = case["expected"], case["raw_output"]

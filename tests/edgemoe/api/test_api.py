@@ -102,12 +102,12 @@ def test_many_threads_have_the_answers_of_one(model):
 
 def test_left_streams_and_cancelled_futures_free_their_kv(model):
     """A closed stream, a dropped one, a cancelled future and a cancelled task leave no KV and no lease."""
-    used = model.engine.budget.used
+    used = model.engine.budget.used_bytes
     stream = model.stream(PROMPT, max_new_tokens=60)
     next(stream)
-    assert model.engine.budget.used > used
+    assert model.engine.budget.used_bytes > used
     stream.close()
-    assert model.engine.budget.used == used
+    assert model.engine.budget.used_bytes == used
     assert list(stream) == []
     next(model.stream(PROMPT, max_new_tokens=60))
     future = model.submit(PROMPT, max_new_tokens=60)
@@ -120,7 +120,7 @@ def test_left_streams_and_cancelled_futures_free_their_kv(model):
     asyncio.run(leave())
     model.generate(PROMPT, max_new_tokens=2)
     model.close()
-    assert model.engine.budget.used == used
+    assert model.engine.budget.used_bytes == used
     check_integrity(model.engine.vram)
     assert not model.engine.vram.residents.leases
 
@@ -268,7 +268,7 @@ def test_stop_strings_across_token_borders(tokenizer, stop: str):
     assert stream.stop
 
 
-@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("shows", [False, True])
 @pytest.mark.parametrize(
     ("stop", "text"),
     [
@@ -278,18 +278,18 @@ def test_stop_strings_across_token_borders(tokenizer, stop: str):
         ("k<", "the quic"),
     ],
 )
-def test_stop_strings_of_special_tokens(tokenizer, shown, stop, text):
+def test_stop_strings_of_special_tokens(tokenizer, shows, stop, text):
     """A special token ends an answer where a stop string has it, whether the answer shows special tokens or not."""
-    stream = TextStream(tokenizer, ("never", stop), special_tokens=shown)
+    stream = TextStream(tokenizer, ("never", stop), special_tokens=shows)
     tokens = tokenizer("the quick<|im_end|> fox", add_special_tokens=False)["input_ids"]
     shown_text = ""
     for token in tokens:
         shown_text += "" if stream.stop else stream.add(token)
     assert shown_text + stream.end() == text
     assert (stream.text, stream.stop) == (text, stop)
-    other = TextStream(tokenizer, ("<|im_end|> dog",), special_tokens=shown)
+    other = TextStream(tokenizer, ("<|im_end|> dog",), special_tokens=shows)
     whole = "".join(map(other.add, tokens)) + other.end()
-    assert whole == tokenizer.decode(tokens, skip_special_tokens=not shown)
+    assert whole == tokenizer.decode(tokens, skip_special_tokens=not shows)
 
 
 def test_a_long_stop_string_takes_linear_time():

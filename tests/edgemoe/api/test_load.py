@@ -34,7 +34,7 @@ def test_an_unknown_keyword_names_the_known_ones():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("keywords", "message"),
     [
         ({"levels": 4}, 'a string for levels, got 4, of type int: write levels="4"'),
         ({"exact": "4"}, "a whole number for exact, got '4', of type str"),
@@ -48,9 +48,9 @@ def test_an_unknown_keyword_names_the_known_ones():
         ),
     ],
 )
-def test_a_value_of_another_type_is_refused(given, message):
+def test_a_value_of_another_type_is_refused(keywords, message):
     with pytest.raises(UserError) as caught:
-        edgemoe.load(**given)
+        edgemoe.load(**keywords)
     assert message in str(caught.value)
 
 
@@ -61,7 +61,7 @@ def test_numbers_and_sizes_are_taken():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("keywords", "message"),
     [
         ({"exact": 4, "levels": "4/2"}, 'either exact= or levels=, got exact=4 and levels="4/2"'),
         ({"in_place": "off"}, 'a GPU, for in_place="off", got device="cpu": leave it out'),
@@ -76,10 +76,10 @@ def test_numbers_and_sizes_are_taken():
         ),
     ],
 )
-def test_errors_name_keywords(tiny_store, given, message):
+def test_errors_name_keywords(tiny_store, keywords, message):
     """Not the options of a command line."""
     with pytest.raises(UserError) as caught:
-        edgemoe.load(tiny_store, **given)
+        edgemoe.load(tiny_store, **keywords)
     assert message in str(caught.value)
     assert "--" not in str(caught.value)
 

@@ -74,15 +74,15 @@ def test_other_forms_where_the_template_needs_them(template, text):
     assert render_chat(tokenizer, empty) == text  # as clients of other protocols than OpenAI's have it
 
 
-@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 @pytest.mark.parametrize(
     "read", ["m.reasoning_content", "m['reasoning']", "m.thinking", "m.reasoning if 'reasoning' in m else ''"]
 )
-def test_reasoning_under_the_name_that_the_template_reads(given, read):
+def test_reasoning_under_the_name_that_the_template_reads(name, read):
     """Whatever name the client has for it."""
     tokenizer = a_tokenizer()
     tokenizer.chat_template = EACH + "{{ " + read + " }}" + END
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", given: "hm"}]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", name: "hm"}]
     assert render_chat(tokenizer, messages) == "[user][assistant]hm"
 
 

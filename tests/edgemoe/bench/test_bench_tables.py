@@ -138,7 +138,7 @@ MIXED = RunSettings(levels=(4, 2), retention=0.75, importance="load")
 """Reuses resident planes."""
 
 
-def found(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
+def joined_quality(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
     """Returns (setting, KL in decode) of the row that matches, out of rows of (setting, KL, importance)."""
     names = ("setting", "kl", "importance")
     ranking = {"heavy_hitters": 0.5, "depth": "cosine", "critical": "carry", "renormalise": False}
@@ -150,25 +150,28 @@ def found(settings: RunSettings, *rows: tuple) -> tuple[str, float] | None:
 def test_quality_is_found_by_setting():
     """A setting that the evaluation lacks has no quality."""
     one = RunSettings.uniform(4)
-    assert found(one, ("exact 8", 1.0, "load"), ("exact 4", 2.0, "random")) == ("exact 4", 2.0)
-    assert found(one, ("exact 8", 1.0, "load"), ("4 reuse", 2.0, "load")) is None
-    assert found(one) is None
+    assert joined_quality(one, ("exact 8", 1.0, "load"), ("exact 4", 2.0, "random")) == ("exact 4", 2.0)
+    assert joined_quality(one, ("exact 8", 1.0, "load"), ("4 reuse", 2.0, "load")) is None
+    assert joined_quality(one) is None
 
 
 def test_quality_of_reuse():
     """The row with reuse where the benchmark reuses, else the scheduled one; the name says which."""
     rows = [("4/2 r 0.75", 2.0, "load"), ("4/2 r 0.75 reuse", 1.0, "load")]
-    assert found(MIXED, *rows) == ("4/2 r 0.75 reuse", 1.0)
-    assert found(MIXED, rows[0]) == ("4/2 r 0.75", 2.0)
-    assert found(MIXED.with_(exact=True), *rows) == ("4/2 r 0.75", 2.0)
-    assert found(MIXED.with_(retention=0.9), *rows) is None
+    assert joined_quality(MIXED, *rows) == ("4/2 r 0.75 reuse", 1.0)
+    assert joined_quality(MIXED, rows[0]) == ("4/2 r 0.75", 2.0)
+    assert joined_quality(MIXED.with_(exact=True), *rows) == ("4/2 r 0.75", 2.0)
+    assert joined_quality(MIXED.with_(retention=0.9), *rows) is None
 
 
 def test_quality_of_another_signal_does_not_match():
     """Levels chosen by another signal are another setting; a report without a signal matches none."""
-    assert found(MIXED, ("4/2 r 0.75", 2.0, "random")) is None
-    assert found(MIXED.with_(importance="random"), ("4/2 r 0.75", 2.0, "random")) == ("4/2 r 0.75", 2.0)
-    assert found(MIXED, ("4/2 r 0.75", 2.0, None)) is None
+    assert joined_quality(MIXED, ("4/2 r 0.75", 2.0, "random")) is None
+    assert joined_quality(MIXED.with_(importance="random"), ("4/2 r 0.75", 2.0, "random")) == (
+        "4/2 r 0.75",
+        2.0,
+    )
+    assert joined_quality(MIXED, ("4/2 r 0.75", 2.0, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -177,9 +180,9 @@ def test_quality_of_another_signal_does_not_match():
 def test_quality_of_another_choice_does_not_match(change):
     """Whatever ranks experts or weighs them differs: not the same quality. One level for all is no choice."""
     row = ("4/2 r 0.75", 2.0, "load")
-    assert found(MIXED, row) == ("4/2 r 0.75", 2.0)
-    assert found(MIXED.with_(**change), row) is None
-    assert found(RunSettings.uniform(4, **change), ("exact 4", 1.0, "gate")) == ("exact 4", 1.0)
+    assert joined_quality(MIXED, row) == ("4/2 r 0.75", 2.0)
+    assert joined_quality(MIXED.with_(**change), row) is None
+    assert joined_quality(RunSettings.uniform(4, **change), ("exact 4", 1.0, "gate")) == ("exact 4", 1.0)
 
 
 def test_quality_of_another_store_is_left_out(tiny_store, tmp_path):

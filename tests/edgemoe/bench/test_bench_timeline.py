@@ -44,7 +44,7 @@ def complete(trace) -> list[dict]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-def named(trace, kind: str) -> dict[tuple[int, int], str]:
+def names_of(trace, kind: str) -> dict[tuple[int, int], str]:
     """(process, thread) -> the name that the trace gives it."""
     return {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -63,8 +63,8 @@ def test_spans_become_complete_events():
         ("expert", 1, 1, {}),
         ("read", 0, 3, {"bytes": 7}),
     ]
-    assert list(named(trace, "process_name").values()) == [COMPUTE, SSD]
-    assert set(named(trace, "thread_name").values()) == {threading.current_thread().name}
+    assert list(names_of(trace, "process_name").values()) == [COMPUTE, SSD]
+    assert set(names_of(trace, "thread_name").values()) == {threading.current_thread().name}
     assert {e["cat"]: e["pid"] for e in complete(trace)} == {COMPUTE: 1, SSD: 2}
 
 
@@ -134,7 +134,7 @@ def test_a_benchmark_is_traced_row_by_row(tiny_store, tmp_path):
     trace_rows(StoreModel.open(tiny_store), request, notes.append).write(path)
     trace = json.loads(path.read_text())
     lanes = [f"{row}: {lane}" for row in ("low", "high") for lane in LANES]
-    processes = {pid: name for (pid, _), name in named(trace, "process_name").items()}
+    processes = {pid: name for (pid, _), name in names_of(trace, "process_name").items()}
     assert list(processes.values()) == lanes
     assert notes == ["timeline: low", "timeline: high"]
     events: dict[str, list[dict]] = {name: [] for name in lanes}

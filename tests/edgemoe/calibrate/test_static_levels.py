@@ -12,13 +12,15 @@ from edgemoe.policy.damage import Damage
 from edgemoe.storage.base import ExpertKey
 
 
-def damage(saved: list[list[float]], chosen: list[list[list[int]]], gates: list[list[list[float]]]) -> Damage:
+def damage(
+    saved: list[list[float]], choices: list[list[list[int]]], gates: list[list[list[float]]]
+) -> Damage:
     """A damage in layers 3, 5, .. that level 8 makes zero, and level 4 `saved`."""
     zero = torch.zeros(len(saved), len(saved[0]))
     four = torch.tensor(saved)
     table = torch.stack((zero, four, 4 * four, 16 * four), -1)
     layers = tuple(range(3, 3 + 2 * len(saved), 2))
-    return Damage("text", layers, table, torch.tensor(chosen), torch.tensor(gates))
+    return Damage("text", layers, table, torch.tensor(choices), torch.tensor(gates))
 
 
 ALIKE = damage([[1.0, 1.0, 1.0, 1.0]], [[[0, 1], [0, 2]]], [[[0.6, 0.3], [0.6, 0.5]]])

@@ -190,15 +190,15 @@ def test_history_and_ctrl_c(options, tmp_path):
         assert re.search("all answers +1, with 2 tokens", terminal.enter("/stats"))
         terminal.process.sendcontrol("c")
         code, end = terminal.end()
-        assert (code, "interrupted" in end, "Traceback" in terminal.seen) == (130, True, False)
+        assert (code, "interrupted" in end, "Traceback" in terminal.output) == (130, True, False)
     with Terminal(tmp_path, *options, NO_COLOR="1") as terminal:
         terminal.ready()
         typed_since = ("/set", "/set max-new-tokens 2", "/regen", "/stats")
         assert "the quick brown fox" in terminal.enter("\x1b[A" * (len(typed_since) + 1))
-        assert "first after" in terminal.seen
+        assert "first after" in terminal.output
         terminal.process.send("/exit\r")
         assert terminal.end()[0] == 0
-        assert set(re.findall(r"\x1b\[([0-9;]*)m", terminal.seen)) <= {"0", ""}
+        assert set(re.findall(r"\x1b\[([0-9;]*)m", terminal.output)) <= {"0", ""}
 
 
 def test_a_dumb_terminal(options, tmp_path):
@@ -211,7 +211,7 @@ def test_a_dumb_terminal(options, tmp_path):
         assert "id you mean /save?" in terminal.enter("/sav x")
         terminal.process.sendcontrol("c")
         assert terminal.end()[0] == 130
-        assert "\x1b" not in terminal.seen
+        assert "\x1b" not in terminal.output
 
 
 def test_a_pipe(options, tmp_path):

@@ -59,10 +59,11 @@ def test_everything_fits(model):
 
 
 @pytest.mark.parametrize(
-    "given", [{"levels": "8/4/2/0"}, {"levels": "4/0"}, {"bits": 3.5}, {"exact": 4}, {"tpot_target": "50ms"}]
+    "options",
+    [{"levels": "8/4/2/0"}, {"levels": "4/0"}, {"bits": 3.5}, {"exact": 4}, {"tpot_target": "50ms"}],
 )
-def test_levels_that_do_not_follow_hotness_stay(given):
-    assert run_settings(8, fits=False, hot=True, policy="auto", **given).hotness is None
+def test_levels_that_do_not_follow_hotness_stay(options):
+    assert run_settings(8, fits=False, hot=True, policy="auto", **options).hotness is None
 
 
 def test_an_unknown_policy_is_refused():

@@ -71,17 +71,17 @@ def test_convert_compensates(run, small_source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "words"),
     [
         (("--ranks", "uniform"), "--compensate RANK with --ranks and --residual"),
         (("--compensate", 4, "--ranks", "best"), "choose --ranks error, kurtosis or uniform"),
         (("--compensate", 4, "--residual", 8), "choose --residual 2 or 4"),
     ],
 )
-def test_wrong_options_are_refused_before_a_conversion(run, small_source, tmp_path, options, wanted):
+def test_wrong_options_are_refused_before_a_conversion(run, small_source, tmp_path, options, words):
     """Exit 2, and no store."""
     code, _, err = run("convert", small_source, tmp_path / "store", *options)
-    assert (code, wanted in " ".join(err.split())) == (2, True)
+    assert (code, words in " ".join(err.split())) == (2, True)
     assert not (tmp_path / "store").exists()
 
 

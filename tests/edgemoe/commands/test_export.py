@@ -209,7 +209,7 @@ def test_gguf_repeats_olmoes_heads_of_keys(run, family_store, tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("model_type", "changes", "format", "found"),
+    ("model_type", "changes", "format", "words"),
     [
         ("olmoe", {}, "gguf", "clip_qkv"),
         ("olmoe", {"clip_qkv": None, "norm_topk_prob": True}, "gguf", "norm_topk_prob"),
@@ -220,13 +220,13 @@ def test_gguf_repeats_olmoes_heads_of_keys(run, family_store, tmp_path):
     ],
 )
 def test_what_an_engine_does_not_compute_is_refused(
-    run, family_store, tmp_path, model_type, changes, format, found
+    run, family_store, tmp_path, model_type, changes, format, words
 ):
     """Values that llama.cpp or the form without multipliers would ignore are named; nothing is written."""
     _, store = family_store(model_type, **changes)
     code, _, err = run("export", store, tmp_path / "out", "--format", format)
     assert code == 2
-    assert found in err
+    assert words in err
     assert not (tmp_path / "out").exists()
 
 
@@ -253,7 +253,7 @@ def test_a_map_gives_each_layer_its_bits(run, family_store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "words"),
     [
         (("--format", "awq"), "awq"),
         (("--level", "3"), "3"),
@@ -261,11 +261,11 @@ def test_a_map_gives_each_layer_its_bits(run, family_store, tmp_path):
         (("--level", "map-of-nothing.json"), "map-of-nothing"),
     ],
 )
-def test_wrong_requests_are_refused(run, tiny_store, tmp_path, arguments, found):
+def test_wrong_requests_are_refused(run, tiny_store, tmp_path, arguments, words):
     """The message names the value; no directory is left."""
     code, _, err = run("export", tiny_store, tmp_path / "out", *arguments)
     assert code == 2
-    assert found in err
+    assert words in err
     assert not (tmp_path / "out").exists()
 
 

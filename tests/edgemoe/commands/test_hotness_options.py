@@ -21,7 +21,7 @@ HOT = {"policy": "hotness", "levels": "4/2"}
 
 
 @pytest.mark.parametrize(
-    ("given", "want"),
+    ("options", "want"),
     [
         ({}, {}),
         ({"hotness": "count"}, {"signal": "count"}),
@@ -36,15 +36,15 @@ HOT = {"policy": "hotness", "levels": "4/2"}
         ({"migration_rate": "200MB"}, {"rate": 200e6}),
     ],
 )
-def test_every_option_reaches_its_setting(given, want):
+def test_every_option_reaches_its_setting(options, want):
     """And no other setting changes."""
-    settings = run_settings(8, **HOT, **given)
+    settings = run_settings(8, **HOT, **options)
     assert settings.hotness == Hotness(**want)
     assert (settings.levels, settings.scheduled, settings.exact) == ((4, 2), (2,), False)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "said"),
     [
         ({"hotness": "use"}, "--hotness mass or count"),
         ({"hot_half_life": 0.0}, "--hot-half-life"),
@@ -70,10 +70,10 @@ def test_every_option_reaches_its_setting(given, want):
         ({"eviction": "lru-pool"}, "--eviction lru-pool"),
     ],
 )
-def test_wrong_values_and_contradictions_are_refused(given, said):
+def test_wrong_values_and_contradictions_are_refused(options, said):
     """Each refusal names what is wrong."""
     with pytest.raises(UserError, match=said):
-        run_settings(8, **HOT | given)
+        run_settings(8, **HOT | options)
 
 
 def test_its_options_need_the_policy():
@@ -94,11 +94,11 @@ def test_automatic_levels():
 
 
 @pytest.mark.parametrize(
-    "given", [{"importance": "load"}, {"promotion": "whole"}, {"eviction": "lru-pool"}, {"depth": "equal"}]
+    "words", [{"importance": "load"}, {"promotion": "whole"}, {"eviction": "lru-pool"}, {"depth": "equal"}]
 )
-def test_an_automatic_policy_contradicts_nothing(tiny_store, given):
+def test_an_automatic_policy_contradicts_nothing(tiny_store, words):
     """Options that do not go with hotness leave the choice to DyMoE; so does a store of 2 bits."""
-    store, how = StoreModel.open(tiny_store), {"policy": "auto", "levels": "4/2"} | given
+    store, how = StoreModel.open(tiny_store), {"policy": "auto", "levels": "4/2"} | words
     low = store.plan(vram_limit=None, settings=RunSettings(levels=(2,)), context=64, parallel=HOT_SEQUENCES)
     limit = low.vram_limit_bytes + 4 * 4096  # all experts at 2, four of them at 4
     for options, hot in ((how, False), ({"policy": "auto", "levels": "4/2"}, True)):
@@ -216,16 +216,16 @@ def test_eval_has_the_hot_experts_of_the_plan(run, tiny_store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "words"),
     [
         (("--policy", "auto"), "a policy to measure"),
         (("--policy", "hotness", "--levels", "4"), "two levels above 0, for --policy hotness"),
         (("--hot-experts", 3), "--policy hotness for --hot-experts"),
     ],
 )
-def test_eval_refuses(run, tiny_store, tmp_path, options, wanted):
+def test_eval_refuses(run, tiny_store, tmp_path, options, words):
     text = tmp_path / "a.txt"
     text.write_text("a quick fox jumps over dogs " * 60)
     code, _, err = run("eval", "-m", tiny_store, "--text", text, *options)
     assert code == 2
-    assert wanted in " ".join(err.split())
+    assert words in " ".join(err.split())

@@ -30,12 +30,12 @@ pytestmark = [
 
 
 def each(
-    good: Path, edits: Sequence[Edit], kind: str, most: int, commands: Callable[[Path], list[tuple]], run
+    good: Path, edits: Sequence[Edit], kind: str, limit: int, commands: Callable[[Path], list[tuple]], run
 ) -> Counter[tuple[str, int]]:
     """Runs commands on copies of a model, each mutated once; counts (command, exit code)."""
     found: Counter[tuple[str, int]] = Counter()
     copy, until = good.parent / f"mutated-{kind}" / good.name, time.monotonic() + SECONDS
-    for case in range(most):
+    for case in range(limit):
         if case >= LEAST and time.monotonic() > until:
             break
         random = Random(f"{kind}/{case}")

@@ -24,10 +24,10 @@ class Screen(io.StringIO):
         return True
 
 
-def shown(sent, columns):
+def screen_of(text, columns):
     """Lines of a screen after text, left moves and erasures; a wide character takes two cells."""
     lines, cells = [[]], [0]
-    for part in re.findall(r"\x1b\[(\d*)([A-Za-z])|(.|\n)", sent):
+    for part in re.findall(r"\x1b\[(\d*)([A-Za-z])|(.|\n)", text):
         number, order, character = part
         if order == "D":
             for _ in range(int(number)):
@@ -42,7 +42,7 @@ def shown(sent, columns):
         elif character:
             lines[-1].append(character)
             cells[-1] += 2 if character in "你好" else 1
-            assert cells[-1] < columns, sent
+            assert cells[-1] < columns, text
     return ["".join(line) for line in lines]
 
 
@@ -63,7 +63,7 @@ def test_lines_break_between_words(columns, cuts):
         sent = sys.stdout.getvalue()
     finally:
         sys.stdout = before
-    lines = shown(sent, columns)
+    lines = screen_of(sent, columns)
     assert " ".join(" ".join(lines).split()).replace("你 好", "你好") == " ".join(WORDS.split())
     assert len(lines) >= len(WORDS) // columns
 

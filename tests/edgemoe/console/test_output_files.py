@@ -19,13 +19,13 @@ def test_writable_files_pass(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("no/x.json", "no folder"), ("file/x.json", "no folder"), ("there", "a folder")]
+    ("name", "words"), [("no/x.json", "no folder"), ("file/x.json", "no folder"), ("there", "a folder")]
 )
-def test_unwritable_files_are_refused(tmp_path, name, found):
+def test_unwritable_files_are_refused(tmp_path, name, words):
     """A missing folder, a file in the place of a folder, and a folder in the place of a file."""
     (tmp_path / "file").touch()
     (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match=found) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         require_folders(None, tmp_path / "fine", tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert caught.value.exit_code == 2
@@ -40,11 +40,11 @@ def test_drawable_plots_pass(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "found"), [("no/x.png", "no folder"), ("x.doc", "suffix"), ("x", "suffix")])
-def test_undrawable_plots_are_refused(tmp_path, name, found):
+@pytest.mark.parametrize(("name", "words"), [("no/x.png", "no folder"), ("x.doc", "suffix"), ("x", "suffix")])
+def test_undrawable_plots_are_refused(tmp_path, name, words):
     """A missing folder, an unknown suffix, and no suffix."""
     pytest.importorskip("matplotlib")
-    with pytest.raises(UserError, match=found):
+    with pytest.raises(UserError, match=words):
         require_plot(tmp_path / name)
 
 

@@ -28,7 +28,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("redirection", "found"),
+    ("redirection", "reason"),
     [
         (">/dev/full", "No space left on device"),
         (">&-", "a closed one"),
@@ -36,13 +36,13 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.parametrize("words", ["--version", "chat --print-config"])
-def test_a_stdout_that_takes_no_output(redirection, found, words):
+def test_a_stdout_that_takes_no_output(redirection, reason, words):
     """The program exits 1, and stderr has one line with the reason."""
     done = shell(f"$edgemoe {words} {redirection}")
     assert (done.returncode, "Traceback" in done.stderr, "Exception" in done.stderr) == (1, False, False)
-    if found:
+    if reason:
         (line,) = done.stderr.splitlines()
-        assert line.startswith(f"edgemoe: expected a stdout that takes output, got {found}: ")
+        assert line.startswith(f"edgemoe: expected a stdout that takes output, got {reason}: ")
 
 
 @pytest.mark.e2e

@@ -94,9 +94,9 @@ def reference(model: Qwen3MoeForCausalLM, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens])).logits[0].float()
 
 
-def kl(want: torch.Tensor, got: torch.Tensor) -> float:
+def kl(want: torch.Tensor, logits: torch.Tensor) -> float:
     """Divergence of softmax(got) from softmax(want), nats."""
-    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
     return float((p.exp() * (p - q)).sum())
 
 

@@ -194,7 +194,7 @@ def test_the_smallest_limit_is_the_smallest(tiny_store, want, level):
         store, store.plan(vram_limit=least, settings=settings, context=64), settings
     ) as engine:
         got = engine.step(one(started(engine)[0], 42))
-        assert engine.budget.used <= least
+        assert engine.budget.used_bytes <= least
     assert torch.equal(got, want) == (level == 8)
 
 

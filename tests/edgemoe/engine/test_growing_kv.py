@@ -80,19 +80,19 @@ def blocks_of(engine: Engine) -> int:
 def test_growing_changes_no_bit(open_engine, tiny_store, kv, context, changes):
     """Under a limit with blocks for 3 experts and the whole KV, an answer is an unlimited engine's."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=context, kv=kv, **changes)
-    scheduler, used = Scheduler(engine, keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     prompt = PROMPT[: context * 3 // 4]
     most = engine.memory.expert_bytes
     assert engine.plan.grows
     request = run(scheduler, prompt, 100)
     assert engine.memory.expert_bytes < most
-    assert engine.budget.used <= engine.budget.limit
+    assert engine.budget.used_bytes <= engine.budget.limit
     check_kept(scheduler)
     check_integrity(engine.vram)
     want = plain(open_engine(tiny_store, context=context, kv=kv), prompt, 100)
     assert torch.equal(torch.stack(request.rows), want)
     scheduler.forget()
-    assert (engine.memory.expert_bytes, engine.budget.used) == (most, used)
+    assert (engine.memory.expert_bytes, engine.budget.used_bytes) == (most, used)
 
 
 def test_experts_give_way_before_kept_sequences_leave(open_engine, tiny_store):
@@ -119,7 +119,7 @@ def test_a_branch_of_a_long_conversation_returns_its_blocks(open_engine, tiny_st
     assert blocks_of(engine) == before
     scheduler.forget()
     branch = run(scheduler, PROMPT[:400], 80)
-    sequence = scheduler.kept.index.kept[0].sequence
+    sequence = scheduler.kept_sequences.index.entries[0].sequence
     assert engine.sequences.crop(sequence, 130) == 130
     assert sequence.reserved == 2 * BLOCK
     assert blocks_of(engine) > before
@@ -171,7 +171,7 @@ class GrowingMachine(RuleBasedStateMachine):
 
     engine: Engine
     reader: RecordReader
-    known: dict[tuple[ExpertKey, int], dict[str, bytes]]
+    contents: dict[tuple[ExpertKey, int], dict[str, bytes]]
 
     @initialize()
     def build(self) -> None:
@@ -264,11 +264,11 @@ class GrowingMachine(RuleBasedStateMachine):
     @rule()
     def grow_within_a_request(self) -> None:
         """Refused without a change, where blocks would have to leave."""
-        before, used = blocks_of(self.engine), self.engine.budget.used
+        before, used = blocks_of(self.engine), self.engine.budget.used_bytes
         if used + kv_bytes(CONTEXT) > self.engine.budget.limit:
             with pytest.raises(ValueError, match="no open request"):
                 self.engine.sequences.new()
-            assert (blocks_of(self.engine), self.engine.budget.used) == (before, used)
+            assert (blocks_of(self.engine), self.engine.budget.used_bytes) == (before, used)
 
     @invariant()
     def inside_the_limit(self) -> None:
@@ -277,7 +277,7 @@ class GrowingMachine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         assert engine.memory.kv_bytes == self.reserved()
-        assert engine.budget.used <= engine.budget.limit
+        assert engine.budget.used_bytes <= engine.budget.limit
         assert arena_bytes(engine) == engine.memory.expert_bytes
         for sequence, tokens in self.model.items():
             assert sequence_bytes(sequence) <= kv_bytes(tokens)
@@ -293,12 +293,12 @@ class GrowingMachine(RuleBasedStateMachine):
             assert found == self.content(key, version.level)
 
     def content(self, key: ExpertKey, level: int) -> dict[str, bytes]:
-        if (key, level) not in self.known:
+        if (key, level) not in self.contents:
             form, reader = self.engine.store.form, self.reader
             into = {kind.name: memoryview(bytearray(kind.size)) for kind in form.kinds_at(level)}
             form.fill(reader, key, level, into, None)
-            self.known[key, level] = {kind: bytes(block) for kind, block in into.items()}
-        return self.known[key, level]
+            self.contents[key, level] = {kind: bytes(block) for kind, block in into.items()}
+        return self.contents[key, level]
 
     def teardown(self) -> None:
         if self.request is not None:
@@ -316,7 +316,7 @@ def test_any_order_of_growth_stays_inside_the_limit(open_engine, tiny_store, evi
     """Grow, write, crop, end, request and release: reserved bytes, pages and experts' bytes are a plain model's."""
     engine = open_engine(tiny_store, experts=EXPERTS, context=CONTEXT, parallel=2, eviction=eviction)
     reader = RecordReader.open(engine.store.directory, engine.store.manifest)
-    machine = type("Machine", (GrowingMachine,), {"engine": engine, "reader": reader, "known": {}})
+    machine = type("Machine", (GrowingMachine,), {"engine": engine, "reader": reader, "contents": {}})
     try:
         run_state_machine_as_test(
             machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None)

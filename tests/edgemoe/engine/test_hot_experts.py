@@ -333,7 +333,7 @@ def test_a_limit_of_hot_experts(open_hot, tiny_store):
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "words"),
     [
         ({"exact": True}, "--exact"),
         ({"bits": 3.0}, "--bits"),
@@ -346,10 +346,10 @@ def test_a_limit_of_hot_experts(open_hot, tiny_store):
         ({"cache": False}, "a cache of planes"),
     ],
 )
-def test_settings_that_contradict_hotness_are_refused(changes, found):
+def test_settings_that_contradict_hotness_are_refused(changes, words):
     with pytest.raises(UserError, match="--policy hotness") as refused:
         RunSettings(**{"levels": (4, 2), "hotness": Hotness()} | changes)
-    assert found in str(refused.value)
+    assert words in str(refused.value)
 
 
 def test_a_device_is_refused(tiny_store, monkeypatch):

@@ -31,16 +31,16 @@ def engine(open_engine, tiny_store) -> Engine:
 
 def test_a_conversation_computes_its_new_tokens_only(engine):
     """The next turn takes all of the answer's KV but its last token, moves the sequence, and has the same bits."""
-    scheduler, used = Scheduler(engine, keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     first = run(scheduler, STEM)
-    taken = engine.budget.used
+    taken = engine.budget.used_bytes
     second = run(scheduler, [*first.tokens, 7, 8, 9], 3)
     assert (first.cached, second.cached) == (0, len(STEM) + 3)
-    assert engine.budget.used == taken == engine.shape.kv.bytes_for(64) + used
+    assert engine.budget.used_bytes == taken == engine.shape.kv.bytes_for(64) + used
     third = run(scheduler, second.tokens[:-1])
     assert third.cached == len(third.tokens) - 4 - 1
     scheduler.forget()
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used
     for request in (first, second, third):
         assert_right(engine, request)
 
@@ -60,9 +60,9 @@ def test_a_branch_leaves_the_kept_sequence_whole(engine):
 
 def test_short_matches_and_short_sequences_are_not_kept(engine):
     """Below LEAST_TOKENS in common nothing is copied; a request of fewer tokens leaves nothing."""
-    scheduler, used = Scheduler(engine, keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     run(scheduler, STEM[: LEAST_TOKENS - 2], 1)
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used
     run(scheduler, STEM)
     assert run(scheduler, [*STEM[: LEAST_TOKENS - 1], 3, 3, 3]).cached == 0
     assert run(scheduler, [*STEM[:LEAST_TOKENS], 3, 3, 4]).cached == LEAST_TOKENS
@@ -79,7 +79,7 @@ def test_the_least_recently_used_leaves_for_a_new_request(engine):
     assert run(scheduler, prompts[0], 6).cached == 57
     assert run(scheduler, prompts[1], 6).cached == 0
     assert scheduler.kept_bytes <= engine.plan.kv_bytes
-    assert engine.budget.used <= engine.budget.limit
+    assert engine.budget.used_bytes <= engine.budget.limit
 
 
 def test_one_sequence_alone_is_cut_where_two_do_not_fit(open_engine, tiny_store):
@@ -165,21 +165,21 @@ def test_scores_reuse_what_comes_before_them(engine):
 
 def test_a_value_that_is_not_finite_is_not_kept(engine):
     """NaN in a kept sequence ends the request that takes it, and all kept ones go with it."""
-    scheduler, used = Scheduler(engine, keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     first = run(scheduler, STEM)
-    scheduler.kept.index.kept[0].sequence.keys.fill_(float("nan"))
+    scheduler.kept_sequences.index.entries[0].sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite):
         run(scheduler, [*first.tokens, 5])
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used
     assert_right(engine, run(scheduler, [*first.tokens, 5]))
 
 
 def test_closing_frees_what_is_kept(engine):
     """The budget is as before."""
-    scheduler, used = Scheduler(engine, keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     run(scheduler, STEM)
     scheduler.close()
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used
 
 
 @pytest.mark.e2e
@@ -188,7 +188,7 @@ def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, ti
     """Random prompts over few stems, cancelled at random steps: bits, budget and kept tokens stay right."""
     for module in (blocks, kept_sequences):
         monkeypatch.setattr(module, "BLOCK", block)
-    stems, used = [[10 * i + j % 7 for j in range(40)] for i in range(1, 4)], engine.budget.used
+    stems, used = [[10 * i + j % 7 for j in range(40)] for i in range(1, 4)], engine.budget.used_bytes
     known, other = dict[tuple[int, ...], torch.Tensor](), open_engine(tiny_store, level=4, context=64)
 
     @settings(max_examples=15, suppress_health_check=list(HealthCheck))
@@ -214,10 +214,10 @@ def test_any_order_of_requests_has_the_bits_of_none_kept(engine, open_engine, ti
                 known[key] = plain(other, list(key), 3)
             if request.rows:
                 assert torch.equal(torch.stack(request.rows), known[key][: len(request.rows)])
-            assert engine.budget.used - used == scheduler.kept_bytes <= engine.plan.kv_bytes
+            assert engine.budget.used_bytes - used == scheduler.kept_bytes <= engine.plan.kv_bytes
             check_kept(scheduler)
         scheduler.close()
-        assert engine.budget.used == used
+        assert engine.budget.used_bytes == used
 
     check()
 

@@ -92,8 +92,8 @@ def test_experts_are_ranked_over_the_whole_prompt(open_engine, tiny_store, monke
     """A long step's ranks are as in a step that is one block, in every layer, and so are its experts' levels."""
     taken, levels = [], LevelPolicy.levels
 
-    def noted(self, layer, chosen, gates, ranks, **how):
-        got = levels(self, layer, chosen, gates, ranks, **how)
+    def noted(self, layer, choice, gates, ranks, **how):
+        got = levels(self, layer, choice, gates, ranks, **how)
         taken.append((layer, ranks, got))
         return got
 
@@ -124,13 +124,13 @@ def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store):
     states = 12 * shape.hidden + quantized_row_bytes(shape.hidden)
     row = states + 10 * shape.experts_per_layer + 64 * shape.top_k
     assert plan.long_step_bytes == 56 * row
-    first, used, seen = dict(memory.blocks), engine.budget.used, list[tuple[int, int]]()
+    first, used, seen = dict(memory.blocks), engine.budget.used_bytes, list[tuple[int, int]]()
     assert plan.first_experts > plan.vram_experts == 3
 
-    def note(layer: int, chosen: torch.Tensor) -> None:
-        assert engine.budget.used <= engine.budget.limit
-        assert memory.expert_bytes + memory.kv_bytes + memory.long_step_bytes < engine.budget.used
-        seen.append((len(chosen), min(memory.blocks.values())))
+    def note(layer: int, choice: torch.Tensor) -> None:
+        assert engine.budget.used_bytes <= engine.budget.limit
+        assert memory.expert_bytes + memory.kv_bytes + memory.long_step_bytes < engine.budget.used_bytes
+        seen.append((len(choice), min(memory.blocks.values())))
         check_integrity(engine.vram)
 
     engine.watch(note)
@@ -145,7 +145,7 @@ def test_a_long_step_borrows_blocks_of_experts(open_engine, tiny_store):
     left = [value for frame, _ in walk_tb(cancelled.tb) for value in frame.f_locals.values()]
     assert not [value for value in left if isinstance(value, torch.Tensor) and len(PROMPT) in value.shape]
     engine.sequences.end(sequence)
-    assert (memory.blocks, engine.budget.used, memory.long_step_bytes) == (first, used, 0)
+    assert (memory.blocks, engine.budget.used_bytes, memory.long_step_bytes) == (first, used, 0)
 
 
 def test_an_interrupt_while_experts_get_blocks_back_finds_no_step_half_done(open_engine, tiny_store):

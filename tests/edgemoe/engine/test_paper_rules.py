@@ -32,7 +32,7 @@ class Recorded(TimedSource):
 
     def __init__(self, source: ExpertSource) -> None:
         super().__init__(source, Timeline())
-        self.wanted: list[dict[ExpertKey, int]] = []
+        self.requests: list[dict[ExpertKey, int]] = []
         self.predicted: list[dict[ExpertKey, int]] = []
 
     def begin(self) -> RecordedStep:
@@ -46,9 +46,9 @@ class RecordedStep(TimedStep):
         super().__init__(step, source, Timeline())
         self._notes = source
 
-    def request(self, wanted: Mapping[ExpertKey, int], **how):
-        self._notes.wanted.append(dict(wanted))
-        return super().request(wanted, **how)
+    def request(self, levels: Mapping[ExpertKey, int], **how):
+        self._notes.requests.append(dict(levels))
+        return super().request(levels, **how)
 
     def read_ahead(self, predicted: Mapping[ExpertKey, int], **how: bool) -> None:
         self._notes.predicted.append(dict(predicted))
@@ -99,8 +99,8 @@ def simulated(requests: list[dict[ExpertKey, int]], pool: int) -> tuple[int, dic
 def test_an_engine_reads_what_the_papers_cache_reads(tiny_store, monkeypatch):
     """Prompts and tokens at 4/2 in room for 11 of 16 experts: gaps in the pool cost at most 4 % more bytes."""
     source, read, pool, _ = run(StoreModel.open(tiny_store), monkeypatch, 11)
-    want, _ = simulated(source.wanted, pool)
-    assert {level for wanted in source.wanted for level in wanted.values()} == {4, 2}
+    want, _ = simulated(source.requests, pool)
+    assert {level for wanted in source.requests for level in wanted.values()} == {4, 2}
     assert want <= read <= 1.04 * want
     planes = run(StoreModel.open(tiny_store), monkeypatch, 11, promotion="planes")[1]
     assert planes < read
@@ -111,10 +111,10 @@ def test_a_prompts_use_counts_as_any_other(tiny_store, monkeypatch):
     store = StoreModel.open(tiny_store)
     one = {"levels": (4,), "exact": True}
     source, read, pool, resident = run(store, monkeypatch, 11, **one)
-    assert any(len(wanted) > 4 for wanted in source.wanted)
-    assert (read, resident) == simulated(source.wanted, pool)
+    assert any(len(wanted) > 4 for wanted in source.requests)
+    assert (read, resident) == simulated(source.requests, pool)
     source, read, pool, resident = run(store, monkeypatch, 11, **one, scan="on")
-    assert (read, resident) != simulated(source.wanted, pool)
+    assert (read, resident) != simulated(source.requests, pool)
 
 
 def test_only_critical_experts_are_read_ahead(tiny_store, monkeypatch):

@@ -225,7 +225,7 @@ def test_a_prompt_that_begins_as_another_waits_for_it(open_engine, tiny_store):
 def test_a_cancelled_prompt_leaves_the_others_of_its_step(open_engine, tiny_store):
     """One of two prompts in a step is cancelled after the first layer: the other answers with its bits of alone."""
     engine, single = (open_engine(tiny_store, parallel=2, level=4) for _ in range(2))
-    used = engine.budget.used
+    used = engine.budget.used_bytes
     scheduler, kept = Scheduler(engine, Pace(every=0, work=1)), []
     gone, stays = request_of(PROMPT[:9], 3), request_of(PROMPT[9:20], 1)
     stays.on_token = lambda token, logits: bool(kept.append(logits.clone()))
@@ -236,4 +236,4 @@ def test_a_cancelled_prompt_leaves_the_others_of_its_step(open_engine, tiny_stor
     assert torch.equal(kept[0], single.prefill(single.sequences.new(), PROMPT[9:20]))
     scheduler.wait(gone)
     assert gone.reason == "cancelled"
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used

@@ -85,9 +85,9 @@ def alone(engine: Engine, tokens: list[int], new: int, chunk: int = CHUNK) -> to
         logits = engine.step(Step((Segment(sequence, (int(logits.argmax()),)),)))[0]
 
 
-def assert_nothing_is_left(engine: Engine, used: int) -> None:
+def assert_nothing_is_left(engine: Engine, nbytes: int) -> None:
     """No block, pin, lease or byte of KV belongs to a request."""
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == nbytes
     for tier in (engine.vram, engine.dram):
         if tier is not None:
             check_integrity(tier)
@@ -113,7 +113,7 @@ def test_sequences_that_come_and_go_have_the_bits_of_each_alone(open_engine, tin
     engine = open_engine(tiny_store, experts=5, dram_experts=3, parallel=MANY, **how)
     single = open_engine(tiny_store, **how)
     want = [alone(single, prompt_of(i), new_tokens_of(i)) for i in range(MANY)]
-    used = engine.budget.used
+    used = engine.budget.used_bytes
 
     @settings(max_examples=3, suppress_health_check=list(HealthCheck))
     @given(
@@ -161,7 +161,7 @@ def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
     """The budget has KV for `parallel` whole contexts, or for more sequences that need less."""
     engine = open_engine(tiny_store, context=64, parallel=2)
     assert engine.plan.kv_bytes == 2 * engine.shape.kv.bytes_for(64)
-    used = engine.budget.used
+    used = engine.budget.used_bytes
     free = (engine.plan.vram_limit_bytes - used) // engine.shape.kv.bytes_for(16)
     assert free >= 8
     sequences = [engine.sequences.new(16) for _ in range(free)]
@@ -169,7 +169,7 @@ def test_each_sequence_has_a_context_of_its_own(open_engine, tiny_store):
         engine.sequences.new(16)
     for sequence in sequences:
         engine.sequences.end(sequence)
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used
 
 
 def test_decode_goes_first_and_a_chunk_comes_every_n_steps(open_engine, tiny_store, monkeypatch):
@@ -219,7 +219,7 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
     scheduler.loop.step()
     decode = [("decode", 2), "end"]
     assert steps == [("chunk", 8), *decode, *decode, "end"]
-    assert (prompt.done, prompt.partly) == (8, 0)
+    assert (prompt.length, prompt.partly) == (8, 0)
     prefill, decoded = (total.transfers for total in scheduler.totals)
     mine, *others = (r.trace.prefill.transfers.requests for r in (prompt, first, second))
     assert mine > 0
@@ -241,7 +241,7 @@ def test_other_sequences_decode_between_the_layers_of_a_chunk(open_engine, tiny_
 def test_a_prompts_cancel_between_layers_ends_it_alone(open_engine, tiny_store):
     """A cancel that comes while other sequences decode within the prompt's step ends the prompt, and them not."""
     engine = open_engine(tiny_store, parallel=2)
-    scheduler, used = Scheduler(engine, Pace(chunk=8, every=2, work=1)), engine.budget.used
+    scheduler, used = Scheduler(engine, Pace(chunk=8, every=2, work=1)), engine.budget.used_bytes
     first, prompt = Kept([5] * 4, 12), Kept([9] * 16, 2)
     scheduler.submit(first)
     scheduler.loop.step()
@@ -260,15 +260,15 @@ def test_a_cancelled_prompt_keeps_its_kv_until_its_step_ends(open_engine, tiny_s
     """Cancelled in its step's first layer, one of two prompts has its KV through all layers; others decode between."""
     engine = open_engine(tiny_store, parallel=3, context=128, prefill_rows=256)
     single = open_engine(tiny_store, context=128)
-    scheduler, used, seen = Scheduler(engine, Pace(every=1)), engine.budget.used, []
+    scheduler, used, seen = Scheduler(engine, Pace(every=1)), engine.budget.used_bytes, []
     first, gone, other = Kept([5] * 4, 12), Kept([9] * 120, 2), Kept([7] * 120, 2)
     scheduler.submit(first)
     scheduler.loop.step()
 
-    def cancel(layer: int, chosen: torch.Tensor) -> None:
-        if len(chosen) > 2:
+    def cancel(layer: int, choice: torch.Tensor) -> None:
+        if len(choice) > 2:
             scheduler.cancel(gone)
-            seen.append((layer, len(chosen), gone.sequence is not None))
+            seen.append((layer, len(choice), gone.sequence is not None))
 
     engine.watch(cancel)
     for request in (gone, other):
@@ -349,7 +349,7 @@ def test_logits_that_are_not_finite_end_one_sequence_alone(open_engine, tiny_sto
     """NaN in one sequence's keys ends it with an error; the others run on, with their bits of alone."""
     engine = open_engine(tiny_store, level=4, parallel=4)
     single = open_engine(tiny_store, level=4)
-    used, scheduler = engine.budget.used, Scheduler(engine, Pace(chunk=CHUNK, every=1))
+    used, scheduler = engine.budget.used_bytes, Scheduler(engine, Pace(chunk=CHUNK, every=1))
     requests = batch(scheduler, 4, new=16)
     while len(scheduler.queue.running) < 4:
         scheduler.loop.step()
@@ -387,7 +387,7 @@ def test_a_callbacks_error_ends_its_request_alone(open_engine, tiny_store):
 def test_a_cancel_within_a_long_prompt_ends_it_at_the_next_layer(open_engine, tiny_store, monkeypatch):
     """A cancel that comes in a chunk's first layer with experts runs no experts of the other layers."""
     engine = open_engine(tiny_store)
-    scheduler, used = Scheduler(engine, Pace(chunk=64)), engine.budget.used
+    scheduler, used = Scheduler(engine, Pace(chunk=64)), engine.budget.used_bytes
     request, layers = Kept([5] * 60, 4), []
     engine.watch(lambda layer, chosen: (layers.append(layer), scheduler.cancel(request)))
     scheduler.submit(request)
@@ -445,7 +445,7 @@ def test_a_fault_at_any_step_of_a_batch_leaves_nothing(open_engine, tiny_store, 
     Each step meets one of the faults. Where it ends no request, all have the bits of an undisturbed run.
     """
     engine = open_engine(tiny_store, level=4, experts=3, dram_experts=2, parallel=8)
-    used, threads = engine.budget.used, threading.active_count()
+    used, threads = engine.budget.used_bytes, threading.active_count()
     undisturbed = Scheduler(engine, Pace(chunk=CHUNK, every=1))
     want, steps = batch(undisturbed, new=3), 0
     while undisturbed.active:
@@ -560,9 +560,9 @@ def test_threads_that_drive_leave_no_others(open_engine, tiny_store):
     def on_token(token: int, logits: torch.Tensor) -> bool:
         return bool(torch.ones(64, 4096).sum() == 0)
 
-    def drive(done: threading.Event) -> None:
+    def drive(end: threading.Event) -> None:
         scheduler.run(Request([3, 4, 5], Sampler(GREEDY), on_token=on_token))
-        done.set()
+        end.set()
         ended.wait(60)
 
     drivers, counts = list[threading.Thread](), list[int]()

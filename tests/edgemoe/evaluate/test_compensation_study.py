@@ -30,17 +30,17 @@ def text(tmp_path):
 def test_the_study_varies_everything_that_it_says():
     """Counts and places of one sort of compensators; every rank, rule and base level; without any."""
     arms = study_arms(COMPENSATION)
-    made = {arm.made for arm in arms if arm.made}
+    made = {arm.compensators for arm in arms if arm.compensators}
     assert {(each.rank, each.rule, each.base_level) for each in made} == {
         (rank, rule, level)
         for rank in (8, 16, 32)
         for rule in ("uniform", "kurtosis", "error")
         for level in (2, 4)
     }
-    chosen = {arm.settings.compensation for arm in arms if arm.made == Made(16)}
+    chosen = {arm.settings.compensation for arm in arms if arm.compensators == Made(16)}
     assert chosen >= {Compensation(n) for n in range(1, 9)} | {Compensation(1, 1), Compensation(1, 2)}
-    assert [arm.settings.name for arm in arms if arm.made is None] == ["exact 2", "exact 4"]
-    assert all(arm.made.base_level in arm.settings.levels for arm in arms if arm.made)
+    assert [arm.settings.name for arm in arms if arm.compensators is None] == ["exact 2", "exact 4"]
+    assert all(arm.compensators.base_level in arm.settings.levels for arm in arms if arm.compensators)
     assert len({arm.name for arm in arms}) == len(arms)
 
 

@@ -275,10 +275,10 @@ def test_the_claim_on_phases(prefill, decode, holds):
     assert (claim.holds, "figure 9" in claim.claim) == (holds, True)
 
 
-@pytest.mark.parametrize(("won", "lost", "holds"), [(3, 5, True), (0, 60, False), (20, 30, None)])
-def test_the_claim_on_tasks(won, lost, holds):
+@pytest.mark.parametrize(("won", "losses", "holds"), [(3, 5, True), (0, 60, False), (20, 30, None)])
+def test_the_claim_on_tasks(won, losses, holds):
     """Of 1,000 turns; a point is ten of them, and noise two standard errors; the first row makes no claim."""
-    measured = replace(row(study="lynx-tasks"), kl=None, active=0.7, turns=1000, won=won, lost=lost)
+    measured = replace(row(study="lynx-tasks"), kl=None, active=0.7, turns=1000, won=won, lost=losses)
     [claim] = claims_of([replace(measured, active=None, won=0, lost=0), measured])
     assert claim.holds is holds
-    assert f"{(won - lost) / 10:+.2f} points" in claim.figures
+    assert f"{(won - losses) / 10:+.2f} points" in claim.figures

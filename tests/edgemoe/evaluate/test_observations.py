@@ -78,8 +78,8 @@ def run_transformers(model, window: list[int]) -> dict[int, tuple[torch.Tensor, 
     inputs: dict[int, torch.Tensor] = {}
     gates = {i: model.model.layers[i].mlp.gate for i in (0, 2)}
 
-    def keep(layer: int, module, given, result) -> None:
-        inputs[layer] = given[0].reshape(-1, 64).float()
+    def keep(layer: int, module, arguments, result) -> None:
+        inputs[layer] = arguments[0].reshape(-1, 64).float()
 
     hooks = [gate.register_forward_hook(partial(keep, i)) for i, gate in gates.items()]
     with torch.inference_mode():

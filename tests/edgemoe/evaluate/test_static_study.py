@@ -21,7 +21,7 @@ def test_allocations_have_the_wanted_bits(bits):
     found = dict(allocations(damage, bits))
     assert set(found) == {"experts by damage", "experts by load", "layers by damage"}
     for name, table in found.items():
-        levels = torch.stack([table[layer][damage.chosen[i]] for i, layer in enumerate(damage.layers)])
+        levels = torch.stack([table[layer][damage.choices[i]] for i, layer in enumerate(damage.layers)])
         mean = sum(BITS_PER_WEIGHT[level] for level in levels.flatten().tolist()) / levels.numel()
         assert mean == pytest.approx(bits, abs=0.7 if name.startswith("layers") else 0.15)
         if name.startswith("layers"):

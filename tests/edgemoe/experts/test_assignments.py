@@ -31,10 +31,10 @@ def flat(rows: list[list[int]]) -> list[int]:
     return [number for row in rows for number in row]
 
 
-def made(chosen: list[list[int]], levels: list[list[int]]) -> Assignments:
+def assignments_of(choice: list[list[int]], levels: list[list[int]]) -> Assignments:
     levels_of = torch.tensor(levels)
     gates = torch.rand(levels_of.shape).masked_fill(levels_of == 0, 0)
-    return Assignments.of(torch.tensor(chosen), levels_of, gates)
+    return Assignments.of(torch.tensor(choice), levels_of, gates)
 
 
 @pytest.mark.e2e
@@ -46,7 +46,7 @@ def test_assignments_are_the_pairs_of_each_expert_and_level(choice):
     for place, (expert, level) in enumerate(zip(flat(chosen), flat(levels), strict=True)):
         want.setdefault((expert, level), []).append(place)
     skipped = [len(places) for (_, level), places in want.items() if not level]
-    assignments = made(chosen, levels)
+    assignments = assignments_of(chosen, levels)
     found = {
         (expert, one.level): one.places.tolist()
         for expert, several in assignments.by_expert.items()
@@ -64,13 +64,13 @@ def test_assignments_are_the_pairs_of_each_expert_and_level(choice):
 
 @pytest.mark.e2e
 @given(choices(), st.integers(1, 12))
-def test_batches_have_every_assignment_once(choice, most):
-    """Batches keep the order of leases, have at most `most` rows, or one larger assignment, and lose nothing."""
-    assignments = made(*choice)
+def test_batches_have_every_assignment_once(choice, limit):
+    """Batches keep the order of leases, have at most `limit` rows, or one larger assignment, and lose nothing."""
+    assignments = assignments_of(*choice)
     leases = [SimpleNamespace(key=key) for key in assignments.wanted(0)]
-    batches = list(assignments.batches(leases, most))
+    batches = list(assignments.batches(leases, limit))
     assert all(batches)
-    assert all(len(batch) == 1 or sum(one.rows for _, one in batch) <= most for batch in batches)
+    assert all(len(batch) == 1 or sum(one.rows for _, one in batch) <= limit for batch in batches)
     batched = [(lease.key.expert, one) for batch in batches for lease, one in batch]
     want = [(lease.key.expert, one) for lease in leases for one in assignments.by_expert[lease.key.expert]]
     assert [(expert, id(one)) for expert, one in batched] == [(expert, id(one)) for expert, one in want]
@@ -78,7 +78,7 @@ def test_batches_have_every_assignment_once(choice, most):
 
 def test_a_tokens_experts_stay_in_the_routers_order():
     """The order of a single token's experts is the order in which they are requested."""
-    assignments = made([[7, 2, 9, 0]], [[8, 4, 0, 2]])
+    assignments = assignments_of([[7, 2, 9, 0]], [[8, 4, 0, 2]])
     assert list(assignments.by_expert) == [7, 2, 0]
     assert [one.places.item() for several in assignments.by_expert.values() for one in several] == [0, 1, 3]
     assert assignments.skipped == [1]

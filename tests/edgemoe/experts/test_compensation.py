@@ -177,7 +177,7 @@ def test_a_prompt_compensates_its_most_important_experts(compensated, count):
 
         class Probe(ExpertProbe):
             def routed(self, layer, routed, out) -> None:
-                sums = torch.zeros(8).index_add_(0, routed.chosen.flatten(), routed.gates.flatten().float())
+                sums = torch.zeros(8).index_add_(0, routed.choice.flatten(), routed.gates.flatten().float())
                 gates[layer] = sums
 
         with engine.studied(Study(probe=Probe())):

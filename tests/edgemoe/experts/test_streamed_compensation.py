@@ -124,10 +124,10 @@ def test_fused_decode_stops_for_a_missing_compensator_alone(open_engine, own, mo
     engine.prefill(sequence, PROMPTS[1])
     absent: list[bool] = []
 
-    def seen(step, wanted, **how):
-        requests.append(min(wanted).layer)
+    def seen(step, levels, **how):
+        requests.append(min(levels).layer)
         absent.append(any(not tier.level_of(key) for key in how["compensated"]))
-        return request(step, wanted, **how)
+        return request(step, levels, **how)
 
     monkeypatch.setattr(FetcherStep, "request", seen)
     chosen: list[tuple[int, int]] = []
@@ -314,12 +314,12 @@ def test_bytes_of_a_budget_by_use():
     """By hand: the cost of reading all, by use, relative to planes; planes leave the rest; a limit is kept."""
     each = {"experts": 10, "total": 3_000_000, "largest": 300_000, "fixed": 0}
     # Ten reads cost 2,000,000 bytes more on either side.
-    assert CompensatorBytes(**each, used=1.0).budget(16_000_000, 33_000_000) == 2_000_000
-    assert CompensatorBytes(**each, used=0.2).budget(36_000_000, 39_000_000) == 857_142
-    assert CompensatorBytes(**each, used=0.2).budget(41_000_000, 39_000_000) == 2_000_000
-    assert CompensatorBytes(**each, used=0.2).budget(50_000_000, 39_000_000) == 3_000_000
-    assert CompensatorBytes(**each, used=0.01).budget(10_000_000, 39_000_000) == 600_000
-    assert CompensatorBytes(**each, used=0.01, limit=2_000_000).budget(10_000_000, 39_000_000) == 2_000_000
+    assert CompensatorBytes(**each, use=1.0).budget(16_000_000, 33_000_000) == 2_000_000
+    assert CompensatorBytes(**each, use=0.2).budget(36_000_000, 39_000_000) == 857_142
+    assert CompensatorBytes(**each, use=0.2).budget(41_000_000, 39_000_000) == 2_000_000
+    assert CompensatorBytes(**each, use=0.2).budget(50_000_000, 39_000_000) == 3_000_000
+    assert CompensatorBytes(**each, use=0.01).budget(10_000_000, 39_000_000) == 600_000
+    assert CompensatorBytes(**each, use=0.01, limit=2_000_000).budget(10_000_000, 39_000_000) == 2_000_000
 
 
 @pytest.mark.e2e

@@ -69,9 +69,9 @@ CAUSAL = [name for name in TRAITS if CONFIG_MAPPING[name] in MODEL_FOR_CAUSAL_LM
 """Families with a causal model of their own; others are the language model of a multimodal one."""
 
 
-def kl(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Divergence of each row of softmax(got) from softmax(want), nats."""
-    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple[Path, Path]:
+def source_and_store(tmp_path_factory) -> tuple[Path, Path]:
     """A small checkpoint, and its store. Not to be changed."""
     directory = tmp_path_factory.mktemp("ungated")
     source = save_folder_model(folder_model("nemotron_h"), directory / "model")
@@ -37,9 +37,9 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     return source, directory / "store"
 
 
-def test_a_record_has_an_up_and_a_down_matrix(made):
+def test_a_record_has_an_up_and_a_down_matrix(source_and_store):
     """Both are the checkpoint's own to 8 bits, and no row of the record belongs to a gate."""
-    source, store = made
+    source, store = source_and_store
     manifest = Manifest.load(store)
     sides = [(each.name, each.rows, each.cols) for each in manifest.geometry.matrices]
     assert sides == [("up", 32, 64), ("down", 64, 32)]
@@ -53,9 +53,9 @@ def test_a_record_has_an_up_and_a_down_matrix(made):
                 assert (weights - want).abs().max() < 0.02 * want.abs().max()
 
 
-def test_what_needs_a_gate_refuses_its_experts(made, tmp_path):
+def test_what_needs_a_gate_refuses_its_experts(source_and_store, tmp_path):
     """An export and compensators say so before any work."""
-    source, store = made
+    source, store = source_and_store
     family = family_of(Checkpoint.open(source).config)
     with pytest.raises(UserError, match="experts have a gate, for an export"):
         export(store, tmp_path, family, format="safetensors", levels={}, progress=lambda done, total: None)

@@ -29,9 +29,9 @@ ROUNDING = 0.03
 """Largest relative difference of logits, as vectors, that another order of bf16 rounding may make."""
 
 
-def kl(want: torch.Tensor, got: torch.Tensor) -> float:
+def kl(want: torch.Tensor, logits: torch.Tensor) -> float:
     """Largest divergence of any row of softmax(got) from softmax(want), nats."""
-    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
     return float((p.exp() * (p - q)).sum(-1).max())
 
 
@@ -332,8 +332,8 @@ def test_a_step_that_fails_leaves_the_sequence_as_it_was(case_of, open_engine, m
     got = [engine.all_logits(sequence, tokens[:2], decode=False)]
     request, last = FetcherStep.request, engine.shape.layers - 1
 
-    def fails(step, wanted, **how):
-        return request(step, wanted, **how) if min(wanted).layer < last else 1 / 0
+    def fails(step, levels, **how):
+        return request(step, levels, **how) if min(levels).layer < last else 1 / 0
 
     for piece in (tokens[2:7], tokens[7:]):
         with monkeypatch.context() as broken:

@@ -182,8 +182,8 @@ def visible(model: Any, tokens: int) -> list[int]:
     model.set_attn_implementation("eager")
     seen: list[int] = []
 
-    def look(module: Any, given: Any, named: dict[str, Any]) -> None:
-        seen.append(int((named["attention_mask"][0, 0, -1] == 0).sum()))
+    def look(module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+        seen.append(int((keywords["attention_mask"][0, 0, -1] == 0).sum()))
 
     hooks = [
         layer.self_attn.register_forward_pre_hook(look, with_kwargs=True) for layer in model.model.layers

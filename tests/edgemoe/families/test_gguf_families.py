@@ -61,9 +61,9 @@ os._exit(0)
 """Prints the logarithms of the likelihoods of all tokens after each prompt, or null."""
 
 
-def kl(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Divergence of each row of softmax(got) from softmax(want), nats."""
-    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)
 
 

@@ -188,7 +188,7 @@ def test_random_answers_are_valid(words, tokenizer, schema, good, bad):
 
 
 @pytest.mark.parametrize(
-    ("schema", "named"),
+    ("schema", "keyword"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "contains": {"const": 1}}, "contains"),
@@ -206,9 +206,9 @@ def test_random_answers_are_valid(words, tokenizer, schema, good, bad):
         ({"$defs": {"x": {"typo": 1}}}, "typo"),
     ],
 )
-def test_other_keywords_are_refused_by_name(schema, named):
+def test_other_keywords_are_refused_by_name(schema, keyword):
     """Wherever they stand."""
-    with pytest.raises(UserError, match=f"got '{named.replace('$', '.')}'"):
+    with pytest.raises(UserError, match=f"got '{keyword.replace('$', '.')}'"):
         enforceable(schema)
 
 

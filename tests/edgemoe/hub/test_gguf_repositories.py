@@ -109,7 +109,7 @@ def whole_downloads(double: HubDouble) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "chosen"),
+    ("name", "first", "file"),
     [
         (REPO, WHOLE, {WHOLE}),
         (f"{REPO}:q4_k_m", WHOLE, {WHOLE}),
@@ -117,11 +117,11 @@ def whole_downloads(double: HubDouble) -> set[str]:
         (f"{REPO}:Q8_0", f"Q8_0/{PARTS[0]}", {f"Q8_0/{part}" for part in PARTS}),
     ],
 )
-def test_the_store_is_that_of_the_file(served, files, tmp_path, name, first, chosen):
+def test_the_store_is_that_of_the_file(served, files, tmp_path, name, first, file):
     """By quantization, by file name, and without either, the bytes are as from a conversion of the file on disk."""
     store = resolve_store(Path(name))
     assert contents(store) == straight(files / first, tmp_path / "straight")
-    assert whole_downloads(served) == chosen
+    assert whole_downloads(served) == file
     assert list((tmp_path / "cache/edgemoe/downloads").iterdir()) == []
     assert [each.short for each in cached_names()] == [name]
     served.down = True

@@ -131,8 +131,8 @@ def test_keep_source_completes_an_earlier_download(served, tmp_path, monkeypatch
     assert {n: c for n, c in contents(kept).items() if n[0] != "."} == contents(served.directory)
     shutil.rmtree(kept)
 
-    def stop(self, done: int, total: int) -> None:
-        if done > total * 5 // 8:  # in the second layer: experts are most of the weights
+    def stop(self, count: int, total: int) -> None:
+        if count > total * 5 // 8:  # in the second layer: experts are most of the weights
             raise StoppedError
 
     with monkeypatch.context() as patch:
@@ -181,7 +181,7 @@ def test_a_broken_connection_is_resumed(served, straight, tmp_path, monkeypatch)
 def test_an_answer_that_no_hub_gives_is_refused(served, tmp_path, monkeypatch, error):
     """Whatever huggingface_hub raises about an answer is one error that names the model."""
 
-    def model_info(*arguments: object, **named: object) -> None:
+    def model_info(*arguments: object, **keywords: object) -> None:
         raise error
 
     monkeypatch.setattr("edgemoe.hub.repository.model_info", model_info)
@@ -231,10 +231,10 @@ def test_a_file_whose_hash_is_another_is_not_used(served, tmp_path, name):
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize("given", [None, "", "not hexadecimal"])
-def test_a_file_without_a_hash_is_compared_by_size(served, straight, tmp_path, given):
+@pytest.mark.parametrize("digest", [None, "", "not hexadecimal"])
+def test_a_file_without_a_hash_is_compared_by_size(served, straight, tmp_path, digest):
     """Where the Hub gives no hash of a small file, the model is converted all the same."""
-    served.other_hashes["config.json"] = given
+    served.other_hashes["config.json"] = digest
     get(tmp_path / "store")
     assert contents(tmp_path / "store") == straight
 
@@ -311,7 +311,7 @@ def test_disk_holds_one_shard_beside_the_store(served, tmp_path, monkeypatch):
     shards = sorted(path.stat().st_size for path in served.directory.glob("*.safetensors"))
     peak, seen = 0, []
 
-    def watch(done: int, total: int) -> None:
+    def watch(count: int, total: int) -> None:
         nonlocal peak
         taken = sum(p.stat().st_blocks * 512 for d in downloads(tmp_path) for p in d.rglob("*"))
         seen.append(taken)

@@ -78,8 +78,8 @@ class Rig:
 
     def make(self, ranks, seed: int) -> ExpertCompensator:
         raw, geometry = random_compensator(self.geometry, ranks, seed)
-        self.kept = [*getattr(self, "kept", ()), structure(raw, geometry)]
-        return ExpertCompensator(raw, geometry, 0.1, ctypes.addressof(self.kept[-1]))
+        self.structures = [*getattr(self, "structures", ()), structure(raw, geometry)]
+        return ExpertCompensator(raw, geometry, 0.1, ctypes.addressof(self.structures[-1]))
 
     def x(self, tokens: int) -> torch.Tensor:
         return torch.randn(tokens, self.hidden, generator=torch.Generator().manual_seed(tokens)).bfloat16()
@@ -258,6 +258,6 @@ def test_a_compensator_of_another_expert_is_refused(projection, changes, activat
     """Sizes that exceed the matrix are a ValueError before anything is computed."""
     rig = Rig(KERNELS["native"], 128, 64, (8, 8, 8))
     for name, value in changes.items():
-        setattr(rig.kept[0].of[projection], name, value)
+        setattr(rig.structures[0].of[projection], name, value)
     with pytest.raises(ValueError, match="sizes"):
         rig.run(rig.x(2), activation=activation)

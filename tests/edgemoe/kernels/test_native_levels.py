@@ -26,14 +26,14 @@ LEVELS = ((8,), (4,), (4, 2), (4, 0), (8, 4), (8, 4, 2), (8, 4, 2, 0))
 RETENTIONS = (0.2, 0.5, 0.6, 0.75, 0.9, 0.99, 1.0)
 
 
-def c_levels(policy: LevelPolicy, layer: int, chosen: torch.Tensor, gates: torch.Tensor) -> list[int]:
+def c_levels(policy: LevelPolicy, layer: int, choice: torch.Tensor, gates: torch.Tensor) -> list[int]:
     """The levels of one token, chosen int64 [k] and gates float32 [k], by the compiled rule."""
     rule = policy.decode_rule(layer, len(gates))
     structure = level_rule(rule)
     found = torch.full((len(gates),), -1)
     function = native.library().edgemoe_levels
     function.restype, function.argtypes = None, [*(ctypes.c_void_p,) * 3, ctypes.c_int64, ctypes.c_void_p]
-    function(ctypes.addressof(structure), gates.data_ptr(), chosen.data_ptr(), len(gates), found.data_ptr())
+    function(ctypes.addressof(structure), gates.data_ptr(), choice.data_ptr(), len(gates), found.data_ptr())
     return found.tolist()
 
 

@@ -22,7 +22,7 @@ pytestmark = needs_native
 @pytest.fixture(autouse=True)
 def restored():
     """The choice of this process is the same after a test."""
-    before = paths.chosen()
+    before = paths.choice()
     yield
     paths.choose(before)
 
@@ -36,7 +36,7 @@ def timings(monkeypatch) -> list[Timing]:
         made.append(True)
         return [
             Timing(*key, path, 1.0 + i, 1.0)
-            for key in paths.chosen()
+            for key in paths.choice()
             for i, path in enumerate(paths.candidates(*key))
         ]
 
@@ -63,12 +63,12 @@ def test_the_fastest_path_of_each_kind_of_work_is_taken():
 @pytest.fixture
 def sample(monkeypatch):
     """Yields a kind of work with several paths, and a function that gives it so many seconds by (path, turn)."""
-    key = next(key for key in paths.chosen() if len(paths.candidates(*key)) > 1)
+    key = next(key for key in paths.choice() if len(paths.candidates(*key)) > 1)
     now, turns = [0.0], []
 
     def of(seconds) -> None:
         def run() -> None:
-            path = paths.chosen()[key]
+            path = paths.choice()[key]
             turns.append(path)
             now[0] += seconds(path, turns.count(path))
 
@@ -103,8 +103,8 @@ def test_a_measurement_has_every_candidate_and_changes_no_choice():
     """Every kind of work, number of rows and path, with a time above 0, in a second at most of times in all."""
     with forced("avx2"):
         found = measure()
-        assert set(paths.chosen().values()) == {"avx2"}
-    want = [(*key, path) for key in paths.chosen() for path in paths.candidates(*key)]
+        assert set(paths.choice().values()) == {"avx2"}
+    want = [(*key, path) for key in paths.choice() for path in paths.candidates(*key)]
     assert sorted((one.work, one.rows, one.path) for one in found) == sorted(want)
     assert all(0 < one.seconds < 1 for one in found)
 
@@ -112,7 +112,7 @@ def test_a_measurement_has_every_candidate_and_changes_no_choice():
 def test_a_machine_is_measured_once(tmp_path, timings):
     """The file of the first start serves the next one; there is no other file."""
     first = choose_fastest(tmp_path / "new")
-    assert set(paths.chosen().values()) == {"avx2"}
+    assert set(paths.choice().values()) == {"avx2"}
     assert (choose_fastest(tmp_path / "new"), len(timings)) == (first, 1)
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
 
@@ -187,14 +187,14 @@ def test_a_directory_that_cannot_be_written_costs_only_time(tmp_path, timings):
     place = tmp_path / "file"
     place.write_text("")
     choose_fastest(place)
-    assert set(paths.chosen().values()) == {"avx2"}
+    assert set(paths.choice().values()) == {"avx2"}
 
 
 @pytest.mark.parametrize("name", paths.available())
 def test_a_forced_path_is_taken_where_it_has_code(name, tmp_path, timings):
     """Nothing is measured; AMX leaves single rows to other paths, AVX-VNNI attention, AVX512-BF16 all else."""
     registry.select(name, tmp_path)
-    for key, path in paths.chosen().items():
+    for key, path in paths.choice().items():
         assert path == name or name not in paths.candidates(*key)
     assert (timings, list(tmp_path.iterdir())) == ([], [])
 
@@ -242,9 +242,9 @@ def test_the_command_line_s_names_are_the_registry_s():
 @pytest.mark.parametrize(("work", "bucket", "path"), [(9, 0, 0), (0, 9, 0), (0, 0, 9), (-1, 0, 0)])
 def test_the_library_refuses_a_choice_outside_its_table(work, bucket, path):
     """C writes nothing beyond its table."""
-    before = paths.chosen()
+    before = paths.choice()
     assert native.library().edgemoe_choose_path(work, bucket, path) == -1
-    assert paths.chosen() == before
+    assert paths.choice() == before
 
 
 def test_a_kernel_of_the_cpu_is_refused_on_a_gpu(tmp_path):

@@ -51,17 +51,17 @@ def test_hashes_cover_the_model_the_tokens_and_all_before_them():
 
 def test_two_branches_of_one_beginning_stay_beside_each_other(engine):
     """In one context's memory: both reuse the beginning, neither changes the other, and both go on where they were."""
-    scheduler, used = Scheduler(engine, keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     first = run(scheduler, [*SYSTEM, *[5] * 40])
     second = run(scheduler, [*SYSTEM, *[9] * 70])
     assert [first.cached, second.cached] == [0, len(SYSTEM)]
-    assert scheduler.kept_bytes == 2 * blocks_of(engine, 3) == engine.budget.used - used
+    assert scheduler.kept_bytes == 2 * blocks_of(engine, 3) == engine.budget.used_bytes - used
     again = [run(scheduler, [*each.tokens, 11, 12]) for each in (first, second)]
     assert [each.cached for each in again] == [len(first.tokens) - 1, len(second.tokens) - 1]
     check_kept(scheduler)
     check_integrity(engine.vram)
     scheduler.forget()
-    assert engine.budget.used == used
+    assert engine.budget.used_bytes == used
     for request in (first, second, *again):
         assert_right(engine, request)
 
@@ -70,12 +70,12 @@ def test_a_part_of_a_match_changes_no_kept_sequence(engine):
     """The kept tokens, keys and values are the same bytes after a branch of them has been answered."""
     scheduler = Scheduler(engine, keep=True)
     run(scheduler, [*SYSTEM, *[5] * 40])
-    (kept,) = scheduler.kept.index.kept
+    (kept,) = scheduler.kept_sequences.index.entries
     n = kept.sequence.length
     before = kept.tokens.copy(), kept.sequence.keys[:, :, :n].clone(), kept.sequence.values[:, :, :n].clone()
     branch = run(scheduler, [*SYSTEM[:300], *[9] * 300])
     assert branch.cached == 300
-    assert kept in scheduler.kept.index.kept
+    assert kept in scheduler.kept_sequences.index.entries
     assert kept.sequence.length == n
     assert np.array_equal(kept.tokens, before[0])
     assert torch.equal(kept.sequence.keys[:, :, :n], before[1])
@@ -129,7 +129,7 @@ def test_kv_of_other_settings_is_not_reused(open_engine, tiny_store, changes, re
 def test_settings_that_change_within_a_request_leave_nothing(open_engine, tiny_store):
     """KV of two settings belongs to neither: it is not kept, and not copied while its request runs."""
     engine = open_engine(tiny_store, levels=(4, 2), exact=True, retention=0.5, context=2 * BLOCK, parallel=2)
-    scheduler, used = Scheduler(engine, Pace(chunk=BLOCK, every=1), keep=True), engine.budget.used
+    scheduler, used = Scheduler(engine, Pace(chunk=BLOCK, every=1), keep=True), engine.budget.used_bytes
     one, two = Greedy(SYSTEM[:100], 20), Greedy(SYSTEM[:100], 2)
     scheduler.submit(one)
     scheduler.loop.step()
@@ -139,7 +139,7 @@ def test_settings_that_change_within_a_request_leave_nothing(open_engine, tiny_s
     scheduler.wait(two)
     assert (two.cached, one.ended) == (0, False)
     scheduler.wait(one)
-    assert scheduler.kept_bytes == blocks_of(engine, 1) == engine.budget.used - used
+    assert scheduler.kept_bytes == blocks_of(engine, 1) == engine.budget.used_bytes - used
     assert run(scheduler, SYSTEM[:100]).cached == 99
 
 
@@ -153,7 +153,7 @@ def test_the_least_recently_used_leaves_first_and_as_late_as_possible(engine):
         # The new sequence lies next to the copied one while it runs; then it takes the place of the one it continues.
         recent = [*[m for m in recent if m != n], n][-4:]
         assert scheduler.kept_bytes <= engine.plan.kv_bytes
-        assert engine.budget.used <= engine.budget.limit
+        assert engine.budget.used_bytes <= engine.budget.limit
         check_kept(scheduler)
 
 
@@ -176,8 +176,8 @@ def test_a_request_that_grows_takes_the_memory_of_kept_ones(open_engine, tiny_st
     scheduler.submit(request)
     while not request.ended:
         scheduler.loop.step()
-        left.append(len(scheduler.kept.index.kept))
-        assert engine.budget.used <= engine.budget.limit
+        left.append(len(scheduler.kept_sequences.index.entries))
+        assert engine.budget.used_bytes <= engine.budget.limit
         check_kept(scheduler)
     assert list(dict.fromkeys(left[:-1])) == [3, 2, 1, 0]
     scheduler.forget()
@@ -188,7 +188,7 @@ def test_a_new_request_waits_where_the_contexts_of_running_ones_are_promised(ope
     """Two that run have two contexts, whatever they have used of them; a third one's would break the promise."""
     engine = open_engine(tiny_store, level=4, context=2 * BLOCK, parallel=2)
     scheduler = Scheduler(engine, Pace(chunk=16), keep=True)
-    kept = scheduler.kept
+    kept = scheduler.kept_sequences
     one, two = kept.sequence_for([1] * 20)[0], kept.sequence_for([2] * 20)[0]
     with pytest.raises(DoesNotFit, match="free for kv"):
         kept.sequence_for([3] * 20)
@@ -205,9 +205,9 @@ def test_a_step_never_writes_beyond_reserved_memory(engine):
         engine.step(Step((Segment(sequence, (5,)),)))
     engine.sequences.reserve(sequence, BLOCK + 1)
     engine.step(Step((Segment(sequence, (5,)),)))
-    used = engine.budget.used
+    used = engine.budget.used_bytes
     engine.sequences.end(sequence)
-    assert used - engine.budget.used == blocks_of(engine, 2)
+    assert used - engine.budget.used_bytes == blocks_of(engine, 2)
 
 
 def test_tokens_that_are_not_written_take_no_memory():

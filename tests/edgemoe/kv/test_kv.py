@@ -48,7 +48,7 @@ def test_bytes_for_equals_the_allocation(shape, keys):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "wanted"),
+    ("model_type", "nbytes"),
     [
         ("mixtral", 2 * 32 * 8 * (128 + 128)),
         ("deepseek_v3", 2 * 61 * (512 + 64)),
@@ -58,20 +58,20 @@ def test_bytes_for_equals_the_allocation(shape, keys):
         ("deepseek_v32", 2 * 61 * (512 + 64 + 128)),
     ],
 )
-def test_bytes_of_a_token_by_hand(model_type, wanted):
+def test_bytes_of_a_token_by_hand(model_type, nbytes):
     """Bytes of published shapes, such as 61 layers of one latent and rotary key, or layers of two kinds."""
     shape = family_of(CONFIG_MAPPING[model_type]().to_dict()).kv
-    assert shape.bytes_for(2) - shape.bytes_for(1) == wanted
+    assert shape.bytes_for(2) - shape.bytes_for(1) == nbytes
 
 
 @pytest.mark.parametrize(
-    ("model_type", "wanted"),
+    ("model_type", "nbytes"),
     [("gpt_oss", 2 * 18 * 8 * (64 + 64)), ("mimo_v2_flash", 2 * 9 * 4 * (192 + 192))],
 )
-def test_a_token_beyond_all_windows_takes_the_bytes_of_layers_without_one(model_type, wanted):
+def test_a_token_beyond_all_windows_takes_the_bytes_of_layers_without_one(model_type, nbytes):
     """On a device, whose memory is taken as a whole, it takes all layers' bytes; gpt-oss has layers of one kind."""
     shape = family_of(CONFIG_MAPPING[model_type]().to_dict()).kv
-    assert shape.bytes_for(100_001) - shape.bytes_for(100_000) == wanted
+    assert shape.bytes_for(100_001) - shape.bytes_for(100_000) == nbytes
     plain = shape.without_windows()
     assert plain.bytes_for(100_001) - plain.bytes_for(100_000) == shape.bytes_for(2) - shape.bytes_for(1)
     assert model_type != "gpt_oss" or plain == KVShape(tuple(range(36)), 8, 64, 64)

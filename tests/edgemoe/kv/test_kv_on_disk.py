@@ -245,7 +245,7 @@ def test_a_value_that_is_not_finite_leaves_the_disk_too(open_engine, started, ti
     first = run(scheduler, SYSTEM)
     scheduler.disk.flush()
     assert list(tmp_path.glob("*.kv"))
-    scheduler.kept.index.kept[0].sequence.keys.fill_(float("nan"))
+    scheduler.kept_sequences.index.entries[0].sequence.keys.fill_(float("nan"))
     with pytest.raises(NotFinite):
         run(scheduler, [*first.tokens, 5])
     assert not list(tmp_path.glob("*.kv"))

@@ -93,7 +93,7 @@ def test_a_rotation_keeps_a_large_number_from_coarsening_its_block():
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("options", "words"),
     [
         ({"kv_cache": "q5"}, "bf16, q8_0, q4_0 for --kv-cache,"),
         ({"kv_cache": ""}, "for --kv-cache,"),
@@ -102,7 +102,7 @@ def test_a_rotation_keeps_a_large_number_from_coarsening_its_block():
         ({"kv_cache": "q8_0", "kv_cache_k": "q8_0", "kv_cache_v": "bf16"}, "leave --kv-cache out"),
     ],
 )
-def test_wrong_formats_are_refused(given, wanted):
+def test_wrong_formats_are_refused(options, words):
     """The message names the option."""
-    with pytest.raises(UserError, match=wanted):
-        KVFormat.of(**given)
+    with pytest.raises(UserError, match=words):
+        KVFormat.of(**options)

@@ -140,8 +140,8 @@ def test_answers_have_the_bits_of_sequences_that_keep_all_tokens(open_engine, st
     got = everything(engine, with_windows)
     want = everything(engine, lambda: SequenceKV(shape.without_windows(), 320))
     assert all(map(torch.equal, got, want))
-    assert all(each.windows.kept[0].start for each in made)
-    assert max(sum(map(len, each.windows.kept)) for each in made) <= 2 * most_tokens(0) // 3
+    assert all(each.windows.ranges[0].start for each in made)
+    assert max(sum(map(len, each.windows.ranges)) for each in made) <= 2 * most_tokens(0) // 3
 
 
 @pytest.mark.e2e
@@ -178,7 +178,7 @@ def test_a_window_that_is_not_on_disk_any_more_is_computed(open_engine, store_of
     """A file that has left, or is damaged, costs tokens and no bit."""
     engine = open_engine(store_of("gpt_oss"), context=CONTEXT)
     restarted(engine, tmp_path, TOKENS[:1500])
-    root = Scheduler(engine, keep=True).kept.roots.of(1500)
+    root = Scheduler(engine, keep=True).kept_sequences.roots.of(1500)
     last = path_of(tmp_path, window_digest(chain(root, np.array(TOKENS[:1500]))[5]))
     raw = bytearray(last.read_bytes())
     raw[-5] ^= 1
@@ -307,7 +307,7 @@ def test_windows_keep_what_they_say_and_no_more(seed, monkeypatch):
             else:
                 length, gone = end, kept.commit(end)
         there -= {token for each in gone for token in each}
-        assert there == {token for each in kept.kept for token in each}
+        assert there == {token for each in kept.ranges for token in each}
         reachable = {each for each in range(length + 1) if kept.reach(each) == each}
         assert all(set(range(max(each - window, 0), each)) <= there for each in reachable)
         assert {

@@ -223,9 +223,9 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
     policy, run, seen = engine.rules.policy, NativeDecodeLayers.run, set()
     assert policy.tiers.dram == (0.1 if "dram_experts" in tiers else 1.0)
 
-    def checked(self, rows_of_step, begun, *how):
-        place, rows = run(self, rows_of_step, begun, *how), rows_of_step.rows
-        for layer in chain(*engine.runner.fused._computed(begun, place)):
+    def checked(self, rows_of_step, start, *how):
+        place, rows = run(self, rows_of_step, start, *how), rows_of_step.rows
+        for layer in chain(*engine.runner.fused._computed(start, place)):
             chosen, wanted = self.trace[layer, CHOSEN, :rows], self.trace[layer, WANTED, :rows]
             want = policy.levels(layer, chosen, self.gates[layer, :rows], None, decode=True)
             assert torch.equal(wanted, want)
@@ -351,10 +351,10 @@ def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeyp
     request = FetcherStep.request
 
     def noted(
-        step: FetcherStep, wanted: dict[ExpertKey, int], *, scan: bool = False, **how: object
+        step: FetcherStep, levels: dict[ExpertKey, int], *, scan: bool = False, **how: object
     ) -> object:
-        scans.append((len(wanted), scan))
-        return request(step, wanted, scan=scan, **how)
+        scans.append((len(levels), scan))
+        return request(step, levels, scan=scan, **how)
 
     monkeypatch.setattr(FetcherStep, "request", noted)
     sequences = [engine.sequences.new() for _ in range(5)]

@@ -10,7 +10,7 @@ from edgemoe.storage.base import ExpertKey
 HOT, WARM = ExpertKey(0, 0), ExpertKey(0, 1)
 
 
-def used(times: int, resident_times: int) -> Promotions:
+def promotions_after(times: int, resident_times: int) -> Promotions:
     """Experts 0 and 1 of layer 0 were used so often, and the residents of layer 1 so often."""
     promotions = Promotions(layers=2, experts=8)
     for _ in range(times):
@@ -26,14 +26,14 @@ LEVELS[1, 2:4] = 4
 
 def test_only_a_hotter_expert_moves():
     """Equal heat moves none, so that two experts do not take turns; free blocks take what comes."""
-    assert used(3, 3).choose([(HOT, 4)], LEVELS) == {}
-    assert used(6, 3).choose([(HOT, 4)], LEVELS) == {HOT: 4}
-    assert used(1, 0).choose([(HOT, 4)], np.zeros_like(LEVELS)) == {HOT: 4}
+    assert promotions_after(3, 3).choose([(HOT, 4)], LEVELS) == {}
+    assert promotions_after(6, 3).choose([(HOT, 4)], LEVELS) == {HOT: 4}
+    assert promotions_after(1, 0).choose([(HOT, 4)], np.zeros_like(LEVELS)) == {HOT: 4}
 
 
 def test_uses_fade():
     """An expert that was hot loses to one that is used now."""
-    promotions = used(10, 0)
+    promotions = promotions_after(10, 0)
     for _ in range(8 * HALF_LIFE):
         promotions.note([0], np.array([[4]]))
     promotions.note([1], np.array([[2]]))
@@ -43,7 +43,7 @@ def test_uses_fade():
 
 def test_the_residents_at_the_level_are_compared():
     """An expert that is resident at fewer bits is no rival: none of its blocks of the higher plane could be freed."""
-    promotions = used(2, 3)
+    promotions = promotions_after(2, 3)
     low = LEVELS.copy()
     low[0, 5] = 2
     assert promotions.choose([(HOT, 4)], low) == {}

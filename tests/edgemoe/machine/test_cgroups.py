@@ -60,8 +60,8 @@ def test_the_smallest_share_counts(limited, entry, files, count):
 
 
 @needs_native
-@pytest.mark.parametrize(("given", "environment", "threads"), [(None, None, 1), (3, None, 3), (None, "3", 3)])
-def test_products_have_no_more_threads_than_the_share(monkeypatch, given, environment, threads):
+@pytest.mark.parametrize(("count", "environment", "threads"), [(None, None, 1), (3, None, 3), (None, "3", 3)])
+def test_products_have_no_more_threads_than_the_share(monkeypatch, count, environment, threads):
     """By default; --threads and OMP_NUM_THREADS, which torch has obeyed, stay."""
     before = torch.get_num_threads()
     monkeypatch.setattr(library, "cores", lambda: 1)
@@ -70,7 +70,7 @@ def test_products_have_no_more_threads_than_the_share(monkeypatch, given, enviro
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
     try:
         torch.set_num_threads(3)
-        library.choose_threads(given)
+        library.choose_threads(count)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

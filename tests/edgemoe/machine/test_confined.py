@@ -54,7 +54,7 @@ def test_the_result_comes_back():
 
 
 @pytest.mark.parametrize(
-    ("function", "found"),
+    ("function", "words"),
     [
         (compute, "more than 1 s of computing"),
         (lambda: time.sleep(60), "more than 3 s"),
@@ -65,13 +65,13 @@ def test_the_result_comes_back():
     ],
     ids=["cpu", "wall", "memory", "exception", "abort", "exit"],
 )
-def test_what_ends_it_is_named(function, found):
+def test_what_ends_it_is_named(function, words):
     """Time, memory, an exception and a sudden end; nothing is left of the process."""
     start, computed = time.monotonic(), os.times().children_user
     ended = call(function)
     if function is compute and os.times().children_user - computed < 0.9:
         pytest.skip("other processes leave less than a second of computing in the three seconds there are")
-    assert ended == found
+    assert ended == words
     assert time.monotonic() - start < 10
 
 

@@ -14,7 +14,7 @@ from device_double import DoubleDevice
 from edgemoe.commands import doctor
 from edgemoe.errors import UserError
 from edgemoe.machine import devices, nvml
-from edgemoe.machine.devices import chosen, open_device
+from edgemoe.machine.devices import device_name, open_device
 from edgemoe.speed.device import PIECE, measure_device
 
 
@@ -26,15 +26,15 @@ def test_auto_is_cuda_with_both_gpu_and_triton(monkeypatch, gpu, triton, name):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     monkeypatch.setattr(devices, "find_spec", lambda module: object() if triton else None)
-    assert chosen("auto") == name
-    assert chosen("cpu") == "cpu"
+    assert device_name("auto") == name
+    assert device_name("cpu") == "cpu"
 
 
 def test_a_missing_device_is_refused(monkeypatch, run, tmp_path):
     """`--device cuda` without a GPU is an error with exit code 2 before anything is read or converted."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="finds no GPU"):
-        chosen("cuda")
+        device_name("cuda")
     with pytest.raises(UserError, match="auto, cpu, cuda"):
         open_device("tpu")
     code, _, err = run("plan", "--model", tmp_path, "--device", "cuda")
@@ -48,8 +48,8 @@ def test_a_gpu_without_bf16_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA T4")
     monkeypatch.setattr(devices, "find_spec", lambda module: object())
     with pytest.raises(UserError, match=r"8\.0 or later.*NVIDIA T4, of capability 7\.5.*--device cpu"):
-        chosen("cuda")
-    assert chosen("auto") == "cpu"
+        device_name("cuda")
+    assert device_name("auto") == "cpu"
 
 
 class _NVMLError(Exception):
@@ -74,7 +74,7 @@ def library(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("processes", "found"),
+    ("processes", "result"),
     [
         ([(1, 500), (77, 1000), (77, 24)], 1024),
         ([(1, 500)], None),
@@ -83,13 +83,13 @@ def library(processes: list[tuple[int, int | None]] | None) -> SimpleNamespace:
         (None, None),
     ],
 )
-def test_the_driver_counts_this_process(monkeypatch, processes, found):
+def test_the_driver_counts_this_process(monkeypatch, processes, result):
     """Only the driver's counters of this process count; without one the result is None."""
     monkeypatch.setattr(nvml.os, "getpid", lambda: 77)
     monkeypatch.setitem(sys.modules, "pynvml", library(processes))
     nvml._nvml.cache_clear()
     try:
-        assert nvml.process_bytes("1234") == found
+        assert nvml.process_bytes("1234") == result
     finally:
         nvml._nvml.cache_clear()
 

@@ -89,19 +89,19 @@ def test_a_sparse_tensor_takes_the_pages_that_are_written():
 
 @pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
 @pytest.mark.parametrize(
-    ("first", "gone"), [(0, 3), (1, 3), (mmap.PAGESIZE - 8, 3), (mmap.PAGESIZE, 2), (3 * mmap.PAGESIZE, 0)]
+    ("first", "pages"), [(0, 3), (1, 3), (mmap.PAGESIZE - 8, 3), (mmap.PAGESIZE, 2), (3 * mmap.PAGESIZE, 0)]
 )
-def test_pages_are_returned_behind_the_bytes_that_stay(first, gone):
+def test_pages_are_returned_behind_the_bytes_that_stay(first, pages):
     """Of the middle row of three, whose ends share pages with its neighbours; no byte that stays changes."""
     row = 4 * mmap.PAGESIZE
     made = sparse_tensor((3, row + 8), torch.uint8).fill_(7)
     assert pages_of(made) == 13
     return_pages(made[1], first)
-    assert pages_of(made) == 13 - gone  # the row begins 8 bytes after a page's start and ends 16 after one
+    assert pages_of(made) == 13 - pages  # the row begins 8 bytes after a page's start and ends 16 after one
     assert (made[0] == 7).all()
     assert (made[1, :first] == 7).all()
     assert (made[2] == 7).all()
-    assert int((made[1] == 0).sum()) == gone * mmap.PAGESIZE
+    assert int((made[1] == 0).sum()) == pages * mmap.PAGESIZE
 
 
 def test_a_system_without_huge_pages_gives_sparse_tensors_too(monkeypatch):

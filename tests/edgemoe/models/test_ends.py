@@ -57,7 +57,7 @@ def own(path: Path, values: dict[str, object]) -> Sampling:
 
 
 @pytest.mark.parametrize(
-    ("values", "field", "found"),
+    ("values", "field", "value"),
     [
         ({"temperature": 0.0}, "temperature", 0.0),
         ({"top_p": 0.0}, "top_p", 0.0),
@@ -69,9 +69,9 @@ def own(path: Path, values: dict[str, object]) -> Sampling:
         ({"temperature": None}, "temperature", 1.0),
     ],
 )
-def test_zero_is_a_value(tmp_path, values, field, found):
+def test_zero_is_a_value(tmp_path, values, field, value):
     """A value of generation_config.json holds, 0 too; only an absent one has a default."""
-    assert getattr(own(tmp_path, {"do_sample": True} | values), field) == found
+    assert getattr(own(tmp_path, {"do_sample": True} | values), field) == value
 
 
 @pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 0.0}, {"min_p": 1.0}, {"top_k": 1}])

@@ -111,10 +111,10 @@ def test_a_tokenizer_that_cannot_decode(open_engine, tiny_store):
         def __getattr__(self, name: str) -> object:
             return getattr(tokenizer, name)
 
-        def __call__(self, *arguments: object, **named: object) -> object:
-            return tokenizer(*arguments, **named)
+        def __call__(self, *arguments: object, **keywords: object) -> object:
+            return tokenizer(*arguments, **keywords)
 
-        def decode(self, *arguments: object, **named: object) -> str:
+        def decode(self, *arguments: object, **keywords: object) -> str:
             raise RuntimeError("no such token")
 
     conversation._model.tokenizer = Broken()
@@ -146,7 +146,7 @@ def test_a_tokenizer_of_a_larger_vocabulary(run, damageable):
 
 
 @pytest.mark.parametrize(
-    ("error", "named"),
+    ("error", "key"),
     [
         (KeyError("hidden_act"), "hidden_act 'relu9' (KeyError"),
         (ValueError("no function relu9 here"), "hidden_act 'relu9' (ValueError"),
@@ -155,12 +155,12 @@ def test_a_tokenizer_of_a_larger_vocabulary(run, damageable):
     ],
     ids=str,
 )
-def test_a_value_is_blamed_by_its_key_or_its_text(error, named):
+def test_a_value_is_blamed_by_its_key_or_its_text(error, key):
     """The message names the key that the library's text names or quotes, and none where there is none."""
     values = {"hidden_act": "relu9", "rope": {"type": "yarn3"}, "a": "of"}
     with pytest.raises(ModelRefused) as refused, foreign_code("a model", values=values):
         raise error
-    assert named in str(refused.value)
+    assert key in str(refused.value)
 
 
 def test_the_line_that_failed_names_the_key():

@@ -118,7 +118,7 @@ def test_a_gguf_file_is_checked_too(run, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "named"),
+    ("name", "values", "key"),
     [
         ("config.json", {"rms_norm_eps": "small"}, "rms_norm_eps 'small'"),
         ("config.json", {"hidden_act": "no such function"}, "hidden_act 'no such function'"),
@@ -133,11 +133,11 @@ def test_a_gguf_file_is_checked_too(run, tiny_model, tmp_path):
     ],
     ids=str,
 )
-def test_a_refusal_names_file_and_key(run, checkpoint, tmp_path, name, values, named):
+def test_a_refusal_names_file_and_key(run, checkpoint, tmp_path, name, values, key):
     """Whatever a library raises, the message has the file, the key and its value."""
     source = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     put(name, **values)(source)
     code, _, err = run("convert", source, tmp_path / "store")
     assert code == 2
     assert str(source / name) in err
-    assert named in err
+    assert key in err

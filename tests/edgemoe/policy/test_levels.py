@@ -232,9 +232,9 @@ def judged(monkeypatch):
     """The arguments and results of every choice of levels: (layer, chosen, ranks, decode, levels)."""
     calls, choose = [], LevelPolicy.levels
 
-    def levels(self, layer, chosen, gates, ranks, *, decode):
-        got = choose(self, layer, chosen, gates, ranks, decode=decode)
-        calls.append((layer, chosen, ranks, decode, got))
+    def levels(self, layer, choice, gates, ranks, *, decode):
+        got = choose(self, layer, choice, gates, ranks, decode=decode)
+        calls.append((layer, choice, ranks, decode, got))
         return got
 
     monkeypatch.setattr(LevelPolicy, "levels", levels)

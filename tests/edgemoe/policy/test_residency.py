@@ -25,16 +25,16 @@ def layers(draw: st.DrawFn) -> tuple[list[float], list[bool], list[bool], int]:
 
 
 def by_search(
-    scores: list[float], hot: list[bool], enter: list[bool], most: int, margin: float
+    scores: list[float], hot: list[bool], enter: list[bool], size: int, margin: float
 ) -> tuple[set[int], set[int]]:
     """The hot set, one move after another: excess leaves, free places fill, then the best outside meets the worst."""
     now = {i for i, each in enumerate(hot) if each}
     waiting = {i for i in range(len(scores)) if not hot[i] and enter[i] and scores[i] > 0}
     start, least = set(now), None
-    while len(now) > most:
+    while len(now) > size:
         now.remove(min(now, key=lambda i: (scores[i], i)))
     stayed = set(now)
-    while waiting and len(now) < most:
+    while waiting and len(now) < size:
         best = max(waiting, key=lambda i: (scores[i], -i))
         waiting.remove(best)
         now.add(best)
@@ -50,8 +50,8 @@ def by_search(
     return now - start, start - now
 
 
-def changed(scores: list[float], hot: list[bool], enter: list[bool], most: int, margin: float) -> Moves:
-    return moves(np.array(scores), np.array(hot), np.array(enter), most, margin)
+def changed(scores: list[float], hot: list[bool], enter: list[bool], size: int, margin: float) -> Moves:
+    return moves(np.array(scores), np.array(hot), np.array(enter), size, margin)
 
 
 @pytest.mark.e2e

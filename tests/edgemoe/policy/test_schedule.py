@@ -39,12 +39,12 @@ def test_a_low_retention_falls_to_nothing():
 
 
 @pytest.mark.parametrize(
-    ("fraction", "chosen", "want"),
+    ("fraction", "experts", "want"),
     [(0.75, 8, 6), (0.76, 8, 7), (1, 8, 8), (0.5, 1, 1), (0.1, 8, 1), (0.3, 10, 3), (0, 8, 1)],
 )
-def test_ceil_rounds_up(fraction, chosen, want):
+def test_ceil_rounds_up(fraction, experts, want):
     """t = ceil(r M), at least 1, and a rounding error above a whole product does not raise it."""
-    assert critical_counts((fraction,), chosen, "ceil") == (want,)
+    assert critical_counts((fraction,), experts, "ceil") == (want,)
 
 
 def test_carry_by_hand():
@@ -63,21 +63,21 @@ def test_a_model_of_two_experts_a_token():
 
 @given(
     fractions=st.lists(st.integers(0, 1000).map(lambda n: Fraction(n, 1000)), min_size=1, max_size=60),
-    chosen=st.integers(1, 64),
+    experts=st.integers(1, 64),
 )
-def test_counts_in_exact_arithmetic(fractions, chosen):
+def test_counts_in_exact_arithmetic(fractions, experts):
     """In rational numbers: ceil of each product, or the floors of running sums; a layer's 1 is taken from the next."""
-    up = critical_counts([float(f) for f in fractions], chosen, "ceil")
-    assert up == tuple(max(math.ceil(f * chosen), 1) for f in fractions)
+    up = critical_counts([float(f) for f in fractions], experts, "ceil")
+    assert up == tuple(max(math.ceil(f * experts), 1) for f in fractions)
     given_out, so_far, want = 0, Fraction(0), []
     for fraction in fractions:
-        so_far += fraction * chosen
+        so_far += fraction * experts
         want.append(max(math.floor(so_far - given_out), 1))
         given_out += want[-1]
-    got = critical_counts([float(f) for f in fractions], chosen, "carry")
+    got = critical_counts([float(f) for f in fractions], experts, "carry")
     assert got == tuple(want)
-    assert all(1 <= count <= chosen for count in got)
-    if all(f * chosen >= 1 for f in fractions):
+    assert all(1 <= count <= experts for count in got)
+    if all(f * experts >= 1 for f in fractions):
         assert sum(got) == math.floor(so_far)
 
 

@@ -26,7 +26,7 @@ def test_wrong_levels_are_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "value"),
     [
         ({"retention": 0.0}, "0.0"),
         ({"retention": 1.1}, "1.1"),
@@ -39,11 +39,11 @@ def test_wrong_levels_are_refused(text):
         ({"levels": (2, 4)}, "'2/4'"),
     ],
 )
-def test_settings_out_of_range_are_refused(change, found):
+def test_settings_out_of_range_are_refused(change, value):
     """Every setting is validated at construction, and the error carries the value."""
     with pytest.raises(UserError) as caught:
         RunSettings(**change)
-    assert caught.value.found == found
+    assert caught.value.finding == value
 
 
 def test_options_that_exclude_each_other_are_refused():

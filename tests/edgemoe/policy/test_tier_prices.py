@@ -42,12 +42,12 @@ def test_charged_bits_are_those_of_the_missing_planes(levels, whole):
 
 
 def policies(
-    bits: float, held: torch.Tensor, dram: float = 1.0, **changes
+    bits: float, places: torch.Tensor, dram: float = 1.0, **changes
 ) -> tuple[LevelPolicy, LevelPolicy]:
     """One that knows where planes lie, and one that does not."""
     settings, damage = RunSettings(levels=FOUR, bits=bits, **changes), a_damage(1, EXPERTS)
     return (
-        LevelPolicy(settings, range(1), EXPERTS, damage, TierPrices(held, dram)),
+        LevelPolicy(settings, range(1), EXPERTS, damage, TierPrices(places, dram)),
         LevelPolicy(settings, range(1), EXPERTS, damage),
     )
 
@@ -82,7 +82,7 @@ def test_without_any_plane_in_memory_bits_are_as_wanted():
     assert torch.equal(knowing.levels(0, chosen, gates, None, decode=True), want)
     exact, _ = policies(3.3, everywhere, exact=True)
     assert torch.equal(exact.levels(0, chosen, gates, None, decode=True), want)
-    assert exact.decode_rule(0, 4).held is None
+    assert exact.decode_rule(0, 4).places is None
     resident, _ = policies(3.3, everywhere)
     prompt = resident.levels(0, chosen, gates, None, decode=False)
     assert torch.equal(prompt, plain.levels(0, chosen, gates, None, decode=False))

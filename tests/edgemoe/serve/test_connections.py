@@ -37,12 +37,12 @@ def connected(server) -> socket.socket:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("sent", [b"", b"GET / HT", POST % 9 + b"{"])
-def test_waiting_connections_give_up_their_places(crowded, sent):
+@pytest.mark.parametrize("message", [b"", b"GET / HT", POST % 9 + b"{"])
+def test_waiting_connections_give_up_their_places(crowded, message):
     """More of them than there are places keep no request out, and no more than the places stay open."""
     with ExitStack() as stack:
         for _ in range(4 * PLACES):
-            stack.enter_context(connected(crowded)).sendall(sent)
+            stack.enter_context(connected(crowded)).sendall(message)
         assert httpx.get(f"{crowded.url}/health", trust_env=False).status_code == 200
         crowded.wait(lambda: len(crowded.server.server_state.connections) <= PLACES)
 

@@ -20,11 +20,11 @@ BODY = {"prompt": "fox " * 10, "max_tokens": 4, "logit_bias": {"70": 1000}}
 """Four tokens 'f': the bias lets no answer end before its limit."""
 
 
-def taken(arrivals: Arrivals[SimpleNamespace], count: int) -> list[str]:
+def take(arrivals: Arrivals[SimpleNamespace], count: int) -> list[str]:
     return [arrivals.take().name for _ in range(count)]
 
 
-def sent(arrivals: Arrivals[SimpleNamespace], *names: str) -> None:
+def send(arrivals: Arrivals[SimpleNamespace], *names: str) -> None:
     """Adds requests that are named by their client's letter and a number."""
     for name in names:
         arrivals.add(SimpleNamespace(client=name[0], name=name))
@@ -33,10 +33,10 @@ def sent(arrivals: Arrivals[SimpleNamespace], *names: str) -> None:
 def test_a_flood_waits_for_the_others_between_its_own():
     """By hand: a's second request comes after b's first, a client that comes later after the waiting ones."""
     arrivals = Arrivals()
-    sent(arrivals, "a1", "a2", "a3", "a4", "b1")
-    assert taken(arrivals, 2) == ["a1", "b1"]
-    sent(arrivals, "c1", "b2", "c2")
-    assert taken(arrivals, 6) == ["a2", "c1", "b2", "a3", "c2", "a4"]
+    send(arrivals, "a1", "a2", "a3", "a4", "b1")
+    assert take(arrivals, 2) == ["a1", "b1"]
+    send(arrivals, "c1", "b2", "c2")
+    assert take(arrivals, 6) == ["a2", "c1", "b2", "a3", "c2", "a4"]
     assert (len(arrivals), arrivals.first()) == (0, None)
 
 
@@ -91,7 +91,7 @@ def test_a_client_without_requests_gets_a_place_in_a_full_queue():
 @pytest.mark.e2e
 def test_one_request_beside_a_flood_is_answered_second(tiny_store):
     """Over HTTP, from another address: after the request that runs, before the five others that came earlier."""
-    with server_of(a_model(tiny_store, parallel=1), most=6) as server:
+    with server_of(a_model(tiny_store, parallel=1), limit=6) as server:
         gate, ended, model = threading.Event(), list[str](), server.serving.model
         model.engine.watch(lambda layer, chosen: gate.wait(30))
 

@@ -68,11 +68,11 @@ def test_pages_of_other_sites_need_to_be_listed(guarded):
 
 
 @pytest.mark.parametrize(
-    "given", [None, "", "Bearer", "Bearer x", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}"]
+    "key", [None, "", "Bearer", "Bearer x", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}"]
 )
-def test_requests_need_the_key(guarded, given):
+def test_requests_need_the_key(guarded, key):
     """Without the whole key every path but /health is 401."""
-    headers = {} if given is None else {"authorization": given.encode()}
+    headers = {} if key is None else {"authorization": key.encode()}
     for path in ("/v1/models", "/metrics", "/tokenizer_info", "/nothing"):
         refused = guarded.client.get(path, headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -89,12 +89,12 @@ def test_a_blank_key_is_refused(key):
         AddressOptions(api_key=key).key()
 
 
-@pytest.mark.parametrize("given", ["fd00::/8", "::1", "127.0.0.1"])
-def test_addresses_of_proxies(given):
+@pytest.mark.parametrize("text", ["fd00::/8", "::1", "127.0.0.1"])
+def test_addresses_of_proxies(text):
     """Addresses and networks are taken, another text is refused."""
-    assert AddressOptions(trusted_proxy=[given]).proxies() == (given,)
+    assert AddressOptions(trusted_proxy=[text]).proxies() == (text,)
     with pytest.raises(UserError, match="an address in --trusted-proxy, got 'x'"):
-        AddressOptions(trusted_proxy=[given, "x"]).proxies()
+        AddressOptions(trusted_proxy=[text, "x"]).proxies()
 
 
 def test_bodies_are_bounded(server):

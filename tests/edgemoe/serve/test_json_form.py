@@ -41,7 +41,7 @@ def schema(value: object) -> dict:
 
 @pytest.fixture(scope="module")
 def formed(tiny_store) -> Iterator[object]:
-    with server_of(chatml_model(tiny_store), most=8) as one:
+    with server_of(chatml_model(tiny_store), limit=8) as one:
         yield one
 
 

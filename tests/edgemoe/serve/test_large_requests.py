@@ -17,7 +17,7 @@ MESSAGES = [{"role": "user", "content": "fox"}]
 COMPLETION = {"prompt": "fox", "max_tokens": 1}
 
 
-def begun(server, size: int) -> socket.socket:
+def begin(server, size: int) -> socket.socket:
     """A connection that has sent `size` bytes of a body of 10,000."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10000\r\n\r\n"
@@ -27,7 +27,7 @@ def begun(server, size: int) -> socket.socket:
 
 def test_bodies_together_are_bounded(server):
     """The largest unfinished body gives way to a whole one, and smaller unfinished ones stay."""
-    with server.limited(bodies_bytes=3000), begun(server, 2000) as large, begun(server, 900) as small:
+    with server.limited(bodies_bytes=3000), begin(server, 2000) as large, begin(server, 900) as small:
         server.wait(lambda: sum(each.size for each in server.serving.bodies._held) == 2900)
         assert server.client.post("/v1/completions", json=COMPLETION | {"user": "x" * 800}).status_code == 200
         assert large.recv(100).startswith(b"HTTP/1.1 503 ")
@@ -76,7 +76,7 @@ def test_the_longest_text_that_the_context_may_hold(server):
 
 def test_tokenizing_has_a_queue(server, monkeypatch):
     """Where it is full, /tokenize, /detokenize and the count of Anthropic's tokens are 429, and answers are not."""
-    monkeypatch.setattr(server.serving.tokenizing, "most", 0)
+    monkeypatch.setattr(server.serving.tokenizing, "limit", 0)
     counted = {"model": "x", "messages": MESSAGES}
     bodies = {
         "/tokenize": {"prompt": "fox"},

@@ -119,7 +119,7 @@ def test_a_server_keeps_how_hot_experts_were(damageable):
         assert max(heat.values()) > 0
         hottest = ExpertKey(max(store.manifest.layers), 1)
         save_heat(damageable, store.manifest, {hottest: 1.0})
-        serving = Serving("tiny", most=1)
+        serving = Serving("tiny", limit=1)
         with ExitStack() as opened:
             loading = Loading(Opening(damageable, context=64), {"exact": 8})
             model = serve._load(serving, loading, opened)

@@ -25,7 +25,7 @@ def test_every_option_is_on_the_page():
 
 def test_every_endpoint_is_on_the_page():
     """Its table has the paths of the application."""
-    serving = Serving("x", most=1)
+    serving = Serving("x", limit=1)
     routes = routes_of(serving, protocols_of(serving))
     paths = {route.path.replace("{name:path}", "NAME") for route in routes}
     table = PAGE[PAGE.index("## Endpoints") : PAGE.index("Refused by name")]

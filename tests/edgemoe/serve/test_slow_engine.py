@@ -29,7 +29,7 @@ def slow(tiny_store) -> Iterator[object]:
     """A server of two sequences, one more in the queue, whose layers sleep as long as `pause` says."""
     model = a_model(tiny_store, parallel=2)
     model._scheduler.loop._chunk = 4
-    with server_of(model, most=3) as server:
+    with server_of(model, limit=3) as server:
         server.pause = 0.0
         model.engine.watch(lambda layer, chosen: time.sleep(server.pause))
         yield server
@@ -63,11 +63,11 @@ def gone_after(server, seconds: float, **fields: object) -> None:
 @pytest.mark.parametrize("state", ["prompt", "decoding"])
 def test_a_client_that_leaves_ends_its_request(slow, stream, state):
     """Within two seconds, in its prompt and in its answer, with nothing left of its KV; the next one is answered."""
-    used = slow.serving.model.engine.budget.used
+    used = slow.serving.model.engine.budget.used_bytes
     slow.pause = 0.2 if state == "prompt" else 0.0
     model, reached = slow.serving.model, []
 
-    def note(layer: int, chosen: object) -> None:
+    def note(layer: int, choice: object) -> None:
         states = [future.progress.state for job in slow.serving.queue.jobs for future in job.futures]
         reached.extend(states)
         time.sleep(0.2 if state == "prompt" or states == ["decoding"] else 0)
@@ -80,7 +80,7 @@ def test_a_client_that_leaves_ends_its_request(slow, stream, state):
     assert state in reached
     model.engine.watch(lambda layer, chosen: None)
     assert slow.client.post(COMPLETE, json=body(stream=False, max_tokens=2)).status_code == 200
-    slow.wait(lambda: model.engine.budget.used == used)
+    slow.wait(lambda: model.engine.budget.used_bytes == used)
     assert (
         'edgemoe:request_failures_total{model_name="tiny",status="499"} 1' in slow.client.get("/metrics").text
     )
@@ -201,7 +201,7 @@ def test_a_disk_error_ends_one_answer(slow, monkeypatch, caplog, stream):
 @pytest.mark.e2e
 def test_a_storm_of_cancels_leaves_nothing(slow):
     """Thirty clients that leave at once, in the queue and while they run: the budget and the queue are as before."""
-    slow.pause, used = 0.02, slow.serving.model.engine.budget.used
+    slow.pause, used = 0.02, slow.serving.model.engine.budget.used_bytes
 
     def call(i: int) -> None:
         with suppress(httpx.TimeoutException):
@@ -210,7 +210,7 @@ def test_a_storm_of_cancels_leaves_nothing(slow):
     threads = [in_thread(lambda i=i: call(i)) for i in range(30)]
     for thread in threads:
         thread.join()
-    slow.wait(lambda: slow.serving.model.engine.budget.used == used)
+    slow.wait(lambda: slow.serving.model.engine.budget.used_bytes == used)
     slow.idle()
     assert not slow.serving.model.engine.vram.residents.leases
     slow.pause = 0

@@ -33,7 +33,7 @@ SUNNY = {"role": "tool", "content": "sunny"}
 
 @pytest.fixture(scope="module")
 def tooled(tiny_store) -> Iterator[object]:
-    with server_of(chatml_model(tiny_store), most=8) as one:
+    with server_of(chatml_model(tiny_store), limit=8) as one:
         yield one
 
 

@@ -50,18 +50,18 @@ class Factors:
         rig.fetcher.use_compensators(CompensatorTier(self.tier, self.form, self.reader))
 
     def fetch(
-        self, wanted: Mapping[ExpertKey, int], compensated: Mapping[ExpertKey, int], *, scan: bool = False
+        self, levels: Mapping[ExpertKey, int], compensated: Mapping[ExpertKey, int], *, scan: bool = False
     ) -> list[ExpertKey]:
         """Requests experts, and checks the bytes of each and of its compensator, while they are leased."""
         order = []
-        with self.rig.fetcher.request(wanted, scan=scan, compensated=compensated) as request:
+        with self.rig.fetcher.request(levels, scan=scan, compensated=compensated) as request:
             for leases in request:
                 for lease in leases:
                     assert contents(lease.blocks) == expected(SLICED, lease.key, lease.level)
                     if compensated.get(lease.key) in (0, lease.level):
                         assert (np.asarray(self.places.view(lease.key)) == 1 + lease.key.expert).all()
                     order.append(lease.key)
-        assert sorted(order) == sorted(wanted)
+        assert sorted(order) == sorted(levels)
         self.whole()
         return order
 

@@ -182,8 +182,8 @@ def test_a_store_is_in_use_meanwhile(small_source, store):
     """Readers open and read the store during a run; a second run, and a converter, are refused."""
     seen = []
 
-    def during(done: int, total: int) -> None:
-        if done != 2:
+    def during(count: int, total: int) -> None:
+        if count != 2:
             return
         manifest = Manifest.load(store)
         assert manifest.compensators is None
@@ -194,7 +194,7 @@ def test_a_store_is_in_use_meanwhile(small_source, store):
         ):
             with pytest.raises(StoreBusy):
                 attempt()
-        seen.append(done)
+        seen.append(count)
 
     add(small_source, store, progress=during)
     assert seen == [2]
@@ -233,7 +233,7 @@ def test_a_late_reader_is_refused_by_name(small_source, store):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "words"),
     [
         ({"base_level": 8}, "level 2 or 4 to compensate, got 8: choose --residual 2 or 4"),
         ({"rule": "best"}, "choose --ranks error, kurtosis or uniform"),
@@ -241,9 +241,9 @@ def test_a_late_reader_is_refused_by_name(small_source, store):
         ({"mean_rank": 33}, "a mean rank from 1 to 32"),
     ],
 )
-def test_options_out_of_range_are_refused(small_source, store, options, wanted):
+def test_options_out_of_range_are_refused(small_source, store, options, words):
     before = tree(store)
-    with pytest.raises(UserError, match=wanted):
+    with pytest.raises(UserError, match=words):
         add(small_source, store, **options)
     assert tree(store) == before
 
@@ -319,8 +319,8 @@ def test_a_source_that_changes_meanwhile_is_refused(small_source, store, tmp_pat
     """The index is not written."""
     source = Path(shutil.copytree(small_source, tmp_path / "source"))
 
-    def change(done: int, total: int) -> None:
-        if done == total:
+    def change(count: int, total: int) -> None:
+        if count == total:
             (source / "tokenizer.json").write_text("{}")
 
     with pytest.raises(DamagedData, match="unchanged while it was read"):

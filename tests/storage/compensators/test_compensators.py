@@ -44,7 +44,7 @@ def whole(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compensated_store(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with compensators of 4 ranks on average. Read-only."""
     directory = tmp_path_factory.mktemp("made")
     convert_small(small_source, directory)
@@ -53,8 +53,8 @@ def made(small_source, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(made, tmp_path) -> Path:
-    return shutil.copytree(made, tmp_path / "store")
+def store(compensated_store, tmp_path) -> Path:
+    return shutil.copytree(compensated_store, tmp_path / "store")
 
 
 def index_of(store: Path) -> CompensatorIndex:
@@ -224,13 +224,13 @@ INVALID: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("change", "wanted"), INVALID.values(), ids=INVALID)
-def test_an_index_that_contradicts_itself_or_the_store_is_refused(store, change, wanted):
+@pytest.mark.parametrize(("change", "words"), INVALID.values(), ids=INVALID)
+def test_an_index_that_contradicts_itself_or_the_store_is_refused(store, change, words):
     """With the wrong value."""
     changed = content(store)
     change(changed)
     (store / MANIFEST_NAME).write_text(json.dumps(changed))
-    with pytest.raises(BadManifest, match=wanted):
+    with pytest.raises(BadManifest, match=words):
         Manifest.load(store)
 
 

@@ -44,12 +44,12 @@ def test_kurtosis_of_known_distributions():
     st.integers(1, 300),
     st.integers(1, 1500),
 )
-def test_kurtosis_ranks_are_the_rule(kurtoses, mean, most):
+def test_kurtosis_ranks_are_the_rule(kurtoses, mean, limit):
     """By falling kurtosis each takes the largest rank of the bucket within the budget, by an independent loop."""
-    ranks = kurtosis_ranks(kurtoses, mean, most)
+    ranks = kurtosis_ranks(kurtoses, mean, limit)
     left = mean * len(kurtoses)
     for index in np.argsort(-np.array(kurtoses), kind="stable"):
-        wanted = max(r for r in (min(rank, most) for rank in BUCKET) if r <= left)
+        wanted = max(r for r in (min(rank, limit) for rank in BUCKET) if r <= left)
         assert ranks[index] == wanted
         left -= wanted
     assert left >= 0
@@ -71,11 +71,11 @@ def least_error(spectra: torch.Tensor, budget: int, block: int) -> float:
 
 
 @given(st.integers(0, 1000), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
-def test_error_ranks_stay_within_the_budget_and_near_the_least_error(seed, experts, most, mean):
+def test_error_ranks_stay_within_the_budget_and_near_the_least_error(seed, experts, limit, mean):
     """Where a rank costs one byte, no assignment of its size leaves less error; found by trying all."""
-    mean = min(mean, most)
+    mean = min(mean, limit)
     generator = torch.Generator().manual_seed(seed)
-    spectra = torch.rand(experts, 2, most, generator=generator).sort(descending=True).values
+    spectra = torch.rand(experts, 2, limit, generator=generator).sort(descending=True).values
     ranks = error_ranks(spectra, sum, mean)
     assert sum(map(sum, ranks)) == mean * 2 * experts
     taken = sum(

@@ -63,8 +63,8 @@ def test_a_stopped_run_keeps_whole_layers(small_source, plain, straight, fast):
     for stop in steps:
         store = Path(shutil.copytree(plain, fast / f"store{stop}"))
 
-        def halt(done: int, total: int, stop: int = stop) -> None:
-            if done == stop:
+        def halt(count: int, total: int, stop: int = stop) -> None:
+            if count == stop:
                 raise StoppedError
 
         with pytest.raises(StoppedError):
@@ -84,8 +84,8 @@ def test_a_damaged_file_of_a_stopped_run_is_written_again(small_source, plain, s
     """A changed bit of a factor, a cut file, a file of other ranks and a partial file."""
     store = Path(shutil.copytree(plain, fast / "store"))
 
-    def halt(done: int, total: int) -> None:
-        if done == total - 1:
+    def halt(count: int, total: int) -> None:
+        if count == total - 1:
             raise StoppedError
 
     with pytest.raises(StoppedError):

@@ -316,8 +316,8 @@ def test_an_interrupted_conversion_resumes_to_the_same_bytes(checkpoint, store, 
     """A conversion stopped after any expert or tensor leaves no store, and the next run completes the same bytes."""
     calls = []
 
-    def stop(done, total):
-        calls.append(done)
+    def stop(count, total):
+        calls.append(count)
         if len(calls) == step:
             raise Killed
 
@@ -422,7 +422,7 @@ def test_a_source_that_changes_gives_no_store(checkpoint, tmp_path):
     """A source that changes during the conversion gives no store."""
     source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
 
-    def replace_tokenizer(done, total):
+    def replace_tokenizer(count, total):
         (source / "tokenizer.json").write_text("{}")
 
     with pytest.raises(DamagedData, match="changed"):

@@ -91,9 +91,9 @@ EXPERT = 3 * 64 * 32 * (2 + 2)
 """Bytes of an expert in memory: its bf16 weights, and two bytes per weight for codes and record."""
 
 
-@pytest.mark.parametrize(("memory", "most"), [(1, 1), (2 * EXPERT, 2), (3 * EXPERT - 1, 2), (1 << 30, 6)])
+@pytest.mark.parametrize(("memory", "limit"), [(1, 1), (2 * EXPERT, 2), (3 * EXPERT - 1, 2), (1 << 30, 6)])
 def test_experts_in_memory_at_a_time_are_bounded(
-    small_source, straight_files, tmp_path, monkeypatch, memory, most
+    small_source, straight_files, tmp_path, monkeypatch, memory, limit
 ):
     """With any number of threads, the experts in memory stay within the limit, and at least one is allowed."""
     monkeypatch.setattr(edgemoe.storage.convert.run, "_MEMORY", memory)
@@ -107,13 +107,13 @@ def test_experts_in_memory_at_a_time_are_bounded(
             seen.append(begun - taken)
             return super().submit(*arguments)
 
-    def written(done: int, total: int) -> None:
+    def written(count: int, total: int) -> None:
         nonlocal taken
         taken += 1
 
     monkeypatch.setattr(edgemoe.storage.threads, "ThreadPoolExecutor", Counting)
     run(small_source, tmp_path / "store", threads=5, progress=written)
-    assert max(seen) == most
+    assert max(seen) == limit
     assert contents(tmp_path / "store") == straight_files
 
 

@@ -162,8 +162,8 @@ def test_a_real_disk_that_fills_up_in_the_middle(small_source, straight_files, s
     """A disk that fills up in a conversion gives exit 3 and no partial file; the next run with free bytes succeeds."""
     steps: list[int] = []
 
-    def fill(done: int, total: int) -> None:
-        steps.append(done)
+    def fill(count: int, total: int) -> None:
+        steps.append(count)
         if len(steps) == 2:
             with suppress(OSError), (small_disk / "filler").open("wb", 0) as filler:
                 while filler.write(bytes(4096)):

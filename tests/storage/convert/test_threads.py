@@ -29,9 +29,9 @@ def test_results_come_in_order_whatever_ends_first():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "limit", "begun"), [([4] * 6, 12, 3), ([4, 9, 1, 1], 10, 1), ([50, 50], 10, 1)]
+    ("sizes", "limit", "starts"), [([4] * 6, 12, 3), ([4, 9, 1, 1], 10, 1), ([50, 50], 10, 1)]
 )
-def test_begun_tasks_stay_within_the_limit(sizes, limit, begun):
+def test_begun_tasks_stay_within_the_limit(sizes, limit, starts):
     """Until the first result is used up only so many have begun; a task above the limit runs alone."""
     started = []
 
@@ -44,7 +44,7 @@ def test_begun_tasks_stay_within_the_limit(sizes, limit, begun):
         results = in_order(pool, tasks, limit)
         assert next(results) == 0
         pool.submit(int).result()
-        assert len(started) <= begun
+        assert len(started) <= starts
         assert [0, *results] == list(range(len(sizes)))
     assert sorted(started) == list(range(len(sizes)))
 

@@ -310,7 +310,7 @@ def test_a_map_gives_the_longest_key(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "words"),
     [
         ('{"0": 4}', "layer 1"),
         ('{"*": 3}', "3"),
@@ -322,10 +322,10 @@ def test_a_map_gives_the_longest_key(store, tmp_path):
         ("{", "map of levels"),
     ],
 )
-def test_a_wrong_map_is_refused(store, tmp_path, text, found):
+def test_a_wrong_map_is_refused(store, tmp_path, text, words):
     """A map with a layer, an expert or a level that does not exist, or with a gap, names it."""
     (path := tmp_path / "map.json").write_text(text)
-    with pytest.raises(UserError, match=found):
+    with pytest.raises(UserError, match=words):
         read_levels(path, Manifest.load(store))
 
 

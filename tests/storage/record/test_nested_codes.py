@@ -28,12 +28,12 @@ def weights(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.02
 
 
-def errors(made, weight: torch.Tensor, inputs: torch.Tensor) -> list[float]:
+def errors(codes, weight: torch.Tensor, inputs: torch.Tensor) -> list[float]:
     """Mean squared error of the products at each level, in float64."""
     rows, columns = weight.shape
     out = []
     for level in LEVELS:
-        kept = dequantize(*made, level)[:rows, :columns]
+        kept = dequantize(*codes, level)[:rows, :columns]
         out.append(float(((kept - weight).double() @ inputs.double().t()).square().mean()))
     return out
 

@@ -299,13 +299,13 @@ def test_a_truncated_file_is_refused_at_open(store):
         pass
 
 
-@pytest.mark.parametrize("kept", [0, 4096, 5000, SIZE - 1])
-def test_a_file_truncated_while_open_is_named(store, kept):
+@pytest.mark.parametrize("size", [0, 4096, 5000, SIZE - 1])
+def test_a_file_truncated_while_open_is_named(store, size):
     """A file that becomes shorter raises an error, not a signal; records before the cut are still read."""
     path, offset = shard(store)
     with faulty(store) as reader:
-        os.truncate(path, offset + kept)
-        with pytest.raises(TruncatedFile, match=f"expert 1.*{path} at {offset + kept}"):
+        os.truncate(path, offset + size)
+        with pytest.raises(TruncatedFile, match=f"expert 1.*{path} at {offset + size}"):
             read(reader)
         into = buffer(SIZE)
         reader.read(ExpertKey(4, 0), Plane.BASE, Plane.D8, [into])

@@ -79,11 +79,11 @@ def test_all_damage_is_found_in_one_run(store):
         assert part in text
 
 
-@pytest.mark.parametrize("kept", [0, 100, 5000, 4096 + SIZE])
-def test_a_truncated_layer_is_one_error_and_the_others_are_read(store, kept):
+@pytest.mark.parametrize("size", [0, 100, 5000, 4096 + SIZE])
+def test_a_truncated_layer_is_one_error_and_the_others_are_read(store, size):
     """A truncated file is reported once, and the rest of the store is checked."""
     path, _ = record_at(store, 1, 0)
-    os.truncate(path, kept)
+    os.truncate(path, size)
     flip(*record_at(store, 4, 2))
     first, second = verify(store, lambda done, total: None).damage
     assert isinstance(first, TruncatedFile | BadHeader)

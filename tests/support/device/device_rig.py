@@ -64,18 +64,18 @@ class DeviceRig:
         capacity = {kind.name: experts for kind in SLICED.kinds}
         return PlaneTier(self.form, capacity, self.policy, device=place, name=name, arenas=arenas)
 
-    def fetch(self, wanted: dict[ExpertKey, int], predicted: dict[ExpertKey, int] | None = None) -> None:
-        """Requests `wanted` and predicts; a kernel on every lease must read the expert's own bytes."""
+    def fetch(self, levels: dict[ExpertKey, int], predicted: dict[ExpertKey, int] | None = None) -> None:
+        """Requests `levels` and predicts; a kernel on every lease must read the expert's own bytes."""
         came = []
-        with self.fetcher.request(wanted) as request:
+        with self.fetcher.request(levels) as request:
             self.fetcher.read_ahead(predicted or {})
             for leases in request:
                 for lease in leases:
-                    assert lease.level >= wanted[lease.key]
+                    assert lease.level >= levels[lease.key]
                     read = contents if lease.device == "cpu" else self.device.launch
                     assert read(lease.blocks) == expected(SLICED, lease.key, lease.level)
                     came.append(lease.key)
-        assert sorted(came) == sorted(wanted)
+        assert sorted(came) == sorted(levels)
 
     def close(self) -> None:
         """Closes the fetcher and the tiers; asserts that nothing is lost, overwritten, pinned or under way."""
@@ -94,8 +94,8 @@ def turmoil(rig: DeviceRig, seed: int, requests: int = 40) -> None:
     """Requests random experts at random levels, predicts others, and empties the tiers now and then."""
     chance = Random(seed)
 
-    def some(layer: int, most: int) -> dict[ExpertKey, int]:
-        experts = chance.sample(range(EXPERTS), chance.randint(1, most))
+    def some(layer: int, limit: int) -> dict[ExpertKey, int]:
+        experts = chance.sample(range(EXPERTS), chance.randint(1, limit))
         return {ExpertKey(layer, expert): chance.choice((2, 4, 8)) for expert in experts}
 
     for turn in range(requests):

@@ -35,8 +35,8 @@ class _Watch(TorchFunctionMode):
         self.on_device: dict[int, torch.Tensor] = {}
         self._broken = device.broken
 
-    def mark(self, found: Any) -> None:
-        for tensor in _tensors(found):
+    def mark(self, value: Any) -> None:
+        for tensor in _tensors(value):
             self.on_device[id(tensor)] = tensor
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -58,13 +58,13 @@ class _Watch(TorchFunctionMode):
         return id(tensor) in self.on_device
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, dict):
-        yield from _tensors(list(found.values()))
-    elif isinstance(found, (list, tuple)):
-        for part in found:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
             yield from _tensors(part)
 
 

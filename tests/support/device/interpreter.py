@@ -51,10 +51,10 @@ def round_like_a_gpu(monkeypatch) -> None:
 
     call = interpreter.InterpretedFunction.__call__
 
-    def call_patched(function: Any, *arguments: Any, **named: Any) -> Any:
+    def call_patched(function: Any, *arguments: Any, **keywords: Any) -> Any:
         if any(tl.core.is_builtin(language.load) for language in languages_of(function.fn)):
-            return call(function, *arguments, **named)
-        return function.rewrite()(*arguments, **named)
+            return call(function, *arguments, **keywords)
+        return function.rewrite()(*arguments, **keywords)
 
     # The interpreter's own looks through all of triton.language for each call of a function within a kernel.
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call_patched)

@@ -80,15 +80,15 @@ def decided_prompts(model: nn.Module) -> torch.Tensor:
         for _ in range(6):
             if not len(drawn):
                 break
-            experts, weights = chosen(model, drawn, 0.0, generator)
-            others, changed = chosen(model, drawn, NOISE, generator)
+            experts, weights = routed_experts(model, drawn, 0.0, generator)
+            others, changed = routed_experts(model, drawn, NOISE, generator)
             alike = (others == experts) & ((changed - weights).abs() < STEADY * weights.max())
             drawn = drawn[alike.flatten(1).all(1)]
         found = torch.cat((found, drawn))
     return found[:PROMPTS]
 
 
-def chosen(
+def routed_experts(
     model: nn.Module, ids: torch.Tensor, noise: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every token's experts, ascending, and their weights, [prompts, LENGTH, layers, k]; `noise` on routers' input."""

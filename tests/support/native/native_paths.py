@@ -44,7 +44,7 @@ def forced(path: str) -> Iterator[None]:
     """Computes by one path, by AVX2 without AVX512-BF16 too; skips the test on a processor without it."""
     if reason := missing(path):
         pytest.skip(reason)
-    before, name = paths.chosen(), path.partition(", ")[0]
+    before, name = paths.choice(), path.partition(", ")[0]
     paths.choose(paths.forced(name))
     native.use_bf16(name != "avx2")
     try:

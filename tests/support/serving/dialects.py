@@ -47,10 +47,10 @@ class Dialect(ABC):
     kinds: ClassVar[Mapping[int, str | None]]
 
     @abstractmethod
-    def body(self, said: Sequence[dict[str, Any]], stream: bool = False, **wanted: Any) -> dict[str, Any]:
+    def body(self, said: Sequence[dict[str, Any]], stream: bool = False, **fields: Any) -> dict[str, Any]:
         """The body of a chat.
 
-        `wanted` has limit (tokens), stop (a text), tools ((name, schema) of each), choice (required, none, or a tool's
+        `fields` has limit (tokens), stop (a text), tools ((name, schema) of each), choice (required, none, or a tool's
         name), one_call (True), schema, and thinking (False).
         """
 
@@ -90,7 +90,7 @@ def data_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def known(fields: Mapping[str, Any]) -> dict[str, Any]:
+def present_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -114,22 +114,22 @@ class OpenAIChat(Dialect):
         "calls": "tool_calls",
     }
 
-    def body(self, said, stream=False, *, tools=(), schema=None, choice=None, one_call=False, **wanted):
+    def body(self, said, stream=False, *, tools=(), schema=None, choice=None, one_call=False, **fields):
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}} if schema else None
         named = {"type": "function", "function": {"name": choice}}
-        return known(
+        return present_fields(
             {
                 "messages": list(said),
                 "stream": stream,
                 "stream_options": {"include_usage": True} if stream else None,
-                "max_tokens": wanted.get("limit"),
-                "stop": wanted.get("stop"),
+                "max_tokens": fields.get("limit"),
+                "stop": fields.get("stop"),
                 "tools": [tool(*each) for each in tools] or None,
                 "tool_choice": choice if choice in (None, "required", "none") else named,
                 "parallel_tool_calls": False if one_call else None,
                 "response_format": form,
                 "chat_template_kwargs": {"enable_thinking": False}
-                if wanted.get("thinking") is False
+                if fields.get("thinking") is False
                 else None,
             }
         )
@@ -190,24 +190,24 @@ class OpenAIResponses(OpenAIChat):
         "calls": ("completed", None),
     }
 
-    def body(self, said, stream=False, *, tools=(), schema=None, choice=None, one_call=False, **wanted):
+    def body(self, said, stream=False, *, tools=(), schema=None, choice=None, one_call=False, **fields):
         form = {"format": {"type": "json_schema", "name": "a", "schema": schema}} if schema else None
         listed = [
             {"type": "function", "name": name, "description": "x", "parameters": of} for name, of in tools
         ]
-        return known(
+        return present_fields(
             {
                 "model": "any",
                 "input": list(said),
                 "stream": stream,
-                "max_output_tokens": wanted.get("limit"),
+                "max_output_tokens": fields.get("limit"),
                 "tools": listed or None,
                 "tool_choice": choice
                 if choice in (None, "required", "none")
                 else {"type": "function", "name": choice},
                 "parallel_tool_calls": False if one_call else None,
                 "text": form,
-                "reasoning": {"effort": "none"} if wanted.get("thinking") is False else None,
+                "reasoning": {"effort": "none"} if fields.get("thinking") is False else None,
             }
         )
 
@@ -275,24 +275,24 @@ class Anthropic(Dialect):
         504: "timeout_error",
     }
 
-    def body(self, said, stream=False, *, tools=(), schema=None, choice=None, one_call=False, **wanted):
+    def body(self, said, stream=False, *, tools=(), schema=None, choice=None, one_call=False, **fields):
         listed = [{"name": name, "description": "x", "input_schema": of} for name, of in tools]
         kind = {None: "auto", "required": "any", "none": "none"}.get(choice, "tool")
         chosen = {"type": kind, "name": choice if kind == "tool" else None}
         form = {"format": {"type": "json_schema", "schema": schema}} if schema else None
-        return known(
+        return present_fields(
             {
                 "model": "any",
                 "messages": list(said),
                 "stream": stream,
-                "max_tokens": wanted.get("limit") or 10**6,
-                "stop_sequences": [wanted["stop"]] if "stop" in wanted else None,
+                "max_tokens": fields.get("limit") or 10**6,
+                "stop_sequences": [fields["stop"]] if "stop" in fields else None,
                 "tools": listed or None,
-                "tool_choice": known({**chosen, "disable_parallel_tool_use": one_call or None})
+                "tool_choice": present_fields({**chosen, "disable_parallel_tool_use": one_call or None})
                 if choice or one_call
                 else None,
                 "output_config": form,
-                "thinking": {"type": "disabled"} if wanted.get("thinking") is False else None,
+                "thinking": {"type": "disabled"} if fields.get("thinking") is False else None,
             }
         )
 
@@ -353,17 +353,17 @@ class Ollama(Dialect):
     ends: ClassVar = {"own": "stop", "stop": "stop", "limit": "length", "context": "length", "calls": "stop"}
     kinds: ClassVar = dict.fromkeys((400, 401, 403, 404, 405, 413, 429, 503, 504))
 
-    def body(self, said, stream=False, *, tools=(), schema=None, **wanted):
-        options = {"num_predict": wanted.get("limit"), "stop": wanted.get("stop")}
-        return known(
+    def body(self, said, stream=False, *, tools=(), schema=None, **fields):
+        options = {"num_predict": fields.get("limit"), "stop": fields.get("stop")}
+        return present_fields(
             {
                 "model": "any",
                 "messages": list(said),
                 "stream": stream,
-                "options": known(options),
+                "options": present_fields(options),
                 "tools": [tool(*each) for each in tools] or None,
                 "format": schema,
-                "think": wanted.get("thinking"),
+                "think": fields.get("thinking"),
             }
         )
 

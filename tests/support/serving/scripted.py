@@ -47,8 +47,8 @@ def chatml_model(store: Path, template: str = CHATML, *, context: int = 1536, pa
     return Model(CountedEngine(opened, plan, settings), chatml_tokenizer(template), GREEDY, keep=True)
 
 
-def script(monkeypatch, tokenizer: PreTrainedTokenizerFast, wanted: Wanted) -> list[str]:
+def script(monkeypatch, tokenizer: PreTrainedTokenizerFast, answers: Wanted) -> list[str]:
     """Has logits want answers (following), for the test; returns the text of every prompt, as answers begin."""
     prompts: list[str] = []
-    monkeypatch.setattr(Sampler, "next", following(tokenizer, wanted, prompts))
+    monkeypatch.setattr(Sampler, "next", following(tokenizer, answers, prompts))
     return prompts

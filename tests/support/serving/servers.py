@@ -68,7 +68,7 @@ class TestServer:
     def __init__(self, model: Model, access: Access, **options: object) -> None:
         listening = Address(port=0).listen()
         self.port, self.lines = listening.getsockname()[1], list[str]()
-        self.serving = Serving("tiny", **{"most": 8} | options)
+        self.serving = Serving("tiny", **{"limit": 8} | options)
         self.server = Server(self.serving, access, self.lines.append)
         self._thread = threading.Thread(
             target=self.server.serve_model, args=(lambda opened: opened.enter_context(model), listening)

@@ -62,8 +62,8 @@ def test_a_process_gets_the_request_and_returns_answers(tmp_path, monkeypatch):
     logprobs = rows(*[(1.0,) * 8] * 3)
     seen: list[Request] = []
 
-    def answer(given: Request) -> Answers:
-        seen.append(given)
+    def answer(task: Request) -> Answers:
+        seen.append(task)
         return Answers([[4], [5, 6, 7]], logprobs)
 
     assert serve(answer) == 0

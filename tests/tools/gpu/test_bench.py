@@ -66,8 +66,8 @@ def test_rehearsal_measures_every_case(monkeypatch, capsys, tmp_path):
 def synthesized(monkeypatch):
     """Writes stores in this process."""
 
-    def in_this_process(given, layout, store):
-        options = ["--like", given.like, "--layout", layout, "--max-level", "4"]
+    def in_this_process(arguments, layout, store):
+        options = ["--like", arguments.like, "--layout", layout, "--max-level", "4"]
         assert synthetic_store.main([*options, str(store)]) == 0
 
     monkeypatch.setattr(children, "synthesize", in_this_process)

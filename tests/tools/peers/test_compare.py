@@ -208,7 +208,7 @@ def test_a_peer_that_crashes_with_repacking_runs_without(
 @needs_native
 def test_edgemoe_computes_by_the_kernel_of_the_request(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--kernel` of the comparison is the child's."""
-    before, narrowest = paths.chosen(), paths.available()[0]
+    before, narrowest = paths.choice(), paths.available()[0]
     request = {"model": str(store), "settings": {"exact": 4}, "fill": True, "vram_limit": None, "threads": 1}
     request |= {
         "prompts": [[5, 6, 7]],
@@ -219,7 +219,7 @@ def test_edgemoe_computes_by_the_kernel_of_the_request(store: Path, monkeypatch:
     }
     try:
         edgemoe_child.answer(request)
-        assert set(paths.chosen().values()) == {narrowest}
+        assert set(paths.choice().values()) == {narrowest}
     finally:
         paths.choose(before)
 

@@ -69,7 +69,7 @@ def test_limit_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_unlimited_run_has_a_peak() -> None:
     """Without a limit the outcome has no limit and the kernel's peak."""
     command = [sys.executable, "-S", "-c", f"x = b'1' * {80 * MIB}; print('{{}}')"]
-    used = run_child(controller(), None, command, {"threads": 1}, keep_cache=True).used
+    used = run_child(controller(), None, command, {"threads": 1}, keep_cache=True).usage
     assert used.limit_bytes is None
     assert used.peak_bytes is not None
     assert used.peak_bytes >= 80 * MIB

@@ -74,8 +74,8 @@ def test_the_report_has_percentiles_and_the_slope_of_memory():
         (second, 90_000_000 - second * 1_000_000 if second < 20 else second * 50_000) for second in range(120)
     ]
     report = tool._report(found, 4, 120, resident)
-    assert report.found["ttft_ms"] == report.found["itl_ms"] == {"p50": 100, "p99": 198, "count": 199}
-    assert report.found["resident_bytes"]["slope_per_minute"] == 3_000_000
+    assert report.figures["ttft_ms"] == report.figures["itl_ms"] == {"p50": 100, "p99": 198, "count": 199}
+    assert report.figures["resident_bytes"]["slope_per_minute"] == 3_000_000
     assert any("3 MB per minute" in line for line in report.lines)
     assert report.wrong == ["1 times 500"]
     nothing = tool._report(tool.Load(), 4, 120, [])

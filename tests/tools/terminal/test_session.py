@@ -22,7 +22,7 @@ def test_the_examples_are_correct(name):
 
 
 @pytest.mark.parametrize(
-    ("sent", "rows"),
+    ("text", "rows"),
     [
         ("\x1b[2mdim\x1b[0m\x1b[?25l", ["dim"]),
         ("one\r\ntwo\x1b[1A\r\x1b[2Kup", ["up", "two"]),
@@ -34,10 +34,10 @@ def test_the_examples_are_correct(name):
         ("\x1b]0;title\x07text", ["text"]),
     ],
 )
-def test_a_screen_has_what_stays(sent, rows):
+def test_a_screen_has_what_stays(text, rows):
     """Movements, erasures and the edge of ten columns; colours and titles leave nothing."""
     screen = Screen(10)
-    screen.feed(sent)
+    screen.feed(text)
     assert screen.rows == rows
 
 

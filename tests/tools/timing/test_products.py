@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.e2e
 def test_every_path_stands_beside_the_plain_loops(capsys):
     """The plain loops multiply 4-bit codes and multiples of 16 rows only; the choice of paths is left as it was."""
-    before = paths.chosen()
+    before = paths.choice()
     products.main(["--rows", "1", "16", "--levels", "4", "8", "--cores", "1", "--rounds", "1"])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
     own = [f"edgemoe, {path}" for path in paths.candidates("experts", paths.ROWS[-1])]
@@ -32,4 +32,4 @@ def test_every_path_stands_beside_the_plain_loops(capsys):
     want += [("1", "16", "4", name) for name in own + plain] + [("1", "16", "8", name) for name in own]
     assert [tuple(row[:4]) for row in rows] == want
     assert all(float(row[4]) > 0 for row in rows)
-    assert paths.chosen() == before
+    assert paths.choice() == before

@@ -48,8 +48,8 @@ def test_a_name_is_completed(monkeypatch, tmp_path):
     shown = []
     spawn = start_up.pexpect.spawn
 
-    def kept(*arguments, **named):
-        shown.append(process := spawn(*arguments, **named))
+    def kept(*arguments, **keywords):
+        shown.append(process := spawn(*arguments, **keywords))
         return process
 
     monkeypatch.setattr(start_up.pexpect, "spawn", kept)

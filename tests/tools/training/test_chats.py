@@ -17,7 +17,7 @@ from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from tools.training.chats import outside, small_talk, subjects
 from tools.training.chats.phrasing import AFTER, BEFORE, TALK_AFTER, TALK_BEFORE, normalised, rephrase
-from tools.training.chats.wordings import WORDINGS, chosen
+from tools.training.chats.wordings import WORDINGS, pick_form
 from tools.training.tasks import CHAT_KINDS, OUTSIDE, training_tasks
 
 HELD_OUT = read_wordings()
@@ -152,7 +152,7 @@ def test_rephrasing_keeps_the_words() -> None:
 def test_choices_of_a_wording_are_all_made() -> None:
     """Each choice in brackets is drawn, also one inside another, and no bracket or double space is left."""
     random = Random(4)
-    drawn = {chosen("[say|[please|] spell] the [word |]{x}[| now]", random) for _ in range(500)}
+    drawn = {pick_form("[say|[please|] spell] the [word |]{x}[| now]", random) for _ in range(500)}
     words = {"Say", "Please spell", "Spell"}
     assert drawn == {f"{a} the {b}{{x}}{c}" for a in words for b in ("word ", "") for c in ("", " now")}
 

@@ -46,9 +46,9 @@ def answered(chat: Conversation, wording: Wording) -> bool:
     return is_sensible(wording, answer.text, ended=answer.new_tokens < MOST_TOKENS)
 
 
-def report(found: list[tuple[Wording, bool]]) -> str:
+def report(results: list[tuple[Wording, bool]]) -> str:
     """Lists right answers of each kind, for a failed test and for `pytest -s`."""
-    total, right = Counter(w.kind for w, _ in found), Counter(w.kind for w, good in found if good)
+    total, right = Counter(w.kind for w, _ in results), Counter(w.kind for w, good in results if good)
     kinds = (f"{kind} {right[kind]}/{count}" for kind, count in total.items())
     return f"{right.total()} of {total.total()}: {', '.join(kinds)}"
 

@@ -15,7 +15,7 @@ from tools.training.chats.subjects import (
     UNKNOWN_COUNTRIES,
     WISHES,
 )
-from tools.training.chats.wordings import WORDINGS, chosen
+from tools.training.chats.wordings import WORDINGS, pick_form
 
 BEGINNING = "I am a small demo and do not know "
 """How every refusal begins."""
@@ -650,7 +650,7 @@ def _unknown_capital(random: Random) -> tuple[str, str]:
             *WORDINGS["capital"],
         )
         slots["other"] = random.choice(CAPITALS)[1]
-    return chosen(random.choice(wordings).format(**slots), random), NO_CAPITAL
+    return pick_form(random.choice(wordings).format(**slots), random), NO_CAPITAL
 
 
 def _unknown_word(random: Random) -> tuple[str, str]:
@@ -667,7 +667,7 @@ def _unknown_word(random: Random) -> tuple[str, str]:
         *WORDINGS["spelling"],
         *WORDINGS["reversing"],
     )
-    return chosen(random.choice(wordings).format(word=word), random), NO_WORD
+    return pick_form(random.choice(wordings).format(word=word), random), NO_WORD
 
 
 def _large_numbers(random: Random) -> tuple[str, str]:
@@ -686,7 +686,7 @@ def _large_numbers(random: Random) -> tuple[str, str]:
         f"How much is {a} {name} {b}?",
         *WORDINGS[table],
     )
-    return chosen(random.choice(wordings).format(a=a, b=b, sign=sign, name=name), random), NO_NUMBERS
+    return pick_form(random.choice(wordings).format(a=a, b=b, sign=sign, name=name), random), NO_NUMBERS
 
 
 def _unknown_function(random: Random) -> tuple[str, str]:
@@ -703,7 +703,7 @@ def _unknown_function(random: Random) -> tuple[str, str]:
         f"Write a program in C that {wish}.",
         *WORDINGS["python"],
     )
-    return chosen(random.choice(wordings).format(name=name, wish=wish), random), NO_FUNCTION
+    return pick_form(random.choice(wordings).format(name=name, wish=wish), random), NO_FUNCTION
 
 
 _DRAWS: tuple[tuple[Callable[[Random], tuple[str, str]], int], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tools.training.chats.wordings import chosen
+from tools.training.chats.wordings import pick_form
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -732,7 +732,7 @@ def draw(kind: str, random: Random) -> tuple[str, str]:
         (wording, intent.answer) for intent in INTENTS if intent.kind == kind for wording in intent.wordings
     ]
     [(wording, answer)] = random.choices(drawn, [_weight(wording) for wording, _ in drawn])
-    return chosen(wording, random), answer
+    return pick_form(wording, random), answer
 
 
 def _weight(wording: str) -> int:

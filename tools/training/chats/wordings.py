@@ -234,7 +234,7 @@ WORDINGS = {name: tuple(map(_expanded, lines.splitlines())) for name, lines in _
 """Name of a table -> its wordings, with slots in braces and choices in brackets."""
 
 
-def chosen(wording: str, random: Random) -> str:
+def pick_form(wording: str, random: Random) -> str:
     """Returns a wording with one of each of its choices; the first letter becomes a capital."""
     while "[" in wording:
         wording = re.sub(r"\[([^][]*)\]", lambda choices: random.choice(choices[1].split("|")), wording)

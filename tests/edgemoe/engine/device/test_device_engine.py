@@ -198,11 +198,11 @@ def test_out_of_memory_twice_fails_that_step_alone(open_on):
     assert torch.equal(torch.stack(rows), want)
 
 
-@pytest.mark.parametrize(("given", "what"), [(0, "experts"), (1, "dense weights")])
-def test_the_allocation_that_a_device_refuses_is_named(open_on, monkeypatch, given, what):
+@pytest.mark.parametrize(("limits", "what"), [(0, "experts"), (1, "dense weights")])
+def test_the_allocation_that_a_device_refuses_is_named(open_on, monkeypatch, limits, what):
     """A refused allocation is an error with the device's message, not a traceback, and leaves no thread."""
     device, threads = DoubleDevice(), threading.active_count()
-    allocate, left = device.allocate, [None] * given
+    allocate, left = device.allocate, [None] * limits
 
     def refuse(size: int) -> torch.Tensor:
         if not left:

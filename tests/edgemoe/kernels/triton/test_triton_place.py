@@ -36,7 +36,7 @@ SETTINGS = [
 
 def placed(
     settings: RunSettings,
-    chosen: torch.Tensor,
+    choice: torch.Tensor,
     gates: torch.Tensor,
     places: torch.Tensor,
     stopped: int = 0,
@@ -47,7 +47,7 @@ def placed(
     rules = [policy.decode_rule(layer, k) for layer in range(LAYERS)]
     numbers = rules_of(rules, k, exact=settings.exact, renormalise=settings.renormalise)
     report = torch.full((3 * k,), -1, dtype=torch.int32)
-    report[:k], report[2 * k :] = chosen, gates.view(torch.int32)
+    report[:k], report[2 * k :] = choice, gates.view(torch.int32)
     out = {
         "stopped": torch.tensor([stopped], dtype=torch.int32),
         "items": torch.full((2, k, ITEM), -1),

@@ -38,9 +38,9 @@ def empty(*shape: int) -> torch.Tensor:
     return torch.full(shape, torch.nan, dtype=torch.bfloat16, device=DEVICE)
 
 
-def close(got: torch.Tensor, want: torch.Tensor, error: float = 0.006) -> bool:
-    got, want = got.float(), want.float()
-    return bool((got - want).norm() <= error * want.norm())
+def close(result: torch.Tensor, want: torch.Tensor, error: float = 0.006) -> bool:
+    result, want = result.float(), want.float()
+    return bool((result - want).norm() <= error * want.norm())
 
 
 @pairwise(

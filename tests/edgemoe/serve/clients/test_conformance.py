@@ -27,7 +27,7 @@ def run(url: str) -> tuple[int, dict]:
 @pytest.mark.e2e
 def test_every_check_passes_and_a_wrong_answer_does_not(tiny_store, monkeypatch):
     """Each scenario whole, streamed, and both alike; without the calls that it waits for, the suite says so."""
-    with server_of(chatml_model(tiny_store, context=4096), most=16) as server:
+    with server_of(chatml_model(tiny_store, context=4096), limit=16) as server:
         tokenizer = server.serving.model.tokenizer
         script(monkeypatch, tokenizer, answer)
         status, report = run(server.url)

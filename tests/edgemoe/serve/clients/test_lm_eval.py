@@ -76,9 +76,9 @@ def reference(questions) -> list[tuple[float, bool, int]]:
     return found
 
 
-def assert_close(found: list[tuple[float, bool]], reference) -> None:
+def assert_close(scores: list[tuple[float, bool]], reference) -> None:
     errors = []
-    for (score, greedy), (want, want_greedy, tokens) in zip(found, reference, strict=True):
+    for (score, greedy), (want, want_greedy, tokens) in zip(scores, reference, strict=True):
         errors.append(abs(score - want) / tokens)
         assert greedy == want_greedy
     assert max(errors) < MOST_ERROR

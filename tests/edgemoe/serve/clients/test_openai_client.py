@@ -19,7 +19,7 @@ KEY = "sk-local"
 
 @pytest.fixture(scope="module")
 def keyed(tiny_store) -> Iterator[object]:
-    with server_of(a_model(tiny_store, parallel=2), Access(key=KEY), most=4) as one:
+    with server_of(a_model(tiny_store, parallel=2), Access(key=KEY), limit=4) as one:
         yield one
 
 

@@ -26,7 +26,7 @@ MESSAGES = "/v1/messages"
 
 @pytest.fixture(scope="module")
 def keyed(tiny_store) -> Iterator[object]:
-    with server_of(chatml_model(tiny_store), Access(key=KEY), most=8) as one:
+    with server_of(chatml_model(tiny_store), Access(key=KEY), limit=8) as one:
         one.client.headers["x-api-key"] = KEY
         yield one
 

@@ -27,7 +27,7 @@ CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{
 def served(tiny_store) -> Iterator[object]:
     model = chatml_model(tiny_store, TEMPLATE)
     model.tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    with server_of(model, most=8) as one:
+    with server_of(model, limit=8) as one:
         yield one
 
 

@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"
 
 @pytest.fixture(scope="module")
 def served(tiny_store) -> Iterator[object]:
-    with server_of(chatml_model(tiny_store), Access(key=KEY), most=8) as one:
+    with server_of(chatml_model(tiny_store), Access(key=KEY), limit=8) as one:
         one.client.headers["x-api-key"] = KEY
         yield one
 
@@ -42,14 +42,14 @@ def wants(served, monkeypatch):
     return partial(script, monkeypatch, served.serving.model.tokenizer)
 
 
-def post(served, dialect: Dialect, said=None, stream: bool = False, **wanted: object):
-    body = dialect.body(dialect.question("Oslo?") if said is None else said, stream, **wanted)
+def post(served, dialect: Dialect, said=None, stream: bool = False, **fields: object):
+    body = dialect.body(dialect.question("Oslo?") if said is None else said, stream, **fields)
     return served.client.post(dialect.path, json=body)
 
 
-def read(served, dialect: Dialect, stream: bool = False, **wanted: object) -> Said:
+def read(served, dialect: Dialect, stream: bool = False, **fields: object) -> Said:
     """The parts of the answer to a question."""
-    response = post(served, dialect, stream=stream, **wanted)
+    response = post(served, dialect, stream=stream, **fields)
     assert response.status_code == 200, response.text
     if stream:
         assert response.headers["content-type"] == dialect.stream_type
@@ -164,7 +164,7 @@ def test_reasoning_can_be_turned_off(served, dialect, wants):
 
 @BOTH
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("fields", "words"),
     [
         pytest.param({"limit": 1.5}, "got 1.5", id="field"),
         pytest.param({"tools": [TOOLS[0], TOOLS[0]]}, "rename 'weather'", id="request"),
@@ -173,14 +173,14 @@ def test_reasoning_can_be_turned_off(served, dialect, wants):
         pytest.param({"said": []}, None, id="empty"),
     ],
 )
-def test_a_refusal_comes_before_the_stream(served, dialect, stream, wanted, words):
+def test_a_refusal_comes_before_the_stream(served, dialect, stream, fields, words):
     """Status 400 with the protocol's error object, wherever it is decided; no request is left."""
-    wanted = dict(wanted)
-    said = wanted.pop("said", None)
+    fields = dict(fields)
+    said = fields.pop("said", None)
     if said == [] and dialect is DIALECTS["ollama"]:
         pytest.skip("a request without messages loads the model")
     said = dialect.question(said) if said else said
-    response = post(served, dialect, said, stream, **wanted)
+    response = post(served, dialect, said, stream, **fields)
     message, kind = dialect.error(response.json())
     assert (response.status_code, kind) == (400, dialect.kinds[400])
     assert (words or dialect.prompt) in message
@@ -202,7 +202,7 @@ def test_errors_of_every_status_are_in_the_protocols_words(served, dialect, monk
     found(405, "PUT")
     with served.limited(body_bytes=10):
         found(413)
-    monkeypatch.setattr(serving.queue, "most", 0)
+    monkeypatch.setattr(serving.queue, "limit", 0)
     found(429)
     monkeypatch.undo()
     monkeypatch.setattr(serving, "model", None)
@@ -214,7 +214,7 @@ def slowed(served) -> Iterator[object]:
     """Has each layer take a while: `slowed.pause` seconds; `slowed.layers` counts them."""
     engine, served.pause, served.layers = served.serving.model.engine, 0.0, 0
 
-    def note(layer: int, chosen: object) -> None:
+    def note(layer: int, choice: object) -> None:
         served.layers += 1
         time.sleep(served.pause)
 

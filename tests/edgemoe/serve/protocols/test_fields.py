@@ -28,7 +28,7 @@ MODEL = SimpleNamespace(engine=SimpleNamespace(plan=SimpleNamespace(context=128)
 
 def request_of(kind: type[Exchange[Any]], body: dict[str, Any]) -> ChatRequest | CompletionRequest:
     """The request that a body means, once everything that fields decide is decided."""
-    serving = Serving("x", most=1)
+    serving = Serving("x", limit=1)
     serving.model, serving.chats = MODEL, SimpleNamespace(make=list)
     serving.text_limit = SimpleNamespace(require=lambda *texts: None, require_chat=lambda *chat: None)
     exchange = kind(serving)
@@ -320,7 +320,7 @@ def test_what_clients_send_by_default_changes_nothing(kind):
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "field"),
     [
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"continue_final_message": True}, "continue_final_message"),
@@ -328,9 +328,9 @@ def test_what_clients_send_by_default_changes_nothing(kind):
         ({"with_pieces": True}, "with_pieces"),
     ],
 )
-def test_fields_that_would_change_tokens_are_refused(fields, named):
+def test_fields_that_would_change_tokens_are_refused(fields, field):
     """By /tokenize; with the values that change nothing they pass."""
-    with pytest.raises(ApiError, match=named):
+    with pytest.raises(ApiError, match=field):
         parse(TokenizeFields, json_bytes({"content": "x"} | fields))
     same = {"add_generation_prompt": True, "continue_final_message": False, "chat_template": None}
     assert (
@@ -348,7 +348,7 @@ def test_a_seed_of_minus_one_is_random():
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "form"),
     [
         ({"guided_choice": ["yes", "no"]}, TextForm(("yes", "no"))),
         ({"guided_regex": "a+"}, TextForm(pattern="a+")),
@@ -366,9 +366,9 @@ def test_a_seed_of_minus_one_is_random():
         ({"response_format": {"type": "text"}}, None),
     ],
 )
-def test_a_form_is_obeyed_under_each_of_its_names(fields, wanted):
+def test_a_form_is_obeyed_under_each_of_its_names(fields, form):
     """The names of OpenAI, vLLM, llama.cpp, SGLang and others."""
-    assert request_of(Chats, GOOD[Chats] | fields).answer_form() == wanted
+    assert request_of(Chats, GOOD[Chats] | fields).answer_form() == form
 
 
 def test_fields_of_ends_are_obeyed():

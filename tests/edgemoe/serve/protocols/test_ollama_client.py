@@ -24,7 +24,7 @@ QUESTION = [{"role": "user", "content": "Oslo?"}]
 
 @pytest.fixture(scope="module")
 def served(tiny_store) -> Iterator[object]:
-    with server_of(chatml_model(tiny_store), most=8) as one:
+    with server_of(chatml_model(tiny_store), limit=8) as one:
         yield one
 
 
