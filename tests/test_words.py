@@ -31,6 +31,10 @@ MOST_PLACES = 100
 """Most places of patterns in all packages together: what is left are ordinary uses of these words."""
 
 
+MOST_IN_DOCUMENTS = 10
+"""Most places in documents, except the changelog, decisions and benchmarks, which say what was true on a day."""
+
+
 def tracked() -> list[str]:
     """Paths of the files that git tracks, or nothing outside a git checkout."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
@@ -99,6 +103,18 @@ def test_texts_and_names_need_no_decoding() -> None:
                 counts[package_of(path)] += 1
                 listed.append(f"{path}:{place.line}: {place.kind}")
     assert counts.total() <= MOST_PLACES, "\n".join([f"{dict(counts)}", *listed])
+
+
+@pytest.mark.e2e
+def test_documents_need_no_decoding() -> None:
+    """The patterns that prose can have are rare in documents for readers of today."""
+    dated = ("CHANGELOG.md", "docs/decisions/", "docs/benchmarks/", "tests/data/")
+    listed = []
+    for path in tracked():
+        if path.endswith(".md") and not path.startswith(dated):
+            places = wording.places(path, (ROOT / path).read_text(encoding="utf-8"))
+            listed += [f"{path}:{place.line}: {place.kind}" for place in places]
+    assert len(listed) <= MOST_IN_DOCUMENTS, "\n".join(listed)
 
 
 @pytest.mark.parametrize(

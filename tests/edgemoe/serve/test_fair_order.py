@@ -76,7 +76,7 @@ def test_a_client_without_requests_gets_a_place_in_a_full_queue():
     queue = Queue(2)
     queue.enter("a")
     queue.enter("a")
-    with pytest.raises(ApiError, match="fewer than 2"):
+    with pytest.raises(ApiError, match="got 2 requests that run or wait"):
         queue.enter("a")
     queue.enter("b")
     with pytest.raises(ApiError):
