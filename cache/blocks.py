@@ -154,7 +154,7 @@ class SharedBlocks:
         return self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
 
     def fit_memory(self) -> None:
-        """Returns the memory of blocks that are not in use, then takes that of blocks that are again."""
+        """Returns the memory of blocks that are not in use, then takes memory for blocks that are in use again."""
         for grows in (False, True):
             for kind, arena in self.arenas.items():
                 nbytes = arena.capacity * len(arena.views[0])

@@ -17,8 +17,8 @@ _MAP_NORESERVE = 0x4000
 class FixedPlaces:
     """A block for each of some experts, at the same address whenever it is in memory. Not thread-safe: its tier locks.
 
-    The mapping has addresses for all blocks and RAM for those with references: the pages of a block that loses its last
-    one go back to the system at once. So blocks of any size leave no gaps, and tables of addresses stay valid. The
+    The mapping has addresses for all blocks and RAM for blocks with references: the pages of a block that loses its
+    last one go back to the system at once. So blocks of any size leave no gaps, and tables of addresses stay valid. The
     index of a block is its expert's number among the sizes.
 
     Args:

@@ -116,7 +116,7 @@ class Pool:
         return None if places is None else self.take(leaving, indices | places)
 
     def fit_memory(self) -> None:
-        """Returns the memory of units that are not in use, or takes that of units that are again."""
+        """Returns the memory of units that are not in use, or takes memory for units that are in use again."""
         for arena in self.arenas.values():
             arena.back(self._in_use * self._unit)
 

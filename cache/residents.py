@@ -35,7 +35,7 @@ class Residents:
         versions: resident expert -> its version; only this changes it.
 
     Attributes:
-        leases: lease that has not ended -> the version that it pins; those of reservations included.
+        leases: lease that has not ended -> the version that it pins; leases of reservations included.
         pending: expert -> its reservation that has not ended.
     """
 

@@ -30,7 +30,7 @@ class Version:
         indices: kind's name -> index of the block.
         blocks: the blocks' bytes.
         arriving: events after the copies that still fill the blocks.
-        pins: leases of the version, those of reservations included.
+        pins: leases of the version, including reservations' leases.
     """
 
     key: ExpertKey

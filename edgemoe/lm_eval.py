@@ -2,8 +2,8 @@
 
     python -m edgemoe.lm_eval --model edgemoe --model_args pretrained=DIR,vram_limit=3GB --tasks hellaswag
 
-The arguments are lm-eval's own, and `model_args` those of `edgemoe.load`. A program imports this module, and then calls
-`lm_eval.simple_evaluate(model="edgemoe", ...)`. The choices of one question compute its context once.
+The arguments are lm-eval's own, and `model_args` the arguments of `edgemoe.load`. A program imports this module, and
+then calls `lm_eval.simple_evaluate(model="edgemoe", ...)`. The choices of one question compute its context once.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ target is written only after the kernels launched before it, which may still rea
 
 The DRAM tier keeps every expert that passes through it. An expert evicted from VRAM is not copied back: its planes
 never change, so they are in DRAM or on SSD, and a copy back would delay a demanded one. Experts that VRAM has are not
-requested from DRAM, so they grow old there and are evicted for those that VRAM lacks.
+requested from DRAM, so they grow old there and are evicted for experts that VRAM lacks.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class DevicePath(TransferPath):
         if self.dram:
             have = self.dram.level_of(key)
             in_dram = self.dram.acquire(key, have) if self.form.builds_on(have, level) else None
-            # Planes are complete from the lowest up: without those that VRAM has, DRAM cannot keep the next.
+            # Planes are complete from the lowest up: without the planes that VRAM has, DRAM cannot keep the next.
             if level > have >= (reservation.lease.level if reservation.lease else 0):
                 into_dram = self.dram.reserve(key, level, keep_victims=False)
         return _Upload(self, reservation, in_dram, into_dram)

@@ -123,11 +123,12 @@ def test_documents_need_no_decoding() -> None:
         ('    """Loads.\n\n    Args:\n        engine: of the conversation.\n    """\n', ["argument"]),
         ('    """Loads.\n\n    Args:\n        engine: the engine.\n    """\n', []),
         ('"""What a file has."""\n', ["first line"]),
-        ('"""Reads the blocks, and those of others."""\n', ["first line"]),
+        ('"""Reads the blocks, and those of others."""\n', ["pronoun", "first line"]),
         ('"""A store whose layers have experts."""\n', []),
         ("# 5 bits a weight, one file a layer\n", ["per", "per"]),
         ("# reads a layer, and counts a token\n", []),
         ("# bytes behind the last token\n", ["aside"]),
+        ("# its bits are those of a row alone\n", ["pronoun"]),
         ("def read(path: str, wanted: int) -> None:\n", ["name"]),
         (
             "def read(\n    chosen: int,\n    *,\n    of: str = format(1),\n    kept: int = 0,\n) -> None:\n",

@@ -26,7 +26,7 @@ _HEAD = """\
 # Options
 
 Every command with its arguments and options, written by `python -m tools.options_reference` from the code. `edgemoe
-COMMAND --help` prints the same for one command: of `chat` and `serve` those that matter first, all with `--help-all`.
+COMMAND --help` prints it for one command: of `chat` and `serve` the options that matter first, all with `--help-all`.
 Which options matter for which task is in the [guides](guides/chat.md).
 
 Each option can also be a key of a TOML file (`--config FILE`; `vram-limit = "12GB"`, for one command alone in a table

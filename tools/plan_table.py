@@ -3,7 +3,7 @@
     python -m tools.plan_table            rewrites the table
     python -m tools.plan_table --print    prints the table
 
-The models are those of edgemoe/models/published/sizes.py, planned as `edgemoe plan NAME` and `edgemoe pull NAME
+The models of edgemoe/models/published/sizes.py are planned as `edgemoe plan NAME` and `edgemoe pull NAME
 --dry-run` do, without weights.
 """
 

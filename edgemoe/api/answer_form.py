@@ -63,7 +63,7 @@ class AnswerForm:
         """The form that a tokenizer declares, or the built-in one that its chat template writes; None: neither.
 
         Args:
-            tokenizer: the model's.
+            tokenizer: the tokenizer of the model.
             cpu_seconds: limit on the time that a declared one takes to read a sample.
 
         Raises:

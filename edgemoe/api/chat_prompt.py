@@ -84,7 +84,7 @@ class ChatPrompts:
 
         Args:
             messages: the conversation.
-            variables: the chat template's.
+            variables: the variables of the chat template.
             tools: functions that the answer may call.
             answer_form: the form that the answer must have.
 

@@ -20,7 +20,7 @@ def infill_prompt(tokenizer: Any, before: str | Sequence[int], after: str) -> li
     """Returns token ids of a prompt whose answer comes between two texts.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         before: text or token ids.
         after: text.
 

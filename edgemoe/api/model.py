@@ -226,7 +226,7 @@ class Model:
         self._scheduler.start(fill=True)
 
     def save(self, tokens: Sequence[int]) -> None:
-        """Writes the KV of these tokens to disk, as far as it is kept; from now on that of all requests too."""
+        """Writes the KV of these tokens to disk, as far as it is kept; from now on all requests' KV too."""
         self._scheduler.save(tokens)
 
     def saved_kv(self, tokens: Sequence[int] = ()) -> tuple[str, int] | None:

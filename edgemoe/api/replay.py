@@ -102,9 +102,9 @@ class Replays:
         """Encodes a conversation, with the model's own tokens of answers that the chat template writes alike.
 
         Args:
-            tokenizer: the model's.
+            tokenizer: the tokenizer of the model.
             messages: the conversation; an answer's reasoning is put back where the client has left it out.
-            variables: the template's.
+            variables: the variables of the template.
             form: finds the parts of the model's answers.
             ends: texts of the tokens that end an answer.
 

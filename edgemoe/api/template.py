@@ -174,7 +174,7 @@ def render_chat(
     take another form (forms_of).
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         messages: the conversation.
         more: further variables of the template, JSON, such as `tools`; none replaces the messages.
         to_answer: up to the begin of the next answer.

@@ -3,7 +3,7 @@
 Reads requests on stdin and writes answers on stdout, one JSON object per line. The operating system kills a template
 that computes too long; a template that takes too much memory gets a MemoryError. The parent reports both.
 
-The environment is that of transformers' `apply_chat_template`: the same sandbox, filters and functions.
+The environment is as in transformers' `apply_chat_template`: the same sandbox, filters and functions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def render(template: str, variables: Mapping[str, Any], limit: int) -> dict[str,
 
     Args:
         template: jinja2 source.
-        variables: the template's.
+        variables: the variables of the template.
         limit: maximum characters of output.
 
     Returns:

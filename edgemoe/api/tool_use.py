@@ -129,9 +129,9 @@ def call_form(
     """How the chat template writes calls, as it writes an answer with two of them.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         form: finds the parts of its answers, and must find the calls.
-        variables: the template's.
+        variables: the variables of the template.
         ends: texts of the tokens that end an answer.
 
     Raises:

@@ -69,7 +69,7 @@ def quality_of(rows: Sequence[EvaluationRow], settings: RunSettings) -> dict[str
 
     Settings with conservative reuse fall back to the evaluation of the scheduled levels: reuse only adds bits. The
     name says which one it is. Precision by hotness has no scheduled levels to fall back to. Bits that follow a wanted
-    time are those of the run, which no evaluation has.
+    time are the run's, which no evaluation has.
     """
     if settings.tpot_target is not None:
         return None

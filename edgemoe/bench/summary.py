@@ -5,7 +5,7 @@ The bound is the time that the bytes which a decoded token really moved take at 
     bound = max((dense + experts) / BW_vram, copied / BW_dram, read / BW_ssd)
 
 The tiers work at the same time, so the slowest counts. Look-ahead reads during the dense weights' products too, so
-their time is not added to the disk's. Bytes are those that were moved, without cache hits. The disk's rate is the best
+their time is not added to the disk's. Bytes are the moved ones, without cache hits. The disk's rate is the best
 of the probes and of the samples' own prompts.
 """
 

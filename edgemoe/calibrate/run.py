@@ -87,7 +87,7 @@ def calibrate(store: StoreModel, request: CalibrationRequest) -> Calibration:
 
 
 def _state(store: StoreModel, windows: list[Window], count: int) -> CalibrationState:
-    """The state of a run on these windows, of a text or none: a new one, or that of the run which was interrupted."""
+    """The state of a run on these windows, of a text or none: a new one, or the state of the interrupted run."""
     errors = OutputErrors(sorted(store.manifest.layers), store.shape.experts_per_layer)
     run = {
         "source": store.manifest.coded_source,

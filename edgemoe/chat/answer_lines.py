@@ -14,7 +14,7 @@ def answer_line(answer: Answer, *, device: bool, least_bits: float | None = None
 
     Args:
         answer: a finished one.
-        device: VRAM is that of a GPU; without one all tiers are the machine's memory.
+        device: VRAM is a GPU's memory; without one all tiers are the machine's memory.
         least_bits: mean bits per weight of --bits; None: the option was not given.
     """
     parts = [_speed(answer), _experts(answer, device), _bits(answer, least_bits)]

@@ -115,7 +115,7 @@ class Conversation:
         """Returns what the KV of the conversation is of, and how many of its tokens have theirs on disk.
 
         Args:
-            write: writes it first, with that of all later turns; otherwise the tokens are not counted.
+            write: writes it first, with the KV of all later turns; otherwise the tokens are not counted.
 
         Returns:
             (None, 0) where no KV is kept on disk.

@@ -57,7 +57,7 @@ def chat_command(
     exit or Ctrl-D ends it.
 
     What the model has read of a conversation (its KV) is kept on the disk by /save, /load and --continue, so that a
-    long one goes on at once: in the cache's directory `kv`, or in that of --prefix-cache-dir.
+    long one goes on at once: in the cache's directory `kv`, or in the directory of --prefix-cache-dir.
     """
     from edgemoe.console.loading import starting
     from edgemoe.memory.describe import start_line

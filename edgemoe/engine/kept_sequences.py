@@ -27,7 +27,7 @@ class Reading:
     """Blocks on disk that a prompt begins with, and that its sequence lacks.
 
     Args:
-        tokens: int64 [n] of the prompt, at least those of all blocks.
+        tokens: int64 [n] of the prompt, at least the tokens of all blocks.
         hashes: hashes of its beginnings.
         next, end: blocks that are still to be read.
     """
@@ -47,7 +47,7 @@ class KeptSequences:
     the thread that runs steps.
 
     Below them lie the blocks of a prefix cache: a prompt that begins with more of these than of any sequence reads them
-    (`read_blocks`), and those of every prompt and every ended sequence are written.
+    (`read_blocks`), and blocks of every prompt and every ended sequence are written.
 
     Args:
         engine: the engine of the sequences.

@@ -72,7 +72,7 @@ class Request:
 
     Attributes:
         cached: tokens of the prompt that are not computed again.
-        prompt_tokens: tokens that run as a prompt: those of the prompt, or all so far where they are computed again.
+        prompt_tokens: number of tokens that run as a prompt: the prompt's, or all so far where they are computed again.
         length: number of these that the sequence has.
         partly: tokens that the layers of the step under way amount to.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.

@@ -64,7 +64,7 @@ class Sampling:
         stop_strings: texts that end an answer, and are no part of it.
         top_logprobs: tokens whose log probabilities are kept in addition to the chosen token's; None: none are kept.
         prompt_logprobs: the same for each of the prompt's tokens but the first.
-        special_tokens: the text has those of the answer's tokens that a tokenizer leaves out of text.
+        special_tokens: the text has also tokens of the answer that a tokenizer leaves out of text.
         min_new_tokens: tokens of an answer before which none of `stop` is chosen.
 
     Raises:

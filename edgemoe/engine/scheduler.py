@@ -87,7 +87,7 @@ class Scheduler:
                 self.kept_sequences.clear()
 
     def save(self, tokens: Sequence[int]) -> None:
-        """Begins to keep KV on disk, with that of the first tokens as far as it is kept; returns when it is written.
+        """Begins to keep KV on disk, with the KV of the first tokens as far as it is kept; returns when it is written.
 
         Not to be called by a callback.
         """

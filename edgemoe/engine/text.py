@@ -52,7 +52,7 @@ class StopString:
 class TextStream:
     """Decodes tokens one by one. Text that may be the begin of a stop string is withheld until that is decided.
 
-    Stop strings are compared with all text, that of special tokens included, whether the answer shows these or not.
+    Stop strings are compared with all text, including special tokens' text, whether the answer shows these or not.
 
     Args:
         tokenizer: a fast tokenizer of transformers.

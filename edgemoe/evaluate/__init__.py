@@ -4,7 +4,7 @@ studies.py     which settings are measured: the table and the studies
 run.py         the evaluation: the reference, then every setting through an engine
 request.py     what it measures, and what it returns; plans.py: its memory
 settings_runs.py  an engine for each plan
-arm_rows.py    rows of settings; reference_rows.py: those of the bf16 model
+arm_rows.py    rows of settings; reference_rows.py: rows of the bf16 model
 score.py       windows of text through the reference and through an engine
 metrics.py     logits to perplexity, KL and top-1 agreement
 accuracy.py    chat tasks answered by edgemoe and by the reference

@@ -41,7 +41,7 @@ class HotnessRow:
     """One measurement. Field names are the JSON's; None: not measured in this part."""
 
     part: str
-    """overlap: the hottest experts in two texts; traffic: what the hottest carry; demotion: experts at the low level
+    """overlap: the hottest experts in two texts; traffic: their share of tokens; demotion: experts at the low level
     in some order; policy: hot sets that are static or follow use; change: the tokens after another text."""
     text: str
     """The measured text."""

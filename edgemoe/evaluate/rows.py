@@ -73,7 +73,7 @@ class EvalRow:
     made: str | None = None
     """Compensators that the study of compensation has made: mean rank and the rule of ranks."""
     kl_over_base: float | None = None
-    """KL as a fraction of that of the base level without compensators, or of level 2's."""
+    """KL as a fraction of the base level's KL without compensators, or of level 2's."""
     kl_less_per_bit: float | None = None
     """Reduction of KL, in nats, from that base for each additional bit per weight that is read."""
     cache: float | None = None

@@ -19,7 +19,7 @@ def require_layers_ahead(family: Family, names: Collection[str], directory: Path
     Such a layer also has tensors that join the hidden state with the next token; a layer of the model has none.
 
     Args:
-        family: the model's.
+        family: the family of the model.
         names: names of all tensors of the checkpoint.
         directory: the checkpoint's, for messages.
 

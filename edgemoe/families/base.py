@@ -222,7 +222,7 @@ class Family:
         return renamed(stem, self.renames) + name[len(stem) :]
 
     def in_checkpoint(self, name: str) -> str:
-        """Returns the name in checkpoints of the Hub of a dense tensor, whose name may be that of the modules."""
+        """Returns the name in checkpoints of the Hub of a dense tensor, whose name may be the modules' own."""
         own = self.in_modules(name)
         restored = renamed(own, self.restores)
         return restored if self.in_modules(restored) == own else own

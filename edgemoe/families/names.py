@@ -77,7 +77,7 @@ class Conversions:
             transposed; no template where a checkpoint has the tensor as it is.
 
         Raises:
-            ModelRefused: another operation than those that a conversion knows.
+            ModelRefused: an operation that no conversion knows.
         """
         for converter in self.converters:
             (pattern, *more), sources = map(_plain, (converter.target_patterns, converter.source_patterns))

@@ -193,7 +193,7 @@ def _noting(model: nn.Module, shapes: StepShapes) -> Iterator[None]:
 
 
 def kv_shape(shapes: StepShapes) -> KVShape:
-    """The shape of a sequence's KV: that of the first layer with attention, and others that differ from it.
+    """The shape of a sequence's KV: the first attention layer's, and others that differ from it.
 
     Raises:
         ModelRefused: keys and values of an absurd size, a layer that attends to what another one caches, or a state
@@ -221,7 +221,7 @@ def _layer_shape(shapes: StepShapes, layer: int) -> KVShape:
     attention takes both at one size.
 
     Raises:
-        ModelRefused: a number of values other than that of keys, or an absurd size.
+        ModelRefused: other numbers of values than of keys, or an absurd size.
     """
     heads, key_dim, value_heads, value_dim = shape = shapes.cached[layer]
     window = shapes.windows.get(layer, 0)

@@ -1,4 +1,4 @@
-"""What is known of each supported model family and cannot be derived from transformers' modules."""
+"""Properties of each supported model family that cannot be derived from transformers' modules."""
 
 from __future__ import annotations
 

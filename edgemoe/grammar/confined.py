@@ -125,7 +125,7 @@ class VocabularyProcess:
 
     Args:
         tokenizer: returns the model's tokenizer as JSON.
-        words: number of the tokens, at least that of the model's logits.
+        words: number of the tokens, at least the number of the model's logits.
         ends: token ids that end an answer.
         added: ids of added tokens, which may be special.
 

@@ -103,7 +103,7 @@ class HubRepository:
         found = self._files[name]
         if not isinstance(found.size, int):
             raise UserError(f"the size of {name} of {self.model.name} from the Hub", "none", "try again")
-        # The blob id of a file in LFS is that of its pointer.
+        # The blob id of a file in LFS is its pointer's.
         kind, digits = (SHA256, found.lfs.sha256) if found.lfs else (BLOB_ID, found.blob_id)
         known = re.fullmatch(rf"[0-9a-f]{{{_DIGITS[kind]}}}", str(digits))
         return RemoteFile(name, found.size, (kind, known[0]) if known else None)

@@ -187,7 +187,7 @@ class Add:
     """output += factor input.
 
     Args:
-        factor: what the input is multiplied by, and rounded, before it is added; 0: by nothing.
+        factor: is multiplied with the input, which is then rounded and added; 0: no product.
     """
 
     input: str

@@ -40,7 +40,7 @@ class Chain:
     Args:
         sequence: the sequence that has the rows.
         hashes: the hashes of its beginnings (kv.blocks.chain).
-        tokens: int64 [n], at least those of all blocks.
+        tokens: int64 [n], at least the tokens of all blocks.
         windowed: blocks of which layers with a window have all rows.
         cancelled: no further block is wanted; its rows may change soon.
     """

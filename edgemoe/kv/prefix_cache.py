@@ -182,7 +182,7 @@ class PrefixCache:
             windowed: reads the rows of layers with a window too.
 
         Returns:
-            whether the rows are those of the tokens. A file that is damaged or has another block is dropped, with a
+            whether the rows belong to the tokens. A file that is damaged or has another block is dropped, with a
             warning.
         """
         end = (index + 1) * blocks.BLOCK

@@ -57,7 +57,7 @@ class RotaryLengths:
     def crosses(self, tokens: int) -> bool:
         """Whether all keys before the last of so many tokens have other factors, and are to be computed again.
 
-        Dynamic factors, which change with each token, stay those of the step in which a key was computed, as in
+        Dynamic factors, which change with each token, stay as in the step in which a key was computed, as in
         transformers' generate.
         """
         return tokens - 1 in self.steps

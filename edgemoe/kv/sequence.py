@@ -37,7 +37,7 @@ class SequenceKV:
         keys: [layers, heads, context, W], of rows.row_of, for the layers of the shape itself; W of bf16 is key_dim.
         values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
             `keys` itself.
-        stored: all tensors that have keys, values or latents: `keys`, `values`, those of the shape's others and index.
+        stored: all tensors that have keys, values or latents: `keys`, `values`, and tensors of other shapes and index.
         windowed: layer with a window -> its parts of these tensors, each [heads, context, W].
         windows: tokens that such layers keep, in RAM; None: each layer keeps all tokens.
         index: layer -> its index keys, bf16 [context, D].

@@ -76,7 +76,7 @@ class SpanPlace:
 
     Args:
         row: the first row of its segment in the step.
-        part: the span's rows among those of its segment; all of them, except within a block.
+        part: the span's rows among its segment's rows; all of them, except within a block.
         rows: number of rows of its segment.
     """
 

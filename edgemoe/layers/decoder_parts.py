@@ -14,7 +14,7 @@ _LAST_NORMS = ("norm", "embedding_norm", "norm_f")
 _POSITIONS = ("rotary_emb", "pos_emb")
 
 _MIXERS = ("self_attn", "linear_attn", "conv", "mamba", "mixer")
-"""What takes what other tokens have left: attention, or a module with a state."""
+"""Names of modules that take the results of other tokens: attention, or a module with a state."""
 
 _NUMBERS = ("layer_idx", "layer")
 """Attributes of such modules: the layer's number, under which a sequence keeps what they need."""
@@ -29,7 +29,7 @@ _BLOCK_NORMS = ("post_attention_layernorm", "ffn_norm")
 
 @runtime_checkable
 class Mixer(Protocol):
-    """What the compiled kernel computes of a module that knows earlier tokens.
+    """The part of a module that knows earlier tokens which the compiled kernel computes.
 
     Attributes:
         out: its last product, of what its operations leave in the buffer `attended`.
@@ -47,8 +47,8 @@ class OuterParts(NamedTuple):
     Attributes:
         embedding, norm, head: its embedding, last norm and head.
         positions: its rotary embedding; None: it has none.
-        factor: what embeddings are multiplied by.
-        divisor: what logits are divided by.
+        factor: is multiplied with embeddings.
+        divisor: logits are divided by it.
     """
 
     embedding: Any
@@ -67,8 +67,8 @@ class LayerPart(NamedTuple):
         name: its name in the layer.
         module: attention or another module that knows earlier tokens; or experts, or a dense block.
         mixes: whether it knows earlier tokens.
-        shared: what is added to the block's result, of the same state; None: nothing.
-        factor: what the part's result is multiplied by, and rounded, before it is added to the state; 0: by nothing.
+        shared: a module of the same state whose result is added to the block's; None: no module.
+        factor: is multiplied with the part's result, which is then rounded and added to the state; 0: no product.
     """
 
     norm: Any

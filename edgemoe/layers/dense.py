@@ -61,7 +61,7 @@ class DenseLinear(nn.Module):
     def joined(cls, parts: Sequence[DenseLinear]) -> DenseLinear:
         """Joins layers into one layer that returns their results one after another: [..., sum of N].
 
-        The parts stay usable. Their weights become views of the joined one, except those of 4 bits, which keep theirs.
+        The parts stay usable. Their weights become views of the joined one, except 4-bit weights, which keep theirs.
 
         Args:
             parts: weights of one type; all with a bias or all without.

@@ -58,7 +58,7 @@ def dense_specs(path: Path) -> dict[str, Spec]:
 def require_tensors(model: Any, family: Family, stored: Mapping[str, Spec], directory: Path) -> None:
     """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
-    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; those of linear layers
+    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; matrices of linear layers
     may be U8, of 4 bits (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
     """
     left = {family.in_modules(name): spec for name, spec in stored.items()}

@@ -60,7 +60,7 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """The same without a gate: function(up x).
+    """A dense block without a gate: function(up x).
 
     Args:
         up, down: its layers.

@@ -111,7 +111,7 @@ def _fits(layer: Any) -> bool:
 
 
 def _mixer(part: LayerPart) -> Mixer | None:
-    """What computes a layer's attention, or another part that knows earlier tokens; None: it has no native form."""
+    """The computation of a layer's attention or other part that knows earlier tokens; None: it has no native form."""
     own = part.module.module if isinstance(part.module, PerSequence) else part.module
     return own if isinstance(own, Mixer) else LatentList.try_from(own)
 

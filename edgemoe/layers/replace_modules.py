@@ -22,7 +22,7 @@ from edgemoe.layers.state_space import SelectiveStateSpace
 from edgemoe.machine.process import return_free_memory
 
 _RECURRENT = (GatedDeltaNet, ShortConvolution, SelectiveStateSpace, ChannelDelta)
-"""What stands in for modules with a state of fixed size."""
+"""Modules that stand in for modules with a state of fixed size."""
 
 
 def replace_modules(model: Any, traits: Traits) -> None:

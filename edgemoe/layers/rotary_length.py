@@ -18,7 +18,7 @@ class RotaryLength:
         model: a model whose factors depend on the length (kv.rotary_lengths).
 
     Attributes:
-        tokens: the number of tokens; at least those of the sequence at the end of the next step.
+        tokens: the number of tokens; at least the sequence's number at the end of the next step.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -100,7 +100,7 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
 
 
 _ROUNDED = ((False, False, False), (True, False, False), (True, True, False), (True, True, True))
-"""What routers of transformers round to bf16: rounded_product, rounded and rounded_scores of RouterForm."""
+"""Values that transformers' routers round to bf16: rounded_product, rounded and rounded_scores of RouterForm."""
 
 _TRIED, _AGREE = 16, 13
 """Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""
@@ -148,7 +148,7 @@ def next_logits(block: Any, traits: Traits) -> Callable[[torch.Tensor], torch.Te
     """Returns a function from hidden states [T, H] to logits [T, E], of which the top k are the router's own choice.
 
     The product of weight and state where the family's routers choose by it. Elsewhere the router runs, with its biases,
-    corrections and groups, and the logits are those of its gate weights: -inf for experts that it does not choose.
+    corrections and groups, and the logits are its gate weights': -inf for experts that it does not choose.
 
     Args:
         block: the MoE block of a later layer, transformers' module with its router.

@@ -1,7 +1,7 @@
 """The parts of decoder layers over many rows, a block of rows at a time, so that only experts see all rows at once.
 
 A long prompt goes through a layer as a whole: each of the layer's parts but its experts takes BLOCK_ROWS rows after
-one another, and its temporary memory is that of one block.
+one another, and its temporary memory is one block's.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _madvise() -> Any:
 def sparse_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Makes a tensor of zeros whose pages take memory when they are written, and give it back with the tensor.
 
-    malloc would reuse pages that are resident, and keep those of a freed tensor; a huge page would take the memory of
+    malloc would reuse pages that are resident, and keep pages of a freed tensor; a huge page would take the memory of
     512 small ones.
 
     Args:

@@ -138,7 +138,7 @@ def find_cached(text: str) -> CachedName:
 
 
 def store_path(model: Path) -> Path:
-    """The directory of a store: `model` where it exists or is no name, else that of the model in the cache.
+    """The directory of a store: `model` where it exists or is no name, else the directory of the model in the cache.
 
     Raises:
         UserError: from find_cached.

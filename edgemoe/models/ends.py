@@ -31,11 +31,11 @@ MESSAGE_END = "<|end|>"
 def ends_of(directory: Path, tokenizer: Any) -> frozenset[int]:
     """Collects the ids of tokens that end an answer.
 
-    They are those of generation_config.json and of config.json, a number or a list each, the tokenizer's end of
-    sequence, and those of TURN_ENDS that the tokenizer has as tokens of their own.
+    They are the ends of generation_config.json and of config.json, a number or a list each, the tokenizer's end of
+    sequence, and the members of TURN_ENDS that the tokenizer has as tokens of their own.
 
     Args:
-        directory: the store's.
+        directory: the directory of the store.
         tokenizer: the model's tokenizer.
 
     Raises:

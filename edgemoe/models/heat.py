@@ -79,13 +79,13 @@ def mixed(before: Heat, now: Heat) -> dict[ExpertKey, float]:
 def keeping_heat(
     directory: Path, manifest: Manifest, now: Callable[[], Heat]
 ) -> Iterator[tuple[Heat, Callable[[], None]]]:
-    """Keeps the heat of a run: yields that of earlier runs, and a function to call after every answer.
+    """Keeps the heat of a run: yields the heat of earlier runs, and a function to call after every answer.
 
     The function writes every SAVE_SECONDS; the end of the block writes, too, once there was an answer.
 
     Args:
-        directory: the store's.
-        manifest: the store's.
+        directory: the directory of the store.
+        manifest: the manifest of the store.
         now: returns the heat of this run.
     """
     before, answers, saved = load_heat(directory, manifest), 0, time.monotonic()

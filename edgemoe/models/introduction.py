@@ -20,7 +20,7 @@ class Introduction:
     """A model's name, what it is, and questions to begin with.
 
     Args:
-        name: the model's.
+        name: the name of the model.
         note: one sentence about it; "" for none.
         examples: questions that it has answers to.
 

@@ -31,7 +31,7 @@ class StoreParts:
     Args:
         manifest: its store.json.
         config: its config.json, bounded.
-        family: the config's.
+        family: the family of the config.
         experts: number of experts in all layers.
         dense: dtype and shape of each dense tensor.
     """

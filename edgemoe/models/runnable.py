@@ -36,7 +36,7 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
         dense_bits: bits of the store's dense weights, 16, 8 or 4.
 
     Raises:
-        ModelRefused, MissingTensor: its experts or dense tensors are not those that config.json describes, or
+        ModelRefused, MissingTensor: its experts or dense tensors contradict config.json, or
             transformers does not accept a value of config.json or generation_config.json.
         UserError, ModelRefused: no tokenizer, or one that does not work.
     """

@@ -34,7 +34,7 @@ class StoreModel:
     """An open store. Frozen; has neither weights nor file descriptors.
 
     Args:
-        directory: the store's.
+        directory: the directory of the store.
         manifest: its store.json.
         config: its config.json, bounded.
         shape: sizes for a memory plan.

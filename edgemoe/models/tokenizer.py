@@ -81,7 +81,7 @@ def try_tokenizer(directory: Path, words: int) -> str | None:
     """Loads a tokenizer, encodes a sample with all strings of its rules, and decodes every id that it has.
 
     Args:
-        directory: the store's.
+        directory: the directory of the store.
         words: ids that the model has, from 0.
 
     Returns:

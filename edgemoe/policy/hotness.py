@@ -30,7 +30,7 @@ class Hotness:
         half_life: tokens after which a choice counts half, above 0.
         interval: tokens between two looks at which experts are hot, 1 or more; 0: see `seconds`.
         seconds: time between two looks, where `interval` is 0; above 0. Answers then depend on the machine's speed.
-        margin: an expert enters the hot set of its layer if its score is above that of the coldest one there by so
+        margin: an expert enters the hot set of its layer if its score is above the coldest one's there by so
             much, as a fraction of the hot set's mean score; 0 or more.
         warmup: tokens before the first choice, where no earlier run has left its heat; 0 or more.
         prompt_weight: weight of a prompt's token, where a new token's is 1; 0 or more.
@@ -86,7 +86,7 @@ class Scores(ABC):
     """The heat of every expert, from what routers chose.
 
     Attributes:
-        values: float64 [layers, experts], 0 or more; only those of one layer compare.
+        values: float64 [layers, experts], 0 or more; only values of one layer compare.
     """
 
     def __init__(self, layers: int, experts: int, half_life: float) -> None:

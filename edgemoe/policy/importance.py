@@ -24,7 +24,7 @@ Keys = Callable[[int, int], torch.Tensor]
 class PromptAttention:
     """Attention that a sequence's tokens receive from one prompt, which may go through the model in several steps.
 
-    Each layer's sums are kept from step to step. So after any step they are those of DyMoE eq. 1 over all queries of
+    Each layer's sums are kept from step to step. So after any step they are the sums of DyMoE eq. 1 over all queries of
     the prompt so far; tokens before the prompt (earlier turns) receive attention, and their own queries count nothing.
     The rows of a step may come in several blocks.
 
@@ -49,7 +49,7 @@ class PromptAttention:
             layer: number of the layer in the model.
             received: float32 [N], attention that each of the tokens so far receives from the block's rows, from
                 first_counted on: the sum of the mean over heads. Overwritten.
-            block: the rows among those of the step.
+            block: the rows among the step's rows.
             signal: the signal of `ranks`.
         """
         of_prompt = None if signal == "heavy-hitters-last" else self._sums.get(layer)
@@ -66,8 +66,8 @@ class PromptAttention:
             rows: R, of the step.
             window: latest tokens that a row sees, its own included; None: all.
             signal: "heavy-hitters" ranks by the mean over heads and all the prompt's queries so far;
-                "heavy-hitters-mean" over those that see the token; "heavy-hitters-last" over the last LAST_QUERIES of
-                this step.
+                "heavy-hitters-mean" over the queries that see the token; "heavy-hitters-last" over the last
+                LAST_QUERIES of this step.
 
         Returns:
             float32 [R]: the fraction of all N tokens that received more; of equals the earlier token ranks first.
@@ -93,7 +93,7 @@ def first_counted(signal: str, block: range, rows: int) -> int:
 
     Args:
         signal: the signal of `ranks`.
-        block: rows among those of a step.
+        block: rows among a step's rows.
         rows: number of the step's rows.
     """
     last = signal == "heavy-hitters-last"
@@ -261,7 +261,7 @@ def expert_importance(
         top_k_weights: [T, k].
         ranks: float [T] of PromptAttention.ranks, for "heavy-hitters*" and "mix"; None: a layer without attention,
             where load decides.
-        heavy_hitters: fraction of all tokens so far that are heavy hitters, those that received most attention. Of
+        heavy_hitters: fraction of all tokens so far that are heavy hitters: they received most attention. Of
             the T tokens it may be another fraction, or none: gate weights decide then.
         experts: E.
 

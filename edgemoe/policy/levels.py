@@ -201,7 +201,7 @@ class LevelPolicy:
     ) -> dict[int, int]:
         """Levels to read ahead for a layer's predicted experts, the likeliest of all rows first; skipped ones left out.
 
-        They are those of the rule, as far as `ahead` goes. Without gate weights only the order in a row counts: its
+        They are the rule's levels, as far as `ahead` goes. Without gate weights only the order in a row counts: its
         critical ones get the highest level of `ahead`, the others the level below it. An expert of several rows gets
         the highest of their levels.
 

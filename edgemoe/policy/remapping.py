@@ -1,7 +1,7 @@
 """Lets the new tokens of a step agree on fewer experts (Lynx, section 3.2 and appendix A).
 
 A token's experts whose logits differ little are as good as each other to it: they are in one bin, counted from the
-likeliest one down. Among these it takes those that the step's other tokens want most, so a step reads fewer experts.
+likeliest one down. Among these it takes the ones that the step's other tokens want most, so a step reads fewer experts.
 Every token keeps its likeliest expert and its number of experts.
 """
 

@@ -74,7 +74,7 @@ class RunSettings:
         bits: mean bits per weight; two levels then go by damage too, instead of by the paper's rule. None:
             retention.
         tpot_target: seconds that a new token should take: the bits of new tokens change while the model runs, from
-            `bits` or those of the retention on. None: they stay.
+            `bits` or the retention's bits on. None: they stay.
         exact: compute at exactly the scheduled level, even where more planes are resident.
         importance: one of SIGNALS.
         heavy_hitters: fraction of a prompt's tokens that count as heavy hitters, above 0, at most 1.

@@ -34,7 +34,7 @@ class TierPrices:
 
     Args:
         places: int64 [layers, experts], the row of each expert (place_of). It changes while the model runs.
-        dram: seconds of a bit from DRAM, as a fraction of those from the slowest tier; 0 to 1.
+        dram: seconds of a bit from DRAM, as a fraction of a bit's from the slowest tier; 0 to 1.
         whole: a level is read whole, whatever of it is in memory (settings.PROMOTIONS).
     """
 

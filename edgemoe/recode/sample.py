@@ -125,7 +125,7 @@ class ExpertSample(ExpertProbe):
         """Reads the sample of a layer.
 
         Raises:
-            ChecksumMismatch: the inputs on disk are not those that were written.
+            ChecksumMismatch: the inputs on disk differ from the written ones.
         """
         row, size = self.layers.index(layer), self._window * self._hidden * 2
         raw = b"".join(

@@ -27,7 +27,7 @@ class ApiError(Exception):
         kind: INVALID, UNAVAILABLE or FAILED.
         param: the field at fault.
         code: a name for programs.
-        headers: the response's.
+        headers: the headers of the response.
     """
 
     def __init__(

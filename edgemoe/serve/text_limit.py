@@ -16,7 +16,7 @@ class TextLimit:
     """Refuses texts that have more characters than the context has places for the longest token.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         context: largest number of tokens of a sequence.
     """
 

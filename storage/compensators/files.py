@@ -128,14 +128,14 @@ class CompensatorFiles:
         digits, numbers = metadata.get(_CHECKSUMS, ""), metadata.get(_RANKS, "").split()
         count = self._counts[layer]
         if not re.fullmatch(rf"[0-9a-f]{{{16 * count}}}", digits, re.ASCII) or len(numbers) != 3 * count:
-            raise ValueError(f"other metadata than those of {count} compensators in {path}")
+            raise ValueError(f"metadata that do not describe {count} compensators in {path}")
         flat = [int(number) for number in numbers]
         ranks: list[Ranks] = [(flat[i], flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)]
         checksums = [(int(digits[i : i + 16], 16),) for i in range(0, len(digits), 16)]
         ours = self._header(layer, ranks, checksums, error)
         with open_regular(path) as file:
             if file.read(len(ours)) != ours:
-                raise ValueError(f"other compensators than those of layer {layer} in {path}")
+                raise ValueError(f"compensators that do not belong to layer {layer} in {path}")
         return self._entries(layer, ranks, checksums, error), error
 
     def _header(

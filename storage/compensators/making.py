@@ -117,7 +117,7 @@ def compensators_beside(
 ) -> CompensatorIndex:
     """Writes compensators of a store into another directory, which must exist; the store stays as it is.
 
-    Other arguments and errors are those of `compensate`.
+    Other arguments and errors: see `compensate`.
 
     Returns:
         the index of the files in `into`.

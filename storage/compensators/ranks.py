@@ -52,7 +52,7 @@ def error_ranks(
     """Assigns ranks so that little squared error is left: greedily, by the error that a byte takes away.
 
     An expert gets its ranks in the order of their singular values, and pays for whole blocks: its choices are the most
-    ranks of each size, without those that take away less a byte than a larger choice.
+    ranks of each size, without choices that take away less per byte than a larger one.
 
     Args:
         spectra: [experts, projections, R], squared singular values of each error, falling.

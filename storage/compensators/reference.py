@@ -50,7 +50,7 @@ def _weights_of(
     """Opens the weights that the base level is compared with, and refuses what it keeps exactly.
 
     Returns:
-        the run's reference; the weights, None for those of the store's highest level.
+        the run's reference; the weights, None for the store's highest level.
     """
     if source and family:
         with source_errors(source):
@@ -80,7 +80,7 @@ def _check_source(
         )
     fields = {
         "layers with experts": (sorted(manifest.layers), sorted(experts.layers)),
-        "experts a layer": ({len(layer.records) for layer in manifest.layers.values()}, {experts.count}),
+        "experts per layer": ({len(layer.records) for layer in manifest.layers.values()}, {experts.count}),
         "shapes of an expert": (
             *([[m.rows, m.cols] for m in g.matrices] for g in (manifest.geometry, experts.geometry(None))),
         ),

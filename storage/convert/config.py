@@ -1,4 +1,4 @@
-"""A model's config.json: the bounds of its sizes, and the language model within that of a multimodal one."""
+"""A model's config.json: the bounds of its sizes, and a multimodal model's config of its language model."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _largest(value: int | list[int]) -> int:
 
 
 def language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the language model within that of a multimodal one, with the latter's other keys; or the same one.
+    """The config of a multimodal model's language model, with the other keys of the whole; other configs unchanged.
 
     A key that both have counts as the language model has it, but for tied embeddings, which the whole model decides.
 

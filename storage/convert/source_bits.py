@@ -27,7 +27,7 @@ _OWN = 1.6
 the formats have that were measured, from 2 to 8 bits (docs/decisions/0055)."""
 
 _PARTS = {"gate_up": 2, "up": 1, "down": 3}
-"""How much the squared error of a matrix counts: a model's answers change more by that of down."""
+"""How much the squared error of a matrix counts: a model's answers change more by down's error."""
 
 _UNQUANTIZED = 16
 """Bits per weight from which a tensor counts as not quantized."""

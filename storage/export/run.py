@@ -101,7 +101,7 @@ def _write(
 
 
 def _config_of(store: Path) -> Config:
-    """The config of a store; raises UserError for that of a multimodal model."""
+    """The config of a store; raises UserError for a multimodal model's."""
     config = bounded_config(read_json(store, "config.json"))
     if WRAPPED_IN in config:
         raise UserError(

@@ -25,7 +25,7 @@ class Symmetric:
         scale: [N, K / group], of the dtype in which it is stored.
         group: consecutive inputs that share a scale.
         middle: the code of weight 0.
-        kept: groups whose codes and scale are those of the store.
+        kept: number of groups that keep the store's codes and scale.
     """
 
     codes: torch.Tensor

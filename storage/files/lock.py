@@ -38,7 +38,7 @@ class StoreLock(AbstractContextManager["StoreLock"]):
     """A lock on a store, from construction to close(), for all threads of the process. Never waits.
 
     Args:
-        directory: the store's; it must exist.
+        directory: the directory of the store; it must exist.
         exclusive: True for a converter, False for a reader.
 
     Raises:

@@ -219,7 +219,7 @@ def _scheme(weights: Mapping[str, Any], *, zero_points: bool) -> tuple[str, Sche
     kind = choice(weights, "type", ("int", "float"), "int")
     bits = choice(weights, "num_bits", (4, 8))
     if kind == "float" and bits == 4:
-        # Groups are those of the stored type: 16 of NVFP4, 32 of MXFP4.
+        # Groups are the stored type's: 16 of NVFP4, 32 of MXFP4.
         choice(weights, "strategy", ("group", "tensor_group"))
         choice(weights, "group_size", (16, 32))
         choice(weights, "symmetric", (True,), True)

@@ -107,7 +107,7 @@ def nemotron_layers(own: Own, names: Collection[str], config: Mapping[str, Any])
 def gemma4_layers(own: Own, names: Collection[str], config: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of each layer of Gemma 4, sizes of heads by kind, and rotary parameters by kind.
 
-    The factors of frequencies are 1 for those that turn, and huge for others.
+    The factors of frequencies are 1 for frequencies that turn, and huge for others.
     """
     windows = own.get("attention.sliding_window_pattern")
     layers = _size(config, "num_hidden_layers")

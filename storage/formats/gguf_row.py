@@ -27,7 +27,7 @@ class Architecture:
         experts: beginning and ends of the names of an expert's gate, up and down below a layer; an empty end: experts
             have no such matrix.
         layers: beginning of the names of layers in transformers.
-        outside: transformers' names of tensors outside of layers, where they are not those of most models.
+        outside: transformers' names of tensors outside of layers, where they differ from most models' names.
         changes: tensors that the file has in another form.
         more: computes further config values from the file's fields and the names of its tensors.
         others: model types besides the fixed one that `more` may choose.

@@ -151,7 +151,7 @@ class Layout:
         step = max(_PIECE // (rows * cols), 1)
         packed = pieces.view(self.pieces, count, cols // self.pieces, rows // 2)
         for start in range(0, count, step):
-            # First the bytes of a column become those of a row, then the pieces' pairs of columns alternate.
+            # First the bytes of a column become a row's, then the pieces' pairs of columns alternate.
             turned = packed[:, start : start + step].transpose(2, 3).contiguous()
             if self.pieces == 2:
                 turned = torch.stack(turned.view(torch.int16).unbind(0), -1).view(torch.uint8)

@@ -4,10 +4,10 @@ Rounding to nearest makes each weight's error as small as possible. What counts 
 the inputs that it meets. GPTQ (Frantar et al., 2210.17323, section 3) therefore codes the columns of a matrix one after
 another, and takes each column's error back in the columns to come, by the inverse of the inputs' Hessian. Here one code
 serves three levels, so there is one feedback per level: each level has a copy of the weights that it still has to
-reproduce, and a column's top four bits are those with the least weighted sum of the three levels' squared distances.
+reproduce, and a column's top four bits have the least weighted sum of the three levels' squared distances.
 The lower four bits then round what level 8 has left.
 
-The group parameters, and so the record's format, are those of rounding to nearest (`planes.quantize`).
+The group parameters, and so the record's format, are as in rounding to nearest (`planes.quantize`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def nested_codes(
 def _least(cost: torch.Tensor) -> torch.Tensor:
     """The place of the least of 16 costs, int32 [rows], of float32 [16, rows] without a negative one, overwritten.
 
-    The place takes the last four bits of a cost, whose order as an integer is that of the number: a minimum over
+    The place takes the last four bits of a cost, whose order as an integer is the number's: a minimum over
     integers takes a tenth of the time of torch's argmin.
     """
     return cost.view(torch.int32).bitwise_and_(-16).bitwise_or_(_PLACES).amin(0).bitwise_and_(15)
@@ -124,7 +124,7 @@ class _Columns:
 
         Args:
             order: reach of the errors.
-            steps, centres: float32 [K, rows], those of each column's group.
+            steps, centres: float32 [K, rows], values of each column's group.
 
         Returns:
             uint8 [K, rows].

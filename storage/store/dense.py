@@ -94,7 +94,7 @@ class DenseWeights:
                 )
 
     def _in_groups(self, family: ExpertNames) -> set[str]:
-        """Names of the matrices of 4 bits, of those of 8 or fewer."""
+        """Names of the matrices of 4 bits, among the matrices of 8 or fewer."""
         named = {name for name in self._eight_bit if not family.keeps_rows(name)}
         others = {_module_of(name) for name in named if not dense_groups.fits(self._checkpoint[name].shape)}
         return {name for name in named if _module_of(name) not in others}

@@ -1,11 +1,11 @@
 """Dense matrices of 4 bits: groups of 64 inputs share a scale and a centre.
 
-A matrix [N, K] is uint8 [N, 9 K / 16], N a multiple of 32 and K of 64. Its bytes are those of an expert's record at
+A matrix [N, K] is uint8 [N, 9 K / 16], N a multiple of 32 and K of 64. Its bytes are as in an expert's record at
 level 4 with this one matrix, as the compiled kernel reads them:
 
     group parameters, bf16 [K / 64, N, 2] | the codes' top two bits | their next two bits
 
-Codes and parameters are those of `planes.quantize`, and the order of codes is cpu-avx2-paired, whatever layout the
+Codes and parameters are as from `planes.quantize`, and the order of codes is cpu-avx2-paired, whatever layout the
 experts of the store have.
 """
 

@@ -110,7 +110,7 @@ def _read_layer(path: Path, layer: int, geometry: RecordGeometry) -> tuple[Layer
     ours = shard_header(layer, geometry, checksums, error)
     with open_regular(path) as file:
         if file.read(len(ours)) != ours:
-            raise ValueError(f"other records than those of layer {layer} in {path}")
+            raise ValueError(f"records that do not belong to layer {layer} in {path}")
     return layer_records(path.name, geometry, checksums, len(ours)), error
 
 

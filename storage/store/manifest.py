@@ -52,7 +52,7 @@ FORMAT_VERSION = 2
 """The newest format of store.json. Format 2 has limits of matrices and layers; a store without any has format 1."""
 
 SIZE_LIMIT = 16 << 20
-"""Bytes of a manifest. That of 60 layers of 384 experts takes 2 MB."""
+"""Most bytes of a manifest. A manifest of 60 layers of 384 experts takes 2 MB."""
 
 
 @dataclass(frozen=True)

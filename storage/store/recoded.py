@@ -27,7 +27,7 @@ class RecodedLayers:
 
     Args:
         directory: directory of the store.
-        manifest: the store's.
+        manifest: the manifest of the store.
         codes: how the new codes are chosen.
 
     Attributes:

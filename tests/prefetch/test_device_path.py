@@ -219,7 +219,7 @@ def test_one_batch_of_copies_an_expert(rig):
 
 
 def test_a_hit_does_not_wait_for_a_copy(rig):
-    """A resident expert comes in a list before that of an expert whose copy is under way."""
+    """A resident expert comes in an earlier list than an expert whose copy is under way."""
     r = rig(DoubleDevice(haste=0), 3, 3)
     r.fetch({A: 4, B: 4})
     r.fetch({C: 4})

@@ -150,7 +150,7 @@ def test_a_resident_expert_is_predicted_without_a_read(rig: type[Rig]) -> None:
 
 
 def test_a_read_ahead_evicts_neither_the_layer_nor_the_prediction(rig: type[Rig]) -> None:
-    """X is the oldest and A is leased: the read of Y evicts B, and that of Z waits until A is released."""
+    """X is the oldest and A is leased: the read of Y evicts B, and the read of Z waits until A is released."""
     r = rig(MERGED, 3, look_ahead="full")
     for key in (X, B, A):
         put(r.vram, MERGED, key, 4)

@@ -221,7 +221,7 @@ def test_a_request_takes_a_move_over(rig: type[Rig], level: int) -> None:
 def test_a_failed_move_is_read_again_on_demand(
     rig: type[Rig], monkeypatch: pytest.MonkeyPatch, lasting: bool
 ) -> None:
-    """The error of a move is never raised; that of the request's own read is."""
+    """The error of a move is never raised; the error of the request's own read is."""
     r = cold(rig, resident="")
     r.reader.errors[A] = broken(A)
     go = begin(r, {A: 2}, [A])

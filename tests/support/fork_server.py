@@ -84,7 +84,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any], base: list[str]) -> list[str]:
-    """Makes this process that of a request.
+    """Makes this process a request's.
 
     Args:
         request: a program's request.

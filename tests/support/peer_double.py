@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A peer with the protocol of tools/peers/run.py that answers at once; replaces the Python of --llama-python.
 
-PEER_DOUBLE names a file to which every request is appended, but for those of a program with the argument "unlogged",
+PEER_DOUBLE names a file to which every request is appended, except requests of a program with the argument "unlogged",
 which never fails. PEER_FAILS is empty, "exit", "silence", "memory", or
 "repacking", which crashes where the request has that.
 """

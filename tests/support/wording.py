@@ -51,6 +51,7 @@ def _any(words: str) -> str:
 
 _ASIDE = re.compile(r"\b(?:behind|beside)\b", re.IGNORECASE)
 _PER = re.compile(rf"(?<![\w-])(?<!level )(?<!each )(?:{QUANTITIES}) an? (?:{UNITS})\b(?! time|')")
+_PRONOUN = re.compile(r"\b(?:those (?:of|that|which)|that of)\b", re.IGNORECASE)
 _LONG_STRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _SECTION = re.compile(r"^( *)(?:Args|Attributes):\n((?:(?:\1 +.*)?\n)*)", re.MULTILINE)
 _ENTRY = re.compile(
@@ -86,6 +87,7 @@ def places(path: str, text: str) -> list[Place]:
     starts = [("aside", match.start()) for match in _ASIDE.finditer(text)]
     starts += [("per", match.start()) for match in _PER.finditer(text)]
     if path.endswith(".py"):
+        starts += [("pronoun", match.start()) for match in _PRONOUN.finditer(text)]
         starts += _in_docstrings(text)
         starts += (("name", at) for at in _names(text))
     return [Place(kind, text.count("\n", 0, at) + 1) for kind, at in starts]

@@ -1,6 +1,6 @@
 """Answers a request of tools/peers/compare.py by transformers with accelerate's disk offload.
 
-The protocol is that of tools/peers/run.py. The request's model is a checkpoint; `memory` is the bytes that may stay in
+The protocol is in tools/peers/run.py. The request's model is a checkpoint; `memory` is the bytes that may stay in
 RAM, or null for the whole model. accelerate offloads whole modules that do not fit to a folder next to the checkpoint,
 and reads each when it runs.
 """

@@ -1,6 +1,6 @@
 """Answers a request of tools/peers/compare.py by edgemoe.
 
-The protocol is that of tools/peers/run.py. The request's model is a store; `settings` are arguments of
+The protocol is in tools/peers/run.py. The request's model is a store; `settings` are arguments of
 edgemoe.models.options.run_settings (exact, or levels and retention); `vram_limit` is in bytes, or null for a fully
 resident model; `fill` says whether loading ends with Engine.fill; `context`, `kv_cache` and `kernel`, where given, are
 as of tools.peers.compare. The answer's `row` has hit rates, bytes and the bound of the timed decode steps, as `edgemoe

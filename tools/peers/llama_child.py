@@ -1,6 +1,6 @@
 """Answers a request of tools/peers/compare.py by llama.cpp.
 
-The protocol is that of tools/peers/run.py. Runs under any Python that has llama-cpp-python; edgemoe need not be
+The protocol is in tools/peers/run.py. Runs under any Python that has llama-cpp-python; edgemoe need not be
 installed there. The model is a GGUF, mapped into memory, on the CPU. Weight repacking makes a private copy of the
 weights in another order. The request says whether it is on (`repacking`): where memory is capped it is off, because the
 copy cannot be paged out to the file.

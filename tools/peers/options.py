@@ -64,7 +64,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     add(
         "--context",
         type=positive,
-        help="tokens of KV that programs set aside; default: those of prompt and answer",
+        help="tokens of KV that programs set aside; default: the tokens of prompt and answer",
     )
     add(
         "--kv-cache", choices=KINDS, help="format of keys and values; default: each program's own, of 16 bits"

@@ -23,7 +23,7 @@ def decode_together(engine: Engine, prompts: list[list[int]], new_tokens: int) -
     """Decodes greedily until the last prompt's answer has `new_tokens`, a token of every prompt in each of its steps.
 
     Returns:
-        the last prompt's request, whose times and counts are those of the steps that all prompts share.
+        the last prompt's request, whose times and counts are of the steps that all prompts share.
     """
     greedy = Sampling(0, 1, 0, 1, 0, most_tokens(prompts, new_tokens), frozenset())
     scheduler = Scheduler(engine, Pace(every=1))

@@ -102,7 +102,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
 def write_config(directory: Path, model_type: str) -> Path:
     """The config.json of a small model of a family, with every key that transformers writes.
 
-    Of a multimodal model it is that of its language model, within the keys of the whole one.
+    For a multimodal model it is its language model's config, within the keys of the whole one.
     """
     directory.mkdir(parents=True)
     config = _small_config(TEXT_HALVES.get(model_type, model_type))

@@ -3,9 +3,9 @@
     python -m tools.timing.count_calls [--model DIR] [--vram-limit 22MB] [--levels 8/4/2/0] [--missing N] [--top N]
 
 Calls of all threads count: the engine's and the readers'. Generated functions (of dataclasses) and other packages do
-not. A line for tokens with missing experts, one for tokens with everything resident, one for those with as many missing
-experts as `--missing` says, or the nearest number, one for the token with most calls, and one for the median of the
-third line's tokens, whose functions `--top` lists and whose files `--files` lists.
+not. A line for tokens with missing experts, one for tokens with everything resident, one for tokens with as many
+missing experts as `--missing` says, or the nearest number, one for the token with most calls, and one for the median of
+the third line's tokens, whose functions `--top` lists and whose files `--files` lists.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
         [--prompt-tokens 512,2048,8192] [--prefill-rows 512] [--rounds 1] [--fill]
 
 A new engine runs each prompt, the two ways alternating; its cache is empty, or with --fill has what fits. Prints a JSON
-line for each: seconds to the first token, those of them in attention by the compiled kernel, bytes read, and these as a
-fraction of all experts at that level. Tokens are those of the demo model's tokenizer.
+line for each: seconds to the first token, seconds in attention by the compiled kernel, bytes read, and these as a
+fraction of all experts at that level. Tokens are the demo model's.
 """
 
 from __future__ import annotations

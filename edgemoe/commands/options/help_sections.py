@@ -70,7 +70,7 @@ FURTHER: Sections = {
     ),
     "Further options of the machine": ("kernel", "keep-source", "print-config"),
 }
-"""The sections of --help-all after those of the command, for all commands."""
+"""The sections of --help-all after the command's own, for all commands."""
 
 
 def sections_of(command: str, options: Collection[str], *, every: bool) -> Iterator[tuple[str, list[str]]]:

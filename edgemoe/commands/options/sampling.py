@@ -49,7 +49,7 @@ def chosen_sampling(directory: Path, tokenizer: Any, options: SamplingOptions) -
     """The sampling of the model in a directory, changed by the options given.
 
     Args:
-        directory: the store's.
+        directory: the directory of the store.
         tokenizer: the model's tokenizer.
         options: the options.
 

@@ -29,7 +29,7 @@ def equal_arms(rows: Sequence[EvalRow], highest: int) -> list[Arm]:
     """Settings without compensators that read as many bits as the study's rows: 4/2 and 8/4/2/0, by damage.
 
     Args:
-        rows: measured; those with compensators count.
+        rows: measured rows; rows with compensators count.
         highest: highest level of the store.
     """
     read = sorted(

@@ -101,7 +101,7 @@ class _Attention:
         Args:
             rows: bf16 [R, N], contiguous: what the kernel reads of each token.
             rotation: Cosine and sine of each row's position, bf16 [R, dim] each; None: the queries are rotated already.
-            kv: Keys and values of earlier tokens. Where rotation is None it also has those of these tokens.
+            kv: Keys and values of earlier tokens. Where rotation is None it also has these tokens' own.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
 

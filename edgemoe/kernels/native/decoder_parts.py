@@ -34,8 +34,8 @@ class NativeOuterLayers:
         row_scale: bf16 [vocab]; None: the table is bf16.
         norm: weight [H], as kernels.program.Norm has it, and epsilon of the norm before the head.
         head: linear layer [vocab, H].
-        factor: what embeddings are multiplied by.
-        divisor: what logits are divided by, in bf16.
+        factor: is multiplied with embeddings.
+        divisor: logits are divided by it, in bf16.
     """
 
     table: torch.Tensor

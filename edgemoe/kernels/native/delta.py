@@ -33,7 +33,7 @@ class DeltaRows(NamedTuple):
 def delta_rule(rows: DeltaRows, state: torch.Tensor) -> torch.Tensor:
     """Computes the gated delta rule, with queries and keys divided by their norms, token by token.
 
-    The bits of a token do not depend on how many tokens a call has.
+    The bits of a token do not depend on the number of tokens in a call.
 
     Args:
         rows: contiguous.

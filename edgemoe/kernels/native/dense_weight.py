@@ -12,7 +12,7 @@ _BITS = {torch.bfloat16: 16, torch.int8: 8, torch.uint8: 4}
 
 
 def dense_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> DenseWeight:
-    """The structure of a weight, which its tensors must outlive; arguments are those of library.dense_product."""
+    """The structure of a weight, which its tensors must outlive; arguments: see library.dense_product."""
     return DenseWeight(
         weight=weight.data_ptr(),
         row_scale=None if scale is None else scale.data_ptr(),

@@ -60,7 +60,7 @@ def failure(result: int, memory: str) -> Exception:
         memory: the purpose of the memory that the call needs.
 
     Returns:
-        MemoryError where there was none, or ValueError where sizes in structures contradict those of the buffers.
+        MemoryError where there was none, or ValueError where sizes in structures contradict the buffers'.
     """
     if result == -1:
         return MemoryError(f"no memory for {memory}")

@@ -99,7 +99,7 @@ class NativeRouter:
             x: bf16 [T, H], contiguous.
 
         Returns:
-            logits [T, E], float32 of a precise router, else bf16; experts, int64 [T, k], those with the largest gate
+            logits [T, E], float32 of a precise router, else bf16; experts, int64 [T, k], with the largest gate
             weights first, the first of a tie; their gate weights, float32 [T, k].
 
         Raises:

@@ -14,7 +14,7 @@ MOST_TAPS = 16
 
 
 class NativeShortConv:
-    """What a short convolution computes between its products: c conv(b x) of each row's b, c and x.
+    """The part of a short convolution between its products: c conv(b x) of each row's b, c and x.
 
     Args:
         weight: [channels, taps], the oldest input's first; taps at most MOST_TAPS.

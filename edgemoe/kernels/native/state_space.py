@@ -51,7 +51,7 @@ class SpaceWeights(NamedTuple):
         skip: [heads], the part of a value that is added to its result.
         norm: [values], weight of the results' norm.
         norm_size: numbers that are normed together.
-        epsilon: what the norm adds to the mean of squares.
+        epsilon: is added to the mean of squares in the norm.
     """
 
     conv: torch.Tensor
@@ -66,7 +66,7 @@ class SpaceWeights(NamedTuple):
 
 
 class NativeStateSpace:
-    """What a state space computes between its projections.
+    """The part of a state space between its projections.
 
     Attributes:
         reads: numbers of a token's row: z [values] of the results' gate, inputs of the convolution, and a number
@@ -122,7 +122,7 @@ class NativeStateSpace:
         Args:
             projected: bf16 [T, reads], contiguous.
             state: the sequence's states before the tokens, and the memory that its states after them are written to;
-                those of the recurrence are [heads, key_dim, value_dim].
+                states of the recurrence are [heads, key_dim, value_dim].
 
         Returns:
             bf16 [T, writes].

@@ -1,6 +1,6 @@
 """Levels of a new token's experts and the items that compute them, chosen on a device without its host.
 
-The rules of levels are those of csrc/levels.h, to the same bits. `Rules` says how they lie in memory.
+The rules of levels are as in csrc/levels.h, to the same bits. `Rules` says how they lie in memory.
 """
 
 from __future__ import annotations

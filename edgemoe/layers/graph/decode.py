@@ -67,7 +67,7 @@ class GraphDecode:
         self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory)
         self._groups = GraphGroups(runtime, kernel, self._memory, self._launches)
         self._policy: LevelPolicy | None = None
-        """The policy whose rules the device has now, that of the last step."""
+        """The policy whose rules the device has now; the last step used it."""
 
     @classmethod
     def try_from(cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime) -> GraphDecode | None:

@@ -74,7 +74,7 @@ def compensators_for(
     """Bytes of the compensators that settings use.
 
     Args:
-        settings: the run's.
+        settings: the settings of the run.
         directory, manifest: the store.
         top_k: experts of a token.
         device: None: the CPU.

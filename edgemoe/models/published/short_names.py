@@ -14,7 +14,7 @@ class ShortName:
     Args:
         repository: organisation/name on the Hub, with the quantization of a GGUF file.
         gigabytes: the size of its download in GB.
-        parameters: number of its weights in billions, and of those that one token uses.
+        parameters: number of its weights in billions, and of the weights that one token uses.
     """
 
     repository: str

@@ -60,7 +60,7 @@ class OllamaReply(Reply):
     """The shapes of one answer, whole or as lines of JSON.
 
     Args:
-        shape: the endpoint's.
+        shape: the shape of the endpoint.
         reader: finds the answer's parts; None: the answer is text.
         texts: each token's text.
     """

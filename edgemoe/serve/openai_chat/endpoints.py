@@ -69,7 +69,7 @@ class Completions(Exchange[CompletionFields]):
 
 
 class OpenAIProtocol(Protocol):
-    """OpenAI's chats and completions. Its error object is that of every path which no other protocol has."""
+    """OpenAI's chats and completions. Every path that no other protocol has gets its error object."""
 
     def exchanges(self) -> list[Exchange[ChatFields] | Exchange[CompletionFields]]:
         """Chats and completions."""

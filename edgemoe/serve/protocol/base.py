@@ -37,7 +37,7 @@ class Exchange(ABC, Generic[Given]):
         serving: the model.
 
     Attributes:
-        path: the endpoint's.
+        path: the path of the endpoint.
         fields: the fields that a body may have.
         prompt_field: the field that holds the prompt, for errors of it.
     """

@@ -138,7 +138,7 @@ def test_a_closed_model_ends_what_is_under_way(model):
 
 
 def test_scores_are_the_log_probabilities_of_single_steps(model):
-    """Each token's score is that of the logits after its prefix; the top ones come in order."""
+    """Each token's score follows from the logits after its prefix; the top ones come in order."""
     tokens = model.encode(PROMPT)
     (scores,) = model.logprobs([PROMPT], top=3)
     assert [score.token for score in scores] == tokens[1:]

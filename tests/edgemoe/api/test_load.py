@@ -92,7 +92,7 @@ def test_a_limit_too_small_names_its_keyword_and_the_minimum(tiny_store):
     limits = {"vram_limit": caught.value.minimum, "dram_limit": "1MB"}
     with edgemoe.load(tiny_store, **limits, context=64) as model:
         assert model.engine.plan.vram_limit_bytes == caught.value.minimum
-        # The peak is that of both tiers, and so is the limit next to it.
+        # The peak counts both tiers, and so is the limit next to it.
         assert model.status().limit_bytes == caught.value.minimum + 1_000_000
 
 

@@ -40,7 +40,7 @@ def test_a_report_of_batches_by_hand(run, tiny_store, tmp_path, monkeypatch, arr
         layers = [of["layer"] for of in row["active_per_layer"]["decode"]]
         assert layers == [0, 2]
     assert one["active"]["decode"] == 2 / 8  # two of eight experts per token
-    # More of them, the more sequences a step has; those of arrivals by chance may run one after another.
+    # More of them, the more sequences a step has; sequences that arrive by chance may run one after another.
     assert 2 / 8 <= three["active"]["decode"] <= 6 / 8
     assert three["active"]["decode"] > 2 / 8 or arrival != "closed"
     assert one["active"]["prefill"] > one["active"]["decode"]

@@ -322,7 +322,7 @@ def test_a_later_change_needs_a_calibration(store, open_engine):
 
 @pytest.mark.e2e
 def test_a_damaged_one_is_a_warning(store, run, caplog):
-    """The warning names the file, which is neither used nor changed; the answer is that of a store without one."""
+    """The warning names the file, which is neither used nor changed; the answer is as from a store without one."""
     arguments = ("--vram-limit", "30MB", "--bits", "3", "--max-new-tokens", "4", "--prompt", "the fox")
     _, want, _ = run("chat", "--model", store, *arguments)
     assert Calibration.read(store).origin == RANDOM

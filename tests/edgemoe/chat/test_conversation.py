@@ -72,7 +72,7 @@ def greedy_ids(open_engine, tiny_store, tokenizer) -> list[int]:
 
 
 def test_a_turn_reuses_the_common_prefix(converse, tokenizer):
-    """The second turn computes a part of its prompt; its text equals that of a conversation that computes all of it."""
+    """The second turn computes a part of its prompt; its text is as in a conversation that computes all of it."""
     conversation = converse()
     first = ask(conversation, FIRST)
     assert (first.cached_tokens, first.prompt_tokens) == (0, len(ids_of(tokenizer, FIRST)))
@@ -282,7 +282,7 @@ def test_the_contexts_end_ends_the_answer(converse, tokenizer):
 
 
 def test_a_prompt_that_does_not_fit_leaves_the_conversation(converse):
-    """It is refused, and the next answer equals that of a conversation without it."""
+    """It is refused, and the next answer is as in a conversation without it."""
     conversation, fresh = converse(), converse()
     assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
     with pytest.raises(ContextExceeded, match="128"):
@@ -292,7 +292,7 @@ def test_a_prompt_that_does_not_fit_leaves_the_conversation(converse):
 
 
 def test_ctrl_c_leaves_the_conversation(converse, monkeypatch):
-    """An interrupted answer is dropped; the next answer equals that of a conversation without it."""
+    """An interrupted answer is dropped; the next answer is as in a conversation without it."""
     conversation, fresh = converse(), converse()
     assert ask(conversation, FIRST).text == ask(fresh, FIRST).text
     run, steps = Engine.run, []

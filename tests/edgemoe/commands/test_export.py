@@ -309,7 +309,7 @@ def test_an_unfinished_export_is_no_store(run, tmp_path):
 
 @pytest.mark.e2e
 def test_key_value_heads_that_the_config_leaves_out_are_as_many_as_heads(run, family_store, tmp_path):
-    """llama.cpp's order of rows depends on their number: the file is that of a config that says it."""
+    """llama.cpp's order of rows depends on their number: the file is as from a config that says it."""
     _, store = family_store("olmoe", num_key_value_heads=4, clip_qkv=None)
     config, files = json.loads((store / "config.json").read_text()), []
     for left_out in (set(), {"num_key_value_heads"}):

@@ -41,7 +41,7 @@ def request_of(tokens: Sequence[int], new: int = 60) -> Request:
 
 
 def records_of(engine: Engine, *, shared: bool, cold: bool = False) -> tuple[list[StepRecord], StepRecord]:
-    """The records of all steps in order, and that of PROMPT's one step.
+    """The records of all steps in order, and of PROMPT's one step.
 
     Two answers have decoded some tokens before the prompt comes. `shared`: they decode between its layers too. `cold`:
     no expert is resident when it comes.

@@ -519,7 +519,7 @@ def test_each_gap_between_tokens_is_observed_once(open_engine, tiny_store, monke
 
 
 def test_free_blocks_are_filled_while_nothing_runs(open_engine, tiny_store):
-    """With `fill` the thread reads experts until a request comes, whose answer is that of an empty cache."""
+    """With `fill` the thread reads experts until a request comes, whose answer is as from an empty cache."""
     engine, cold = open_engine(tiny_store, level=4), open_engine(tiny_store, level=4)
     want = Kept([5, 6, 7], 4)
     Scheduler(cold).run(want)

@@ -95,7 +95,7 @@ def test_gates_are_float32(tokens):
 @pytest.mark.skipif(not native.available(), reason="torch's operators add in orders of their own")
 def test_a_tokens_sum_has_the_same_bits_in_prompts_and_in_decode():
     """Rows that nearly cancel each other, so that another order of a sum shows in bf16: in a prompt's sums, in sums of
-    several new tokens, and in that of each token alone."""
+    several new tokens, and in each token's own."""
     tokens, slots, size = 40, 4, 256
     gates = torch.rand(tokens, slots) + 0.1
     rows = torch.randn(tokens, slots, size)

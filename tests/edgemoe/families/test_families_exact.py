@@ -125,7 +125,7 @@ def test_prompts_in_one_step_have_the_bits_of_each_alone(case_of, open_engine, m
 def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
     """Prefilled, decoded and continued logits with dense weights at 8 bits meet their wider bound.
 
-    Their error, and that of 8-bit activations, is larger than the noise that prompts were chosen by, so two of the
+    Their error, and the error of 8-bit activations, is larger than the noise that prompts were chosen by, so two of the
     three may be routed elsewhere.
     """
     case = case_of(model_type)

@@ -220,7 +220,7 @@ WINDOWS = [
 def test_windows_are_those_of_transformers_masks(model_type, changes):
     """Each layer's window is the number of keys that transformers' mask leaves visible; 0 where it leaves all.
 
-    Those that fused decode attends to, and those that a sequence keeps.
+    Compared are windows that fused decode attends to, and windows that a sequence keeps.
     """
     model = random_model(model_type, **changes)
     want, fused = visible(model, 12), TRAITS[model_type].fused_gqa

@@ -476,7 +476,7 @@ def test_what_cannot_work_is_refused_before_a_download(served, source, tmp_path,
 
 
 def test_a_plan_reads_headers_only(served, tmp_path):
-    """The shape that a plan needs is that of the later store; no weight is downloaded and no file is left."""
+    """The shape that a plan needs is the later store's; no weight is downloaded and no file is left."""
     with store_or_headers(Path(REPO), "auto") as found:
         planned = StoreModel.planned(found)
     assert served.downloads(FIRST).count(None) == 0

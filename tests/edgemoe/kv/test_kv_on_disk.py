@@ -76,7 +76,7 @@ FAMILIES = ["deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe"]
 def test_every_kind_of_attention_reads_what_it_wrote(open_engine, started, tmp_path, model_type, kv):
     """The logits after a prompt from disk are the computed one's, bit for bit.
 
-    Chunks end with the block: with latents a prompt's first step has other roundings than those that continue it.
+    Chunks end with the block: with latents a prompt's first step has other roundings than the steps that continue it.
     """
     assert set(FAMILIES) <= set(SMALL)
     source = save(random_model(model_type), tmp_path / "model", fused=False)

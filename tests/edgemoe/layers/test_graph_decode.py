@@ -187,7 +187,7 @@ def test_experts_are_read_where_they_lie(open_on, monkeypatch):
     assert counts.ssd_bytes == 0
     assert counts.dram_hits > 0
     assert moved
-    assert len(tried) < 6  # of six groups; those that stopped three times before rest at first
+    assert len(tried) < 6  # of six groups; groups that stopped three times before rest at first
 
 
 def test_a_resting_group_is_tried_again(open_on, monkeypatch):

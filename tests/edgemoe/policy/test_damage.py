@@ -92,7 +92,7 @@ def test_price_of_a_prompt_gives_the_wanted_bits(tokens):
 
 
 def test_a_prompt_sums_its_tokens():
-    """Two tokens of .5 count as a squared weight of .5: every expert has one level, that of its sum."""
+    """Two tokens of .5 count as a squared weight of .5: every expert has one level, by its sum."""
     damage = a_damage(1, 4, 2)
     policy = LevelPolicy(RunSettings(levels=FOUR, bits=3.5), range(1), experts=4, damage=damage)
     chosen = torch.tensor([[0, 1], [0, 2], [0, 3]])

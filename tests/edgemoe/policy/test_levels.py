@@ -72,7 +72,7 @@ def test_the_rest_is_carried_over_layers():
 @pytest.mark.parametrize("layers", [range(1, 5), range(3, 12), range(0, 8, 2)])
 @pytest.mark.parametrize("depth", ["cosine", "equal"])
 def test_the_mean_is_over_layers_with_experts(layers, depth):
-    """Dense layers before or between others change neither the mean retention nor that of the first one."""
+    """Dense layers before or between others change neither the mean retention nor the first one's."""
     rule = LevelPolicy(RunSettings(levels=(4, 2), retention=0.75, depth=depth), layers, experts=64)
     critical = [rule.decode_rule(layer, 8).critical for layer in layers]
     assert sum(critical) / len(critical) / 8 == pytest.approx(0.75, abs=1 / 8 / len(critical))
@@ -178,7 +178,7 @@ def test_scheduled_levels_give_the_same_bits_under_every_limit(
 
 
 def test_retention_one_is_the_high_level(open_engine, tiny_store):
-    """At r = 1 nothing is sub-critical: the answer is that of the high level alone."""
+    """At r = 1 nothing is sub-critical: the answer is as at the high level alone."""
     want = run(open_engine(tiny_store, level=4), rest=(5, 9))
     assert torch.equal(run(open_engine(tiny_store, levels=(4, 0), retention=1.0), rest=(5, 9)), want)
     lower = run(open_engine(tiny_store, levels=(4, 0), retention=0.5), rest=(5, 9))

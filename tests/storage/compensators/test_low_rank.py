@@ -142,7 +142,7 @@ def test_codes_are_within_half_a_step(shape):
 
 
 def test_three_bits_lose_a_thirtieth():
-    """The squared error of normal numbers, near that of the best 3-bit quantizer with a scale for all (0.037)."""
+    """The squared error of normal numbers, near the best 3-bit quantizer's with a scale for all (0.037)."""
     values = normal(200, 640)
     codes, scales = quantize3(values)
     back = dequantize3(codes, scales, 640)
@@ -220,7 +220,7 @@ def test_products_are_within_the_error_of_three_bits(hidden, inner):
 
 
 def test_a_compensator_leaves_what_it_says():
-    """The error that is left is that of W - U V with the factors as they are read, near that of the best ones."""
+    """The error that is left is W - U V with the factors as they are read, near the best ones' error."""
     errors = [normal(96, 256, seed=1), normal(96, 256, seed=2), normal(256, 96, seed=3)]
     geometry = CompensatorGeometry(256, 96, (20, 0, 9))
     raw, left = compensator(errors, geometry)
@@ -237,7 +237,7 @@ def test_a_compensator_leaves_what_it_says():
 
 
 def test_an_error_of_a_smaller_rank_is_compensated_whole():
-    """Ranks past that of the error have zero factors, and the rest is off by 3-bit codes alone."""
+    """Ranks past the error's own have zero factors, and the rest is off by 3-bit codes alone."""
     errors = [
         normal(40, 2) @ normal(2, 70, seed=5),
         torch.zeros(40, 70),
@@ -249,7 +249,7 @@ def test_an_error_of_a_smaller_rank_is_compensated_whole():
 
 
 def test_refit_leaves_the_least_error():
-    """The result is that of numpy's least squares in float64, for factors of full rank and with zeros."""
+    """The result is as by numpy's least squares in float64, for factors of full rank and with zeros."""
     error, u = normal(40, 60), normal(5, 40, seed=1)
     for factors in (u, u * torch.tensor([1.0, 0, 1, 0, 1]).unsqueeze(1)):
         want, *_ = np.linalg.lstsq(factors.t().double().numpy(), error.double().numpy(), rcond=1e-6)

@@ -42,7 +42,7 @@ CODE_BITS = {
     **dict.fromkeys((Kind.Q5_0, Kind.Q5_1, Kind.Q5_K), 5),
     Kind.Q8_0: 8,
 }
-"""Types whose codes a record keeps -> bits of a code."""
+"""Types whose codes are kept in a record -> bits of a code."""
 
 SIZES = {
     "vocab_size": 300,

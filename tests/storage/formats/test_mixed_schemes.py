@@ -71,7 +71,7 @@ def test_each_matrix_has_the_scheme_that_its_parts_fit(tmp_path, gate_up, down):
 
 
 def renamed(directory: Path, first: str, second: str) -> Expected:
-    """Saves the matrix of a GPTQ checkpoint in DATA as gate, and that of another one as down."""
+    """Saves the matrix of a GPTQ checkpoint in DATA as gate, and another checkpoint's as down."""
     tensors, expected = {}, {}
     for name, part in ((first, "gate_proj"), (second, "down_proj")):
         for found, into in (("model", tensors), ("expected", expected)):

@@ -23,7 +23,7 @@ def numbers(weight):
 
 
 def test_a_matrix_has_the_numbers_of_level_4(weight, numbers, monkeypatch):
-    """Four and a half bits a weight, the same in slices of rows."""
+    """A weight has four and a half bits, also when it is coded in slices of rows."""
     matrix = dense_groups.quantize_groups(weight)
     assert matrix.nbytes == 96 * 128 * 4.5 / 8
     assert dense_groups.columns_of(matrix) == 128

@@ -145,7 +145,7 @@ def test_aims_are_ratios_of_the_rows():
 
 
 def test_smallest_limit_comes_first():
-    """Limits have any order on the command line; the cases of the smallest come first, those on demand last."""
+    """Limits have any order on the command line; the cases of the smallest come first, cases on demand last."""
     made = list(cases.cases([24, 12, 16], 100, 4))
     assert [(case.vram, case.dram, len(case.rows)) for case in made] == [
         *[(12, 100, 5), (None, 0, 1), (12, 100, 1), (12, 4, 2), (16, 100, 2), (24, 100, 2), (12, 100, 1)],

@@ -27,7 +27,7 @@ def test_sizes_equal_the_packages() -> None:
 
 
 def test_gaussian_weights_are_decoded() -> None:
-    """The shape stays, and the error is that of 16 even steps over the range of 32 Gaussians."""
+    """The shape stays, and the error is as with 16 even steps over the range of 32 Gaussians."""
     weights = np.random.default_rng(0).standard_normal((6, 512), np.float32)
     again = decode(quantize(weights))
     assert again.shape == weights.shape

@@ -46,7 +46,7 @@ PIECES = st.sampled_from([[0] * 20, [1] * 20, [0, 1] * 10, [1, 0, 0] * 6, [1]])
 
 @given(st.lists(PIECES, max_size=8), st.lists(PIECES, min_size=1, max_size=6))
 def test_fraction_equals_a_plain_search(training, held_out):
-    """The fraction equals that of a string search for every stretch, in texts of the same few pieces."""
+    """The fraction equals a string search's for every stretch, in texts of the same few pieces."""
     training, held_out = list(chain(*training)), list(chain(*held_out))
     text = "".join(map(str, training))
     starts = [

@@ -1,7 +1,7 @@
 """Further wordings of the tasks for training; none of them is held out, or differs from one that is by signs alone.
 
 A wording has slots in braces, and choices in brackets: `[Spell|Write] {word}[| please]`. Choices in angle brackets are
-those of `_CHOICES`.
+choices of `_CHOICES`.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ HARMLESS: dict[type[Exchange[Any]], list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_what_clients_send_by_default_changes_nothing(kind):
-    """The request is that of the smallest body, but for its seed."""
+    """The request is the smallest body's, but for its seed."""
     for fields in HARMLESS[kind]:
         request = request_of(kind, GOOD[kind] | fields)
         (choices,) = request.choices()
