@@ -145,13 +145,13 @@ class SharedBlocks:
         """Kinds of blocks that are not in use any more."""
         return [kind for kind, index in indices.items() if index >= self.arenas[kind].capacity]
 
-    def relocate(self, indices: Indices, leaving: Sequence[str]) -> Indices | None:
-        """Takes other blocks in place of the blocks of `leaving` kinds, and adds a reference to each of the others.
+    def relocate(self, indices: Indices, kinds: Sequence[str]) -> Indices | None:
+        """Takes other blocks in place of the blocks of these kinds, and adds a reference to each of the others.
 
         Returns:
             kind's name -> index; None: there is no place.
         """
-        return self.take(indices, {kind: index for kind, index in indices.items() if kind not in leaving})
+        return self.take(indices, {kind: index for kind, index in indices.items() if kind not in kinds})
 
     def fit_memory(self) -> None:
         """Returns the memory of blocks that are not in use, then takes memory for blocks that are in use again."""

@@ -199,18 +199,18 @@ class PlaneTier:
                 return None
             return self.residents.reserve(key, level, *victims, keep=keep_victims)
 
-    def publish(self, reservation: Reservation, arriving: Event | None = None) -> Lease:
+    def publish(self, reservation: Reservation, event: Event | None = None) -> Lease:
         """Makes the filled blocks visible in one step and leases them to the caller. Ends the reservation.
 
         Args:
             reservation: a reservation of this tier that has not ended.
-            arriving: recorded after the device's copies that fill the blocks; leases carry it until it is done.
+            event: recorded after the device's copies that fill the blocks; leases carry it until it is done.
 
         Raises:
             ValueError: the reservation has ended.
         """
         with self._lock:
-            version = self.residents.publish(reservation, (arriving,) if arriving else ())
+            version = self.residents.publish(reservation, (event,) if event else ())
             return self.residents.lease(version)
 
     def abandon(self, reservation: Reservation) -> None:
@@ -233,7 +233,7 @@ class PlaneTier:
             if version and level < version.level:
                 self.residents.demote(version, self._form.demoted(version.level, level))
 
-    def resize(self, capacity: Mapping[str, int], evicted: Evicted = lambda victim: None) -> None:
+    def resize(self, capacity: Mapping[str, int], on_evict: Evicted = lambda victim: None) -> None:
         """Changes the number of blocks, and takes or returns their memory.
 
         Experts without a block leave in the order of eviction, whole or in part; others keep their planes, some of them
@@ -241,7 +241,7 @@ class PlaneTier:
 
         Args:
             capacity: kind's name -> blocks, at most as many as the tier began with.
-            evicted: called with every expert that leaves whole, while its blocks are as they were; it must not call
+            on_evict: called with every expert that leaves whole, while its blocks are as they were; it must not call
                 this tier.
 
         Raises:
@@ -252,7 +252,7 @@ class PlaneTier:
             raise ValueError(f"{self.name}: expected blocks for any expert, got a place for each")
         with self._lock:
             self.residents.require_unpinned()
-            resize(blocks, self.residents, self.eviction, capacity, evicted)
+            resize(blocks, self.residents, self.eviction, capacity, on_evict)
 
     def close(self) -> None:
         """Evicts every expert and frees the memory. Idempotent.

@@ -106,14 +106,14 @@ class Pool:
         """Kinds of blocks with units that are not in use any more."""
         return [kind for kind, index in indices.items() if index + self._units[kind] > self._in_use]
 
-    def relocate(self, indices: Indices, leaving: Sequence[str]) -> Indices | None:
+    def relocate(self, indices: Indices, kinds: Sequence[str]) -> Indices | None:
         """Takes other places for the blocks that leave, and adds a reference to each of the others.
 
         Returns:
             kind's name -> index; None: too few neighbouring units are free.
         """
-        places = self._place(leaving, self._free(()))
-        return None if places is None else self.take(leaving, indices | places)
+        places = self._place(kinds, self._free(()))
+        return None if places is None else self.take(kinds, indices | places)
 
     def fit_memory(self) -> None:
         """Returns the memory of units that are not in use, or takes memory for units that are in use again."""

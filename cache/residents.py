@@ -149,12 +149,12 @@ class Residents:
         self.pending[key] = Pending(reservation, indices, leases)
         return reservation
 
-    def publish(self, reservation: Reservation, arriving: tuple[Event, ...]) -> Version:
+    def publish(self, reservation: Reservation, events: tuple[Event, ...]) -> Version:
         """Makes a reservation's expert resident with its blocks, and ends the reservation.
 
         Args:
             reservation: a reservation that has not ended.
-            arriving: events after the copies that fill the reserved blocks.
+            events: events after the copies that fill the reserved blocks.
 
         Raises:
             ValueError: it has ended.
@@ -167,8 +167,8 @@ class Residents:
             self._blocks.refer({kind: held.indices[kind] for kind in names if kind not in indices})
             whole, views = held.indices | indices, held.blocks | blocks
             indices, blocks = {kind: whole[kind] for kind in names}, {kind: views[kind] for kind in names}
-            arriving = held.arriving + arriving
-        version = Version(key, level, indices, blocks, arriving)
+            events = held.arriving + events
+        version = Version(key, level, indices, blocks, events)
         self.replace(key, version)
         for kind in indices:
             self._eviction.policies[kind].arrived(key)

@@ -20,7 +20,7 @@ def resize(
     residents: Residents,
     eviction: Eviction,
     capacity: Mapping[str, int],
-    evicted: Evicted,
+    on_evict: Evicted,
 ) -> None:
     """Changes the number of blocks, and takes or returns their memory; no version may be pinned.
 
@@ -32,24 +32,24 @@ def resize(
         residents: its experts.
         eviction: the order in which they leave.
         capacity: kind's name -> blocks, at most as many as the tier began with.
-        evicted: called with each expert that leaves whole.
+        on_evict: called with each expert that leaves whole.
     """
     for kind in blocks.kinds[:1] if isinstance(blocks, Pool) else eviction.order:
         while blocks.exceeds(kind, capacity):
             version = eviction.first_candidate(kind)
             assert version
-            _leave(residents, version, eviction.level_left[version.level, kind], evicted)
+            _leave(residents, version, eviction.level_left[version.level, kind], on_evict)
     blocks.set_capacity(capacity)
     for version in list(residents.versions.values()):
         if leaving := blocks.leaving(version.indices):
-            _move(blocks, residents, version, leaving, evicted)
+            _move(blocks, residents, version, leaving, on_evict)
     blocks.fit_memory()
 
 
-def _leave(residents: Residents, version: Version, level: int, evicted: Evicted) -> None:
+def _leave(residents: Residents, version: Version, level: int, on_evict: Evicted) -> None:
     """Demotes an expert whose blocks serve other purposes."""
     if level == 0:
-        evicted(Victim(version.key, version.level, version.blocks))
+        on_evict(Victim(version.key, version.level, version.blocks))
     residents.demote(version, level)
 
 
@@ -57,15 +57,15 @@ def _move(
     blocks: SharedBlocks | Pool,
     residents: Residents,
     version: Version,
-    leaving: Sequence[str],
-    evicted: Evicted,
+    kinds: Sequence[str],
+    on_evict: Evicted,
 ) -> None:
     """Copies blocks of some kinds to places that stay; where there is none the expert leaves."""
-    indices = blocks.relocate(version.indices, leaving)
+    indices = blocks.relocate(version.indices, kinds)
     if indices is None:
-        _leave(residents, version, 0, evicted)
+        _leave(residents, version, 0, on_evict)
         return
     views = blocks.views(indices)
-    for kind in leaving:
+    for kind in kinds:
         views[kind][:] = version.blocks[kind]
     residents.replace(version.key, Version(version.key, version.level, indices, views, version.arriving))

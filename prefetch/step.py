@@ -24,7 +24,7 @@ class FetcherStep(StepExperts):
         lookahead: the mode, gate and list that all steps' predictions share.
         counts: moves since the last step ended; this step adds its own to them.
         leftovers: unwanted reads that an earlier step left under way.
-        ended: called at the end with the unwanted reads still under way, which are `leftovers` of the next step.
+        on_end: called at the end with the unwanted reads still under way, which are `leftovers` of the next step.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class FetcherStep(StepExperts):
         lookahead: Lookahead,
         counts: TransferCounts,
         leftovers: Iterable[Transfer],
-        ended: Callable[[Sequence[Transfer]], None],
+        on_end: Callable[[Sequence[Transfer]], None],
     ) -> None:
         self.counts = counts
         self._transfers, self._compensators = transfers, compensators
-        self._lookahead, self._ended = lookahead, ended
+        self._lookahead, self._ended = lookahead, on_end
         self._speculation = Speculation(transfers, lookahead, counts)
         self._speculation.take_over(leftovers)
         lookahead.predictions.append(self._speculation)

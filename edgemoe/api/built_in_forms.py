@@ -212,16 +212,16 @@ BUILT_IN = (
 """The first one whose marks are all there is the model's; without one, answers are plain text."""
 
 
-def built_in_form(written: str, added: Collection[str]) -> BuiltInForm | None:
+def built_in_form(template: str, tokens: Collection[str]) -> BuiltInForm | None:
     """The form of a model's answers; None: plain text.
 
     Args:
-        written: the chat template.
-        added: added tokens of the tokenizer.
+        template: the chat template.
+        tokens: added tokens of the tokenizer.
     """
 
     def has(mark: str) -> bool:
-        return mark in written or mark in added
+        return mark in template or mark in tokens
 
     form = next((form for form in BUILT_IN if all(map(has, form.marks))), None)
     if form and form.reasoning and not any(map(has, form.reasoning)) and not form.lead:

@@ -31,12 +31,12 @@ class Model:
     wait for an answer compute for all; a thread of the model's own does while futures are under way.
 
     Args:
-        engine: runs it; closed with the model.
+        engine: the engine that runs the model; `close` closes it too.
         tokenizer: a fast tokenizer of transformers.
-        sampling: the model's own.
+        sampling: the model's own settings of answers.
         pace: how prompts and answers share the steps.
-        keep: the KV of ended requests stays as long as there is memory (Scheduler).
-        disk: keeps it for later processes too; closed with the model. None: memory alone.
+        keep: whether the KV of ended requests stays, as long as there is memory (Scheduler).
+        disk: the cache that keeps KV on disk for later processes; `close` closes it too. None: memory alone.
     """
 
     def __init__(
@@ -61,6 +61,9 @@ class Model:
             prompt: a text, a list of messages, or token ids.
             choices: how tokens are chosen and when the answer ends, by the names of Choices.
 
+        Returns:
+            the answer: its text and token ids, times in seconds, bytes and counts.
+
         Raises:
             ContextExceeded: the context does not hold the prompt.
             UserError: a choice out of its range, an empty prompt, or the model is closed.
@@ -78,7 +81,7 @@ class Model:
         *,
         client: str = "",
     ) -> Generation:
-        """Returns an answer that has not begun, for `run`; arguments as of Generation."""
+        """Returns an answer that has not begun, for `run`. Arguments: see Generation."""
         return Generation(self.engine, self.tokenizer, tokens, sampler, start, on_text, client=client)
 
     def run(self, generation: Generation) -> Answer:
@@ -163,13 +166,16 @@ class Model:
     def logprobs(
         self, texts: Sequence[str | Sequence[int]], top: int = 0, first: Sequence[int] | None = None
     ) -> list[list[TokenLogprobs]]:
-        """Scores texts, or token ids: the model's log probabilities of every token but the first of each.
+        """Scores texts, or token ids, by the model's log probabilities.
 
         Args:
             texts: each of two tokens or more, within the context.
             top: number of the likeliest tokens that are returned for each place as well.
             first: index of the first scored token of each text, 1 or more; the KV of earlier tokens may come from an
                 earlier request. None: 1 for all.
+
+        Returns:
+            for each text an entry for each token from its first scored one, with natural logarithms.
 
         Raises:
             as generate.
@@ -207,7 +213,7 @@ class Model:
         return self.grammars().formed(schema)
 
     def grammars(self) -> Grammars:
-        """Returns what compiles grammars for the model's tokens, made at the first call; it is no part of the limit.
+        """Returns the compiler of grammars for the model's tokens, made at the first call; the limit does not count it.
 
         No step runs while the tokens are read. Not to be called by a callback of an answer.
 
@@ -241,7 +247,7 @@ class Model:
         self._scheduler.forget()
 
     def status(self) -> Status:
-        """Returns what the model does now, and what it has done since it was loaded. For any thread."""
+        """Returns the model's present state, and its counts since it was loaded. For any thread."""
         return Status.of(self.engine, self._scheduler)
 
     def close(self) -> None:

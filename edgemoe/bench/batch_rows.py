@@ -24,14 +24,14 @@ PAPER_ACTIVE = {
 
 
 def batch_row(
-    store: StoreModel, settings: RunSettings, measured: Bandwidth, batch: int, plan: MemoryPlan, run: Run
+    store: StoreModel, settings: RunSettings, bandwidth: Bandwidth, batch: int, plan: MemoryPlan, run: Run
 ) -> dict[str, Any]:
     """Returns the row of one batch size. Bytes, the bound and the step's time count decode steps alone.
 
     Args:
         store: the model's store.
         settings: the engine's settings.
-        measured: measured bandwidths, in bytes per second.
+        bandwidth: measured bandwidths, in bytes per second.
         batch: number of sequences that run at once.
         plan: the memory plan for that number of sequences.
         run: the measured run of the requests.
@@ -39,7 +39,7 @@ def batch_row(
     decode = [step for step in run.steps if step.decodes]
     decode_s, rows = [step.seconds for step in decode], [step.rows for step in decode]
     mean_s, mean_rows = sum(decode_s) / len(decode_s), sum(rows) / len(rows)
-    bound = decode_bound(run.decode, len(decode), mean_s, store, measured.of_levels(settings.levels))
+    bound = decode_bound(run.decode, len(decode), mean_s, store, bandwidth.of_levels(settings.levels))
     full = [step.seconds for step in decode if step.rows == batch]
     counts = run.decode.counts
     return {

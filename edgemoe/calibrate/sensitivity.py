@@ -29,7 +29,7 @@ class Disturbance(ExpertProbe):
     def __init__(self, layer: int, size: float) -> None:
         self._layer, self._size = layer, size
 
-    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routing: Routed, out: torch.Tensor) -> None:
         """Adds the noise, which depends on the layer alone."""
         if layer == self._layer:
             noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer)) * self._size

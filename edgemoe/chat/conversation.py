@@ -126,20 +126,22 @@ class Conversation:
         found = self._model.saved_kv(tokens)
         return (SavedKV(self._kv_format, found[0]), found[1]) if found else (None, 0)
 
-    def kv_note(self, saved: SavedKV | None) -> str:
+    def kv_note(self, saved_kv: SavedKV | None) -> str:
         """Says where the KV of a conversation that was just restored comes from; "" where the file says nothing.
 
         Args:
-            saved: the KV that the conversation's file names.
+            saved_kv: the KV that the conversation's file names.
         """
         now, tokens = self.saved_kv(write=True)
-        if saved is None:
+        if saved_kv is None:
             return ""
         if now is None:
             return "its KV is computed again: this chat keeps none on disk"
-        if saved.format != now.format:
-            return f"its KV is computed again: it was saved as {saved.format}, and this chat has {now.format}"
-        if saved.root != now.root:
+        if saved_kv.format != now.format:
+            return (
+                f"its KV is computed again: it was saved as {saved_kv.format}, and this chat has {now.format}"
+            )
+        if saved_kv.root != now.root:
             return "its KV is computed again: it was saved with another model or other settings"
         if not tokens:
             return "its KV is computed again: no block of it is on disk"

@@ -60,7 +60,7 @@ class Chat:
         engine: computes the answers.
         conversation: answers the turns.
         printing: how answers are printed.
-        answered: called after every answer.
+        on_answer: called after every answer.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Chat:
         conversation: Conversation,
         printing: Printing,
         *,
-        answered: Callable[[], None] = lambda: None,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
-        self.engine, self.conversation, self._answered = engine, conversation, answered
+        self.engine, self.conversation, self._answered = engine, conversation, on_answer
         self._printing = printing
         self.totals = Totals()
         self.last: Answer | None = None

@@ -38,14 +38,14 @@ def keep_last(conversation: Conversation, then: Callable[[], None]) -> None:
 
 
 def continued(
-    model: Model, system: str | None, messages: list[Message], saved: SavedKV | None
+    model: Model, system: str | None, messages: list[Message], saved_kv: SavedKV | None
 ) -> tuple[Conversation, str]:
     """Begins a conversation with the messages of an earlier one.
 
     Args:
         model: computes the answers.
         system: a system message; None: the earlier one's.
-        messages, saved: the result of load_last; no messages: a new conversation.
+        messages, saved_kv: the result of load_last; no messages: a new conversation.
 
     Returns:
         the conversation, and a line about what it continues; "" for a new one.
@@ -55,7 +55,7 @@ def continued(
         return conversation, ""
     conversation.restore(messages)
     conversation.set_system(system or conversation.system)
-    note = conversation.kv_note(saved)
+    note = conversation.kv_note(saved_kv)
     return conversation, f"(continues {len(messages)} messages: {note})" if note else ""
 
 

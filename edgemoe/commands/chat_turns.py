@@ -61,4 +61,4 @@ def answer_turns(request: ChatRequest, opened: Opened) -> None:
             say(note)
         keep = partial(keep_last, conversation, answered) if request.kept else answered
         printing = Printing(turns.as_json, turns.stream, turns.stats, look)
-        run_chat(Chat(engine, conversation, printing, answered=keep), source, about)
+        run_chat(Chat(engine, conversation, printing, on_answer=keep), source, about)

@@ -34,14 +34,16 @@ class StepLoop:
         engine: runs the steps.
         queue: the requests.
         pace: how prompts and answers share the steps.
-        closed: True ends a prompt's step at its next layer.
+        is_closed: True ends a prompt's step at its next layer.
 
     Attributes:
         prefill, decode: sums over all steps of prompts, and over all steps of new tokens.
     """
 
-    def __init__(self, engine: Engine, queue: RequestQueue, pace: Pace, closed: Callable[[], bool]) -> None:
-        self._engine, self._queue, self._pace, self._closed = engine, queue, pace, closed
+    def __init__(
+        self, engine: Engine, queue: RequestQueue, pace: Pace, is_closed: Callable[[], bool]
+    ) -> None:
+        self._engine, self._queue, self._pace, self._closed = engine, queue, pace, is_closed
         self._chunk, self._lengths = pace.rows(engine), RotaryLengths.of(engine.store.config)
         self._work, self._since_chunk, self._ended = 0, 0, 0
         self._prompt_s = 0.0

@@ -67,11 +67,11 @@ class RouterProbe(ExpertProbe):
     def __init__(self) -> None:
         self.routings: dict[int, Routed] = {}
 
-    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routing: Routed, out: torch.Tensor) -> None:
         """Keeps a layer's choice; its tensors live no longer than the step."""
-        ranks = None if routed.ranks is None else routed.ranks.clone()
+        ranks = None if routing.ranks is None else routing.ranks.clone()
         self.routings[layer] = Routed(
-            routed.hidden.float().cpu(), routed.choice.clone(), routed.gates.clone(), ranks
+            routing.hidden.float().cpu(), routing.choice.clone(), routing.gates.clone(), ranks
         )
 
 

@@ -16,7 +16,7 @@ def report_of(
     environment: dict[str, Any],
     rows: list[EvalRow],
     left_out: list[str],
-    observed: Observations | None,
+    observations: Observations | None,
     hotness: list[HotnessRow],
 ) -> EvalReport:
     """Puts the results of an evaluation together.
@@ -26,10 +26,10 @@ def report_of(
         environment: the conditions of the measurements.
         rows: one per setting and phase.
         left_out: why each setting that was not measured was left out.
-        observed: routing and similarity; None: neither was measured.
+        observations: routing and similarity; None: neither was measured.
         hotness: rows of its studies.
     """
-    routing = observed.routing() if observed and "routing" in request.observed else []
-    similarity = observed.similarity() if observed and "similarity" in request.observed else []
+    routing = observations.routing() if observations and "routing" in request.observed else []
+    similarity = observations.similarity() if observations and "similarity" in request.observed else []
     claims = [*claims_of(rows), *routing_claims(routing), *similarity_claims(similarity)]
     return EvalReport(environment, rows, claims, left_out, routing, similarity, hotness)

@@ -26,14 +26,14 @@ class SettingsRuns:
     Args:
         store: the store of the model.
         request: the request, with the reference and the studies.
-        measured: measures each setting.
+        arm_rows: measures each setting.
 
     Attributes:
         damage: the text on which the damage of fewer bits was measured; None where no setting needs it.
     """
 
-    def __init__(self, store: StoreModel, request: EvalRequest, measured: ArmRows) -> None:
-        self._store, self._request, self._measured = store, request, measured
+    def __init__(self, store: StoreModel, request: EvalRequest, arm_rows: ArmRows) -> None:
+        self._store, self._request, self._measured = store, request, arm_rows
         self.damage: str | None = None
 
     def run(self, plan: MemoryPlan, arms: list[Arm]) -> list[EvalRow]:

@@ -64,9 +64,9 @@ class OutputErrors(ExpertProbe):
             self.squared[row, list(experts), column] += torch.tensor(lost, dtype=torch.float64)
         self.counts[row, list(experts)] += torch.tensor(rows)
 
-    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routing: Routed, out: torch.Tensor) -> None:
         """Keeps the router's choice."""
-        self.choices[layer] = routed.choice.clone(), routed.gates.float()
+        self.choices[layer] = routing.choice.clone(), routing.gates.float()
 
     def means(self) -> torch.Tensor:
         """The mean squared error of each expert: float32 [layers, experts, levels].

@@ -72,7 +72,7 @@ class ExpertProbe:
     ) -> None:
         """Takes the rows of some experts: inputs, and outputs [R, H] before their gate weights."""
 
-    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routing: Routed, out: torch.Tensor) -> None:
         """Takes what a layer's router has chosen, and the sum [T, H] of its experts, which it may change."""
 
 

@@ -18,19 +18,19 @@ from edgemoe.storage.files.untrusted import foreign_code
 _ACTION = "choose a model of another family"
 
 
-def derive(bounded: Config, traits: Traits) -> Family:
+def derive(config: Config, traits: Traits) -> Family:
     """Makes the family of a config. Imports the code of its class; takes half a second for a large model.
 
     Args:
-        bounded: the config of a text model, bounded.
+        config: the config of a text model, bounded.
         traits: the declared properties of its model_type.
 
     Raises:
         ModelRefused: transformers does not accept a value of the config, its modules cannot compute with it, or the
             model has a part that edgemoe does not run; the message names it.
     """
-    model, shapes = _step_of(bounded)
-    experts, conversions = _experts_of(model), Conversions.of(model, bounded.get(WRAPPED_IN))
+    model, shapes = _step_of(config)
+    experts, conversions = _experts_of(model), Conversions.of(model, config.get(WRAPPED_IN))
     one, places = next(iter(experts.values())), _names_of(model, experts).values()
     path = one_template(f"{name}." for name in places)
     names, fused, turned = _expert_names(conversions, *(path + part for part in _parts(one)))
@@ -60,11 +60,11 @@ def derive(bounded: Config, traits: Traits) -> Family:
     )
 
 
-def _step_of(bounded: Config) -> tuple[Any, StepShapes]:
+def _step_of(config: Config) -> tuple[Any, StepShapes]:
     """Makes the model of a config without weights, and runs a step of it; raises as derive."""
-    with foreign_code("values in config.json that transformers accepts", values=bounded):
-        model = meta_model(bounded, attention=NAME, experts=NAME)
-    with foreign_code("values in config.json that transformers' modules compute with", values=bounded):
+    with foreign_code("values in config.json that transformers accepts", values=config):
+        model = meta_model(config, attention=NAME, experts=NAME)
+    with foreign_code("values in config.json that transformers' modules compute with", values=config):
         return model, shapes_of(model)
 
 

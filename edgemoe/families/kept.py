@@ -25,19 +25,19 @@ _CODE = ("base", "derive", "kept", "meta_model", "names", "recorded", "table")
 """Modules of this folder that decide what a file has."""
 
 
-def kept_family(bounded: Config, traits: Traits) -> Family:
+def kept_family(config: Config, traits: Traits) -> Family:
     """Returns the family of a config: derived once for each config, version of transformers and code of this folder.
 
     A file that cannot be read or written costs the time of deriving, and nothing else.
 
     Args:
-        bounded: the config of a text model, bounded.
+        config: the config of a text model, bounded.
         traits: the declared properties of its model_type.
 
     Raises:
         ModelRefused: from families.derive.
     """
-    values = {key: value for key, value in bounded.items() if key not in _WITHOUT_EFFECT}
+    values = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT}
     return _kept(json.dumps(values, sort_keys=True, default=str), traits)
 
 

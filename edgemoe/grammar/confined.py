@@ -127,17 +127,17 @@ class VocabularyProcess:
         tokenizer: returns the model's tokenizer as JSON.
         words: number of the tokens, at least the number of the model's logits.
         ends: token ids that end an answer.
-        added: ids of added tokens, which may be special.
+        tokens: ids of added tokens, which may be special.
 
     Attributes:
         pid: the process's id; 0 before its first start.
     """
 
     def __init__(
-        self, tokenizer: Callable[[], str], words: int, ends: Sequence[int], added: Sequence[int]
+        self, tokenizer: Callable[[], str], words: int, ends: Sequence[int], tokens: Sequence[int]
     ) -> None:
         self._tokenizer = tokenizer
-        self._settings: Mapping[str, Any] = {"words": words, "ends": list(ends), "added": list(added)}
+        self._settings: Mapping[str, Any] = {"words": words, "ends": list(ends), "added": list(tokens)}
         self._lock = threading.Lock()
         self._control: Connection | None = None
         self._special: list[int] | None = None

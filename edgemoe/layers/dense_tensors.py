@@ -30,20 +30,20 @@ _FACTOR = "embed_scale"
 """Buffer of embeddings that multiply all rows by it."""
 
 
-def check_dense(directory: Path, bounded: Config, stored: Mapping[str, Spec]) -> None:
+def check_dense(directory: Path, config: Config, specs: Mapping[str, Spec]) -> None:
     """Compares the dense tensors of a store, made or still to be made, with transformers' modules of a config.json.
 
     Args:
-        directory, bounded: see skeleton.
-        stored: every dense tensor.
+        directory, config: see skeleton.
+        specs: every dense tensor.
 
     Raises:
         MissingTensor: a parameter of the model is not among them, or has another shape or type.
         ModelRefused: a tensor without a parameter, or a config that skeleton refuses.
     """
-    model = skeleton(directory, bounded)
+    model = skeleton(directory, config)
     without_weights(model)
-    require_tensors(model, family_of(bounded), stored, directory)
+    require_tensors(model, family_of(config), specs, directory)
 
 
 def dense_specs(path: Path) -> dict[str, Spec]:
@@ -55,13 +55,13 @@ def dense_specs(path: Path) -> dict[str, Spec]:
     return {name: entry.spec for name, entry in read_header(path).tensors.items()}
 
 
-def require_tensors(model: Any, family: Family, stored: Mapping[str, Spec], directory: Path) -> None:
+def require_tensors(model: Any, family: Family, specs: Mapping[str, Spec], directory: Path) -> None:
     """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
     Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; matrices of linear layers
     may be U8, of 4 bits (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
     """
-    left = {family.in_modules(name): spec for name, spec in stored.items()}
+    left = {family.in_modules(name): spec for name, spec in specs.items()}
     join_parts(family, left, _joined_spec)
     _tie(model, left)
     wrong = []

@@ -35,9 +35,9 @@ class LatentHeads:
         plain, rotary = query.split((self._key, query.shape[-1] - self._key), dim=-1)
         return torch.cat((self._product(plain, slice(0, self._key), transposed=False), rotary), dim=-1)
 
-    def value(self, summed: torch.Tensor) -> torch.Tensor:
+    def value(self, sums: torch.Tensor) -> torch.Tensor:
         """Maps sums of latents [heads, R, latent] to sums of values [heads, R, value]."""
-        return self._product(summed, slice(self._key, None), transposed=True)
+        return self._product(sums, slice(self._key, None), transposed=True)
 
     def _product(self, x: torch.Tensor, part: slice, *, transposed: bool) -> torch.Tensor:
         """Multiplies x with one half of each head's matrix; converts the weights of a few heads at a time."""
@@ -88,11 +88,11 @@ class CompiledLatents:
         found = native.head_products(plain.contiguous(), keys, of_keys, by_column=True)
         return torch.cat((found, rotary), dim=-1)
 
-    def value(self, summed: torch.Tensor) -> torch.Tensor:
+    def value(self, sums: torch.Tensor) -> torch.Tensor:
         """Maps sums as LatentHeads.value does."""
         _, values, scale = self.matrices
         return native.head_products(
-            summed.contiguous(), values, None if scale is None else scale[:, self._key :]
+            sums.contiguous(), values, None if scale is None else scale[:, self._key :]
         )
 
 

@@ -19,7 +19,7 @@ from edgemoe.storage.files.untrusted import foreign_code
 
 
 @without_compiler()
-def skeleton(directory: Path, bounded: Config) -> nn.Module:
+def skeleton(directory: Path, config: Config) -> nn.Module:
     """The model of a store without any weights: transformers' modules on the meta device.
 
     A step of two tokens shows that the modules compute with the config's values. Imports the code of the model's class,
@@ -27,17 +27,17 @@ def skeleton(directory: Path, bounded: Config) -> nn.Module:
 
     Args:
         directory: the directory that has config.json.
-        bounded: its contents, bounded.
+        config: its contents, bounded.
 
     Raises:
         ModelRefused: transformers does not accept a value of the config, or its modules cannot compute with it.
     """
     file = directory / "config.json"
-    family = family_of(bounded)
-    with foreign_code(f"values in {file} that transformers accepts", values=bounded):
-        model = meta_model(bounded, attention=attention.NAME, experts=experts.NAME)
-    with foreign_code(f"values in {file} that transformers' modules compute with", values=bounded):
-        try_step(model, family, bounded)
+    family = family_of(config)
+    with foreign_code(f"values in {file} that transformers accepts", values=config):
+        model = meta_model(config, attention=attention.NAME, experts=experts.NAME)
+    with foreign_code(f"values in {file} that transformers' modules compute with", values=config):
+        try_step(model, family, config)
     return model  # type: ignore[no-any-return]
 
 

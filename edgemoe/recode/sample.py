@@ -92,16 +92,16 @@ class ExpertSample(ExpertProbe):
         if fd >= 0:
             os.close(fd)
 
-    def routed(self, layer: int, routed: Routed, out: torch.Tensor) -> None:
+    def routed(self, layer: int, routing: Routed, out: torch.Tensor) -> None:
         """Writes the inputs of a layer in one step, and keeps the router's choice; a window may take several steps."""
-        raw = routed.hidden.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+        raw = routing.hidden.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
         before = sum(len(chosen) for chosen, _ in self._now[layer])
         at, view = self._place(layer, self.done * self._window + before), memoryview(raw)
         while view:
             written = os.pwrite(self._fd, view, at)
             at, view = at + written, view[written:]
         self._digests[layer].update(raw)
-        self._now[layer].append((routed.choice.cpu().clone(), routed.gates.float().cpu()))
+        self._now[layer].append((routing.choice.cpu().clone(), routing.gates.float().cpu()))
 
     def end_window(self, window: tuple[int, ...]) -> None:
         """Notes that every layer has sampled a window, given by its tokens."""

@@ -31,15 +31,15 @@ class DeviceSpeed:
     copied: float | None
 
 
-def measure_device(device: Device, tried: int, clock: Callable[[], float] = time.perf_counter) -> DeviceSpeed:
+def measure_device(device: Device, size: int, clock: Callable[[], float] = time.perf_counter) -> DeviceSpeed:
     """Pins memory, copies from it and releases it. Takes a second per few gigabytes.
 
     Args:
         device: the device that is measured.
-        tried: bytes to pin, rounded down to whole PIECEs, at least one.
+        size: bytes to pin, rounded down to whole PIECEs, at least one.
         clock: seconds.
     """
-    with closing(PinnedArena(max(tried // PIECE, 1), PIECE, device)) as arena:
+    with closing(PinnedArena(max(size // PIECE, 1), PIECE, device)) as arena:
         pieces = 0
         while pieces < arena.capacity and arena.pin_to(pieces + 1):
             pieces += 1

@@ -139,9 +139,9 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return parsed
 
 
-def refuse_remote_code(name: str, parsed: dict[str, Any]) -> None:
+def refuse_remote_code(name: str, content: dict[str, Any]) -> None:
     """Raises ModelRefused if a parsed JSON file names code of the checkpoint."""
-    if "auto_map" in parsed:
+    if "auto_map" in content:
         raise ModelRefused(
             f"a {name} that transformers understands",
             "auto_map, which runs code from the checkpoint",

@@ -48,14 +48,14 @@ class PlaneForm(ResidentForm):
 
     Args:
         geometry: the geometry of the store.
-        stored: layout of the store's records.
+        store_layout: layout of the store's records.
         layout: layout that the kernel reads. Where the two differ, every plane is packed again on arrival, which takes
             longer than the read.
     """
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout, layout: Layout) -> None:
-        self._order = _Order(geometry, stored, layout) if stored != layout else None
-        self._parameters, self._low = geometry.parameter_bytes, _LowCodes(geometry, stored)
+    def __init__(self, geometry: RecordGeometry, store_layout: Layout, layout: Layout) -> None:
+        self._order = _Order(geometry, store_layout, layout) if store_layout != layout else None
+        self._parameters, self._low = geometry.parameter_bytes, _LowCodes(geometry, store_layout)
         levels = {Plane.BASE: 2, Plane.D4: 4, Plane.D8: 8}
         self.kinds = tuple(
             BlockKind(plane.label, span.length, levels[plane])
@@ -100,15 +100,15 @@ class MergedForm(ResidentForm):
 
     Args:
         geometry: the geometry of the store.
-        stored: layout of the store's records.
+        store_layout: layout of the store's records.
         layout: layout that this machine's kernel reads. Where the two differ, every expert is packed again on arrival,
             which takes about ten times as long as its merge.
     """
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout, layout: Layout) -> None:
-        self._order = _Order(geometry, stored, layout) if stored != layout else None
+    def __init__(self, geometry: RecordGeometry, store_layout: Layout, layout: Layout) -> None:
+        self._order = _Order(geometry, store_layout, layout) if store_layout != layout else None
         parameters, codes = geometry.parameter_bytes, geometry.codes_bytes
-        self._parameters, self._half, self._low = parameters, codes // 2, _LowCodes(geometry, stored)
+        self._parameters, self._half, self._low = parameters, codes // 2, _LowCodes(geometry, store_layout)
         self.kinds = (BlockKind(P4, parameters + codes, level=2),)
         if geometry.max_level == 8:
             self.kinds += (BlockKind(P0, geometry.low_bytes, level=8),)
@@ -221,8 +221,8 @@ class WholeForm(ResidentForm):
 class _LowCodes:
     """Reads d8 of layers with fewer than 8 bits into the end of its block, and expands it to the block's nibbles."""
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout) -> None:
-        self._geometry, self._stored = geometry, stored
+    def __init__(self, geometry: RecordGeometry, store_layout: Layout) -> None:
+        self._geometry, self._stored = geometry, store_layout
         layers = {layer: geometry.of_layer(layer) for layer in geometry.layer_numbers}
         self._trimmed = {layer: own for layer, own in layers.items() if own.is_trimmed}
         self._read_bytes = {layer: own.planes[Plane.D8].length for layer, own in self._trimmed.items()}
@@ -246,8 +246,8 @@ class _LowCodes:
 class _Order:
     """Packs an expert's codes from the stored layout into the used one."""
 
-    def __init__(self, geometry: RecordGeometry, stored: Layout, layout: Layout) -> None:
-        self._geometry, self._stored, self._used = geometry, stored, layout
+    def __init__(self, geometry: RecordGeometry, store_layout: Layout, layout: Layout) -> None:
+        self._geometry, self._stored, self._used = geometry, store_layout, layout
 
     def change(self, nibbles: Bytes) -> None:
         """Packs a nibble array [codes_bytes] again, in place."""

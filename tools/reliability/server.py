@@ -79,17 +79,17 @@ def load(options: argparse.Namespace) -> Report:
     return _report(found, options.clients, seconds, resident)
 
 
-def _report(measured: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
+def _report(load: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
     """The clients' measurements, and the slope of (seconds, resident bytes) after the first sixth."""
     report: dict[str, Any] = {
         "clients": clients,
         "seconds": round(seconds, 1),
-        "statuses": dict(measured.statuses),
-        "tokens": measured.tokens,
+        "statuses": dict(load.statuses),
+        "tokens": load.tokens,
     }
-    lines = [f"{clients} clients, {seconds:.0f} s: {dict(measured.statuses)}, {measured.tokens} tokens"]
-    wrong = measured.wrong
-    for name, times in (("TTFT", measured.first), ("ITL", measured.between)):
+    lines = [f"{clients} clients, {seconds:.0f} s: {dict(load.statuses)}, {load.tokens} tokens"]
+    wrong = load.wrong
+    for name, times in (("TTFT", load.first), ("ITL", load.between)):
         if len(times) < 2:
             wrong.append(f"{len(times)} times of {name}")
             continue
@@ -109,7 +109,7 @@ def _report(measured: Load, clients: int, seconds: float, resident: Sequence[tup
     return Report(report, lines, wrong)
 
 
-def _client(host: str, port: int, questions: list[str], random: Random, measured: Load, end: float) -> None:
+def _client(host: str, port: int, questions: list[str], random: Random, load: Load, end: float) -> None:
     """Asks one question after the other; waits as long as a 429 says."""
     while time.monotonic() < end:
         text = " ".join(random.choices(questions, k=random.choice((1, 1, 3))))
@@ -120,24 +120,24 @@ def _client(host: str, port: int, questions: list[str], random: Random, measured
         connection.request("POST", CHAT, json.dumps(body).encode())
         response = connection.getresponse()
         if response.status == 200:
-            _read(response, start, measured)
+            _read(response, start, load)
         else:
-            measured.statuses[str(response.status)] += 1
+            load.statuses[str(response.status)] += 1
             time.sleep(float(response.getheader("retry-after", "1")) * random.random())
         connection.close()
 
 
-def _read(response: http.client.HTTPResponse, start: float, measured: Load) -> None:
+def _read(response: http.client.HTTPResponse, start: float, load: Load) -> None:
     before, line = None, b""
     for line in response:
         if b'"content":"' in line and b'"role"' not in line:
             now = time.perf_counter()
-            (measured.first if before is None else measured.between).append(now - (before or start))
-            before, measured.tokens = now, measured.tokens + 1
+            (load.first if before is None else load.between).append(now - (before or start))
+            before, load.tokens = now, load.tokens + 1
         if b'"error"' in line:
-            measured.statuses["error in a stream"] += 1
+            load.statuses["error in a stream"] += 1
             return
-    measured.statuses["200"] += 1
+    load.statuses["200"] += 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

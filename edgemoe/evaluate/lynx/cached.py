@@ -107,7 +107,7 @@ def cached_quality(
     settings: RunSettings,
     cache: float,
     text: Text,
-    changed: Callable[[Engine], AbstractContextManager[None]],
+    change: Callable[[Engine], AbstractContextManager[None]],
     dram: float = 0.0,
 ) -> Cached:
     """Measures one setting in steps of one token, with an engine of its own.
@@ -117,7 +117,7 @@ def cached_quality(
         settings: the settings of the engine; planes in memory are used above their level unless they are exact.
         cache: fraction of the bytes that all experts take at 4 bits.
         text: two windows or more.
-        changed: engine -> a block inside of which it runs.
+        change: engine -> a block inside of which it runs.
         dram: fraction of a second tier; 0: there is none.
 
     Raises:
@@ -125,7 +125,7 @@ def cached_quality(
     """
     plan = cached_plan(store, settings, cache, max(map(len, text.windows)), dram)
     total = StepTotals()
-    with Engine(store, plan, settings) as engine, changed(engine):
+    with Engine(store, plan, settings) as engine, change(engine):
         sequence, measured = engine.sequences.new(), Measurement(text, ())
         for number, window in enumerate(text.windows):
             sequence.crop(0)

@@ -49,7 +49,7 @@ def test_compensators_bring_the_model_nearer(tiny_store, checkpoint, text):
     """Of full rank for all experts they take back most of what 2 bits cost, and less for one expert of a token."""
     two, full = RunSettings.uniform(2), Made(32)
     arms = [Arm(two, ("decode",), COMPENSATION)] + [
-        Arm(two.with_(compensation=Compensation(n)), ("prefill", "decode"), COMPENSATION, made=full)
+        Arm(two.with_(compensation=Compensation(n)), ("prefill", "decode"), COMPENSATION, compensators=full)
         for n in (1, 2)
     ]
     request = EvalRequest(text, checkpoint, 128, 64, 0, 0, tuple(arms))
