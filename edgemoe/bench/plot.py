@@ -57,7 +57,7 @@ def plot_batches(report: dict[str, Any], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
-    (("MB per token", lambda row: {tier.upper(): row["bytes_per_token"][tier] / 1e6 for tier in TIERS}),)
+    write_figure(figure, path, dpi=120)
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
