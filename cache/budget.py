@@ -17,7 +17,7 @@ class Budget:
         limit: bytes.
 
     Attributes:
-        used: bytes reserved.
+        used_bytes: bytes reserved.
     """
 
     def __init__(self, limit: int) -> None:

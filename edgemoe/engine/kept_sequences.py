@@ -27,9 +27,9 @@ class Reading:
     """Blocks on disk that a prompt begins with, and that its sequence lacks.
 
     Args:
-        tokens: int64 [n] of the prompt, at least the tokens of all blocks.
+        tokens: int64 [n], the prompt's first tokens, at least the tokens of all blocks.
         hashes: hashes of its beginnings.
-        next, end: blocks that are still to be read.
+        next, end: range of numbers of the blocks that are still to be read.
     """
 
     tokens: Tokens
@@ -42,12 +42,12 @@ class KeptSequences:
     """Sequences of running and of ended requests, within the budget's KV.
 
     A request is promised the plan's context, and takes bytes by blocks of tokens as it comes to them. Ended sequences
-    have the rest; the least recently used leave as soon as a request needs their bytes. A kept sequence moves to the
-    request that continues all of it; of another one the prefix is copied, and it stays whole as long as it stays. For
-    the thread that runs steps.
+    have the rest; the least recently used leave as soon as a request needs their bytes. If a request continues all of a
+    kept sequence, it takes the sequence over. If it shares only a prefix, the prefix is copied and the original is
+    kept. For the thread that runs steps.
 
-    Below them lie the blocks of a prefix cache: a prompt that begins with more of these than of any sequence reads them
-    (`read_blocks`), and blocks of every prompt and every ended sequence are written.
+    A prefix cache has blocks on disk, too. A prompt whose beginning has more tokens there than in any sequence reads
+    them (`read_blocks`), and blocks of every prompt and every ended sequence are written.
 
     Args:
         engine: the engine of the sequences.
@@ -169,7 +169,7 @@ class KeptSequences:
         return made, made.copy_prefix(best.sequence, shared)
 
     def _new(self, tokens: int, but: Kept | None = None) -> SequenceKV:
-        """A new sequence with memory for so many tokens; kept ones leave for it, `but` excepted."""
+        """A new sequence with memory for so many tokens; kept sequences except `but` leave for it."""
         self._free(self._engine.sequences.bytes_to_reserve(tokens), but)
         return self._engine.sequences.new(reserve=tokens)
 
@@ -191,7 +191,7 @@ class KeptSequences:
             rows: number of tokens after its valid ones; together at most the context.
 
         Raises:
-            DoesNotFit: memory that the request was promised is taken by a sequence that is not of a request.
+            DoesNotFit: a sequence without a request has taken memory that the request was promised.
         """
         tokens = min(sequence.length + rows, sequence.context)
         if tokens > sequence.reserved:
@@ -215,7 +215,7 @@ class KeptSequences:
                 self._disk.offer(best.sequence, best.hashes, best.tokens)
 
     def saved(self, tokens: Sequence[int]) -> tuple[str, int]:
-        """Returns the root of hashes with the settings of now, in hex, and how many of the first tokens are on disk."""
+        """Returns the root of hashes with the present settings, in hex, and the number of first tokens on disk."""
         hashes = chain(self.roots.of(len(tokens)), np.asarray(tokens, np.int64))
         return hashes[0].hex(), self._disk.held(hashes) * BLOCK if self._disk else 0
 
@@ -278,7 +278,7 @@ class KeptSequences:
         self._end(entry.sequence)
 
     def begin_again(self, sequence: SequenceKV, tokens: int) -> None:
-        """Lets a request's sequence change from its first token on: its keys get the factors of so many tokens."""
+        """Lets a request's sequence change from its first token on; its keys get rotary factors for so many tokens."""
         self._written(sequence)
         self._running[sequence] = self.roots.of(tokens)
 

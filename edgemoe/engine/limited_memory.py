@@ -29,8 +29,9 @@ def _keep(blocks: Mapping[str, int]) -> None:
 class LimitedMemory:
     """Reserves a plan's bytes: fixed ones, blocks of experts, and sequences, which are promised the plan's whole KV.
 
-    Where sequences, or the step of a long prompt, need bytes that the budget lacks, experts lose blocks first; whatever
-    these return, experts get. Used by the engine's thread before and between steps, so no step finds too little memory.
+    Where sequences, or the step of a long prompt, need bytes that the budget lacks, experts lose blocks first. Experts
+    get the bytes that sequences and steps return. Used by the engine's thread before and between steps, so no step
+    finds too little memory.
 
     Args:
         plan: the division of the limit.

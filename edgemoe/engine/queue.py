@@ -44,7 +44,7 @@ class RequestQueue:
         return len(self.prompts) + len(self.running)
 
     def admit(self) -> tuple[Request, Exception] | None:
-        """Gives the requests whose turn it is their KV, as far as there are places and the budget has it.
+        """Gives KV to the requests whose turn it is, as far as there are places and the budget has bytes.
 
         Returns:
             a request that cannot get its KV, even alone, and the error; None: there is none.
@@ -68,7 +68,7 @@ class RequestQueue:
         return None
 
     def _continues(self, request: Request, sequence: SequenceKV) -> bool:
-        """Whether the keys that a caller's sequence has have the rotary factors of the prompt's length."""
+        """Whether the keys in a caller's sequence have the rotary factors of the prompt's length."""
         assert self._lengths
         had = max(sequence.whole, sequence.length)
         return self._lengths.factors(had) == self._lengths.factors(request.prompt)
@@ -98,7 +98,7 @@ class RequestQueue:
         return waits
 
     def _give_sequence(self, request: Request, context: int) -> None:
-        """Gives a request its KV, with what is kept of the prompt's first tokens; all but one at most."""
+        """Gives a request its KV, with the kept KV of the prompt's first tokens; at most all but one."""
         if self._kept is None:
             request.sequence = self._engine.sequences.new(context)
             return
@@ -122,7 +122,7 @@ class RequestQueue:
         return read is not None
 
     def next_prompts(self, rows: int) -> list[tuple[Request, int]]:
-        """Chooses the prompts of the next step, the first to be admitted first, and how many tokens of each it takes.
+        """Chooses the prompts of the next step, the first to be admitted first, and the number of tokens of each.
 
         A prompt's tokens are divided in the same way whatever runs with it. One whose rows are wanted runs alone.
 

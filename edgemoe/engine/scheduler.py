@@ -37,12 +37,12 @@ class Scheduler:
     Args:
         engine: runs the steps; no other caller uses it while requests run.
         pace: how prompts and answers share the steps.
-        keep: the KV of ended requests stays, as long as there is memory, for prompts that begin with the same tokens.
-        disk: has their blocks on disk, where `keep`; closed with the scheduler. None: memory alone.
+        keep: whether the KV of ended requests stays, while there is memory, for prompts with the same first tokens.
+        disk: keeps blocks of that KV on disk, with `keep`; closed with the scheduler. None: memory alone.
 
     Attributes:
         loop, queue: the steps and the requests, for the thread that has its turn.
-        kept: the KV of ended requests; None: none is kept.
+        kept_sequences: the KV of ended requests; None: none is kept.
     """
 
     def __init__(

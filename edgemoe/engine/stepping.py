@@ -54,7 +54,7 @@ class Stepping:
 
         Args:
             step: a step of at most the plan's prefill_rows rows, or of as many rows as sequences.
-            all_rows: logits after every row, for which the plan's scored_rows is the most that the workspace holds.
+            all_rows: whether logits of every row are computed; the plan's workspace holds at most scored_rows of them.
 
         Raises:
             ContextExceeded: a sequence's context is too small.

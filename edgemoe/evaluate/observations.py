@@ -61,7 +61,7 @@ class RouterProbe(ExpertProbe):
     """Keeps what the routers of one window have seen and chosen.
 
     Attributes:
-        seen: layer -> its router's choice and input, of the last step.
+        routings: layer -> its router's choice and input, of the last step.
     """
 
     def __init__(self) -> None:

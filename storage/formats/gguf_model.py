@@ -31,7 +31,8 @@ class GgufModel:
 
     Attributes:
         path: the path of the file.
-        header: the header of the file.
+        fields: the fields of the header, by key.
+        tensors: name in the file -> its place and type.
         config: the content of a config.json, before bounded_config.
 
     Raises:
