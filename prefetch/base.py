@@ -99,7 +99,8 @@ class StepExperts(ABC):
         blocks waits until leases end. Leaving the context early (an error, Ctrl-C) waits for reads under way and leaves
         the tiers whole.
 
-        What was read ahead and is wanted is used, complete or not; what is not wanted and has not begun is cancelled.
+        An expert that was read ahead and is requested now is used, even if its read is not complete. A read ahead of
+        any other expert is cancelled, unless it has begun.
 
         Args:
             levels: see above.
@@ -158,11 +159,11 @@ class StepExperts(ABC):
     def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
         """Counts experts that a device computed without a request in some layers, as requests.
 
-        What the fastest tier lacks of them was read in the slower one's memory. Their use is not marked.
+        Planes that the fastest tier lacks were read in the slower tier's memory. The experts' use is not marked.
 
         Args:
-            levels: (level in the fastest tier, 0: not there; level wanted, above 0) -> experts.
-            layers: how many.
+            levels: (level in the fastest tier, 0 where absent; requested level, above 0) -> number of experts.
+            layers: number of layers.
         """
 
     @abstractmethod
@@ -220,7 +221,7 @@ class ExpertSource(ABC):
 
         While the fastest tier has free blocks, it evicts none.
 
-        An expert that cannot be read ends it without an error. What it moves is not counted. May run on another
+        An expert that cannot be read ends the call without an error. Moved bytes are not counted. It may run on another
         thread while no caller uses the source.
 
         Args:
@@ -236,7 +237,7 @@ class ExpertSource(ABC):
     def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts that the slower tier has into the fastest one, between two requests. Evicts others.
 
-        Counts the bytes, and no requests. Copies wait for the kernels launched so far, and those launched later wait
+        Counts the bytes, and no requests. Copies wait for the kernels launched so far, and kernels launched later wait
         for the copies.
 
         Args:
@@ -254,19 +255,19 @@ class ExpertSource(ABC):
         """Sets which experts of the fastest tier change their level in the background; replaces changes that wait.
 
         Args:
-            demote: key -> the level that stays of it, above 0.
+            demote: key -> the level that the expert keeps, above 0.
             promote: key -> its level, the most urgent first. Free blocks alone are used; nothing is evicted.
             rate: bytes per second that promotions may take on average; None: no limit.
         """
 
     @abstractmethod
     def advance_changes(self, counts: TransferCounts, *, start: bool = True, settle: bool = False) -> None:
-        """Publishes what change_levels has brought so far, and starts more. Called between two steps.
+        """Publishes the experts that change_levels has brought so far, and starts more reads. Called between two steps.
 
         Args:
-            counts: the counters that what happens now is added to.
+            counts: the counters to which the moves are added.
             start: False starts nothing: a prompt follows.
-            settle: goes through all that waits, and waits for it.
+            settle: starts every waiting change, and waits for all of them.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ class LookaheadCounts:
     wanted: int = 0
     """Experts then requested, in steps for which the layer was predicted."""
     right: int = 0
-    """Experts that were both."""
+    """Experts that were predicted and requested."""
     hidden_bytes: int = 0
     """Bytes read or copied before the request for an expert that was then used."""
     wasted_bytes: int = 0
@@ -57,15 +57,15 @@ class TransferCounts:
     """
 
     ssd_bytes: int = 0
-    """Read from disk, ahead or not."""
+    """Bytes read from disk, ahead or not."""
     compensator_bytes: int = 0
-    """Read from disk for compensators; part of ssd_bytes."""
+    """Bytes read from disk for compensators; part of ssd_bytes."""
     dram_bytes: int = 0
-    """Copied from the DRAM tier into the VRAM tier."""
+    """Bytes copied from the DRAM tier into the VRAM tier."""
     read_retries: int = 0
     """Attempts after failures, of reads from disk that succeeded in the end."""
     spilled_bytes: int = 0
-    """Copied from the VRAM tier into the DRAM tier on eviction."""
+    """Bytes copied from the VRAM tier into the DRAM tier on eviction."""
     vram_hits: int = 0
     """Experts found in the VRAM tier at the requested level or above, experts read ahead in time included."""
     dram_hits: int = 0
@@ -87,11 +87,11 @@ class TransferCounts:
     promoted: int = 0
     """Experts that were brought to more bits, or into the tier, by transitions.Transitions."""
     demoted: int = 0
-    """Experts whose upper planes it freed."""
+    """Experts whose upper planes transitions.Transitions freed."""
     deferred: int = 0
-    """Its promotions that found no free block, and were tried again later."""
+    """Promotions of transitions.Transitions that found no free block, and were tried again later."""
     moved_bytes: int = 0
-    """Read from disk, or copied between tiers, for its promotions; part of ssd_bytes and dram_bytes."""
+    """Bytes read from disk or copied between tiers for these promotions; part of ssd_bytes and dram_bytes."""
     lookahead: dict[int, LookaheadCounts] = field(default_factory=dict)
     """Layer -> counts of its predictions."""
 

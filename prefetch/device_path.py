@@ -43,7 +43,7 @@ class Staging:
     Args:
         device: the device that copies from them.
         kinds: kinds of blocks that an expert may need.
-        count: buffers; more than loads at a time, so that a read does not wait for the copy before it.
+        count: number of buffers; more than loads at a time, so that a read does not wait for the copy before it.
 
     Raises:
         DoesNotFit: the system pins not even one buffer.
@@ -88,9 +88,9 @@ class DevicePath(TransferPath):
 
     Args:
         vram: the tier in the device's memory.
-        dram: one in pinned memory, or None.
+        dram: a tier in pinned memory; None: there is none.
         form: the form of experts in both tiers.
-        device: copies.
+        device: the device that copies.
         staging: buffers of experts that have no free blocks in DRAM.
 
     Raises:

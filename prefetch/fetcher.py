@@ -53,7 +53,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         form: the form of experts in both tiers.
         reader: reads the store; it is not closed here.
         path: moves experts between the tiers; None: both tiers are in RAM (ram_path.RamPath).
-        workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
+        workers, scan_workers: number of threads that read and copy, and number while a scan waits (workers.Workers).
         gate: decides in mode `auto`; None: one with its own defaults.
         clock: seconds, never going back.
 

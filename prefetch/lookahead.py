@@ -40,11 +40,11 @@ class LookaheadGate:
         """Whether to read ahead now."""
 
     def layer(self, hidden: int, wasted: int, layers: int = 1) -> None:
-        """Takes what the predictions of a layer came to, in bytes; both 0 where there was nothing to read.
+        """Takes the hidden and the wasted bytes of a layer's predictions; both 0 where there was nothing to read.
 
         Args:
             hidden, wasted: bytes of each layer.
-            layers: how many had the same; more than one during a rest alone, and at most `resting`.
+            layers: number of layers with these bytes; more than one during a rest alone, and at most `resting`.
         """
         if self.resting:
             self.resting -= layers
@@ -108,7 +108,7 @@ class Lookahead:
         self.mode, self.on = mode, mode != "off" and (mode != "auto" or self.gate.on)
 
     def yield_blocks(self, own: Prediction) -> bool:
-        """Frees blocks of one expert for a demand of the step whose prediction is `own`: of this one first.
+        """Frees blocks of one expert for a demand of the step whose prediction is `own`; takes `own`'s blocks first.
 
         Returns:
             whether there were any.
@@ -122,14 +122,14 @@ class Lookahead:
             prediction.end()
 
     def judge(self, counts: TransferCounts, hidden: int, wasted: int, layers: int = 1) -> None:
-        """Tells the gate what the predictions of some layers of a step came to; counts its rests and its verdicts.
+        """Gives the gate the bytes of some layers' predictions in a step; counts its rests and its verdicts.
 
         In mode `auto` alone.
 
         Args:
             counts: the counters of the step.
-            hidden, wasted: bytes, as in LookaheadGate.layer.
-            layers: how many had the same.
+            hidden, wasted: bytes, see LookaheadGate.layer.
+            layers: number of layers with these bytes.
         """
         was_on = self.on
         counts.auto_resting += 0 if was_on else layers

@@ -1,4 +1,4 @@
-"""Experts read before the request for them, on a prediction of the next layer, and what came of it.
+"""Experts read before the request for them, on a prediction of the next layer, and their outcome.
 
     predict ── resident: leased, so that it is no victim ─────────────────┐
        │ not                                                              ├─► resolve: used, cancelled or wasted
@@ -143,7 +143,7 @@ class Speculation:
         return used
 
     def adopt(self, key: ExpertKey) -> None:
-        """Takes a move over whose expert is requested now: it was, as it turns out, read ahead."""
+        """Takes over a move whose expert is requested now: the move counts as a read ahead."""
         transfer = self.flying[key] = self._transfers.adopt(key, self._counts, self)
         transfer.requested = self._transfers.clock()
         self._counts.speculated += 1

@@ -22,9 +22,9 @@ class Load(ABC):
 
     Attributes:
         reservation: the blocks in the fastest tier.
-        dram_bytes: bytes of them that come from the DRAM tier.
-        link_bytes: bytes of these that a device's link copies; 0 in RAM, where a copy takes too little time to count.
-        dram_alone: whether DRAM has all that they need.
+        dram_bytes: bytes of the blocks that come from the DRAM tier.
+        link_bytes: part of dram_bytes that a device's link copies; 0 in RAM, where a copy takes hardly any time.
+        dram_alone: whether DRAM has every plane that the blocks need.
         instant: whether `run` is too short to be worth another thread.
     """
 
@@ -68,8 +68,8 @@ class TransferPath(ABC):
 
         Args:
             key: the expert.
-            level: complete at the load's end, at least.
-            evict: other experts may go for it.
+            level: the lowest level that is complete at the load's end.
+            evict: whether other experts may be evicted for it.
 
         Returns:
             the load; None, with nothing changed, where the fastest tier has no blocks for it.

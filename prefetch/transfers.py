@@ -51,7 +51,7 @@ class Transfer:
         read: bytes read from disk, once complete; None before, and where it failed or was never started.
         error: the error that ended it; None while there is none.
         began, ended: seconds on the clock when the worker took it and was done with it.
-        done: the worker does not use it any more.
+        done: whether the worker has stopped using it.
     """
 
     key: ExpertKey
@@ -101,7 +101,7 @@ class Transfers:
         path: moves experts between the two tiers.
         form: the form of experts in both tiers.
         reader: reads the store; it is not closed here.
-        workers, scan_workers: threads that read and copy, and while a scan waits (workers.Workers).
+        workers, scan_workers: number of threads that read and copy, and number while a scan waits (workers.Workers).
         clock: seconds, never going back.
 
     Raises:
@@ -156,7 +156,7 @@ class Transfers:
 
         Args:
             key: the expert.
-            level: complete in VRAM at its end, at least.
+            level: the lowest level that is complete in VRAM at its end.
             counts: the counters of the step that wants it.
             ahead_of: the prediction on which it is read, after every demanded read; None: it is demanded.
 

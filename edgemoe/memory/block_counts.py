@@ -35,7 +35,7 @@ def fraction_at(
     typical errors and the gate weights of SAMPLE_TOKENS random tokens stand for it.
 
     Args:
-        settings: their levels and all that ranks experts.
+        settings: the settings; their levels and options that rank experts are used.
         level: a level above 0.
         layers: number of layers with experts.
         experts: number of experts in a layer.
@@ -71,11 +71,11 @@ def count_hot_blocks(
     """Splits `size` bytes so that all experts have the lower level, and as many as possible the higher one.
 
     Args:
-        size: bytes.
+        size: bytes of the tier.
         kinds: the kinds of the higher level, lowest first.
         lowest: the lower level.
-        limit: experts.
-        hottest: most of them that may have the higher level.
+        limit: number of experts.
+        hottest: most experts that may have the higher level.
 
     Returns:
         kind's name -> blocks; None: not all experts fit at the lower level.

@@ -34,7 +34,7 @@ class CompensatorBytes:
         largest: bytes of the largest compensator.
         fixed: bytes that the interpreter and C need for each compensator, and bytes of V x for the rows of a call.
         use: fraction of a token's experts that are compensated, at most 1.
-        limit: most bytes of compensators in memory; None: by `budget`.
+        limit: most bytes of compensators in memory; None: `budget` decides.
     """
 
     experts: int

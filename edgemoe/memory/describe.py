@@ -80,7 +80,7 @@ def _parts(plan: MemoryPlan, settings: RunSettings) -> list[tuple[str, str]]:
 
 
 def _kv(plan: MemoryPlan) -> str:
-    """The memory of what has been read and written."""
+    """The memory of keys and values, in words."""
     sequences = f"{plan.parallel} conversations of {plan.context} tokens" if plan.parallel > 1 else ""
     whole = f"{format_size(plan.kv_bytes)} for {sequences or f'{plan.context} tokens'}"
     form = "" if plan.kv_cache == "bf16" else f", in {plan.kv_cache}"

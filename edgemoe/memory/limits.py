@@ -1,4 +1,4 @@
-"""The memory that a model may take, and what has to fit into it."""
+"""The memory that a model may take, and the sequences for which it is divided."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def make_plan(
     Args:
         model: the model to plan for.
         limits: the limits to divide.
-        settings: their levels, eviction, readers and cache determine the plan.
+        settings: the settings; their levels, eviction, readers and cache determine the plan.
         compensators: the compensators that settings use.
         damage: the damage of the model's experts; None: it is not known yet.
 

@@ -40,7 +40,7 @@ class MemoryPlan:
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
     compensators_bytes: int = 0
-    """Low-rank compensators in memory, what the process has for each, and what products with them take."""
+    """Bytes of low-rank compensators in memory, of the process's data about each, and of products with them."""
     compensators_resident_bytes: int = 0
     """Most bytes of compensators in memory; the others are read when a step wants them."""
     compensators_total_bytes: int = 0

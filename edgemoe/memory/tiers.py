@@ -51,7 +51,7 @@ def open_tiers(form: ResidentForm, plan: MemoryPlan, settings: RunSettings, devi
     Args:
         form: the form that form_of returned.
         plan: the plan of the limits.
-        settings: their eviction and readers.
+        settings: the settings; their eviction and readers are used.
         device: a device with its own memory; None: RAM.
 
     Raises:

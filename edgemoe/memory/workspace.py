@@ -22,7 +22,7 @@ DEVICE_ROWS, DEVICE_FRACTION = 4096, 0.02
 bytes. They are reserved as long as the engine is open."""
 
 LOGIT_BYTES, SAMPLING_BYTES = 2 + 4, 10
-"""A logit in bf16 and in float32, of every sequence of a step; and what sampling one sequence takes for each."""
+"""Bytes of a logit in bf16 and in float32, for every sequence; and bytes per logit of sampling one sequence."""
 
 SUMS = 8
 """Numbers of 4 bytes for each token of the context while one layer's sums of attention are ranked."""
@@ -45,7 +45,7 @@ def default_prefill_rows(model: PlannedModel, rows: int, experts_bytes: int) -> 
 
     Args:
         model: the model.
-        rows: most rows that it is worth to run together (Limits.prompt_rows).
+        rows: most rows that are worth running together (Limits.prompt_rows).
         experts_bytes: bytes of all experts at the highest level of the settings.
     """
     fraction, a_row = PREFILL_FRACTION, _bytes_a_row(model.shape)
@@ -58,7 +58,8 @@ def default_prefill_rows(model: PlannedModel, rows: int, experts_bytes: int) -> 
 def workspace_bytes(model: PlannedModel, limits: Limits) -> int:
     """Upper estimate of the bytes that a step of one block of rows allocates, without weights and KV.
 
-    What lives through a whole layer, and the largest of its parts: attention, a dense product, experts, the head.
+    The estimate counts tensors that live through a whole layer, and the largest of its parts: attention, a dense
+    product, experts, the head.
     Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of them takes some more.
     The rows of a longer step take long_step_bytes as well.
     """
@@ -72,12 +73,12 @@ def workspace_bytes(model: PlannedModel, limits: Limits) -> int:
 
 
 def long_step_bytes(shape: ModelShape, rows: int) -> int:
-    """Upper estimate of what a prompt's rows beyond one block take in a step, through a whole layer, bytes."""
+    """Upper estimate, in bytes, of a prompt's rows beyond one block in a step, through a whole layer."""
     return max(rows - BLOCK_ROWS, 0) * _bytes_a_row(shape)
 
 
 def device_step_bytes(shape: ModelShape, rows: int) -> int:
-    """Upper estimate of what a prompt's rows beyond one block take of a device's memory, bytes."""
+    """Upper estimate, in bytes, of a prompt's rows beyond one block in a device's memory."""
     return max(rows - BLOCK_ROWS, 0) * _device_bytes_a_row(shape)
 
 
