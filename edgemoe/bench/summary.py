@@ -154,7 +154,7 @@ def decode_bound(
 
     Args:
         decode: the records of all decode steps.
-        steps: how many; a token each where one sequence runs.
+        steps: number of steps; each has one token where one sequence runs.
         mean_s: seconds of a step.
         store: the store of the model.
         bandwidth: tier -> bytes per second.

@@ -30,7 +30,7 @@ class Tuning:
     """The settings that can change between two answers.
 
     Args:
-        run: how many bits experts have, and what else decides how the model is run.
+        run: settings of the model: the bits of experts, and others.
         sampling: how tokens are chosen.
         automatic: the run's settings where neither levels nor bits are chosen; None: as in `run`.
     """

@@ -236,7 +236,7 @@ class Sampler:
         Args:
             tokens: ids of prompt and answer so far.
             logits: float32 [vocab]; not changed.
-            new: how many of the last tokens are the answer's.
+            new: number of the last tokens that are the answer's.
 
         Raises:
             UserError: the grammar is too complex to follow.

@@ -25,8 +25,8 @@ class Assignment:
     """The (token, slot) pairs of one expert that are computed at one level.
 
     Args:
-        level: scheduled for them.
-        rows: how many.
+        level: the level scheduled for them.
+        rows: number of pairs.
         places: int64 [rows], indices into the flat [T * k]: the compensated ones, then the others, each ascending.
         compensated: rows that are computed with the expert's compensator, at a level that has one.
     """

@@ -117,7 +117,7 @@ class StepRecord:
 
     Args:
         decodes: the step had a new token of each sequence; otherwise it had tokens of prompts.
-        sequences, rows: how many.
+        sequences, rows: number of sequences, and of token rows.
         transfers: bytes and experts moved between tiers.
         use: the levels at which experts were computed.
         active: layer -> distinct experts that the routers chose.

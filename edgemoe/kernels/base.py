@@ -41,7 +41,7 @@ class Part:
         blocks: the expert's resident blocks. The caller keeps them leased until the call's work is done.
         resident: the level that the blocks make.
         level: the level to compute at, at most `resident`.
-        rows: how many, 1 or more.
+        rows: number of rows, 1 or more.
         compensator: is added to the expert's products; it belongs to the level that the expert is computed at.
         compensated: number of rows, from the first, that get the compensator's products; 1 to `rows` with one.
     """

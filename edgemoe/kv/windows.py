@@ -104,7 +104,7 @@ class Windows:
 
         Args:
             at: the first token of the rows that the layer computes now, after earlier rows of the step.
-            rows: how many these are.
+            rows: number of tokens.
         """
         valid, self._written = self.ranges[-1].stop, max(self._written, at + rows)
         end = kept_before(self._window, at)

@@ -90,7 +90,7 @@ class RecordGeometry:
         matrices: gate_up and down.
         max_level: the highest level of the store, or of a layer.
         layers: (layer number, bits of each matrix's codes) for every layer with fewer bits than the limits, ascending.
-        bits: how many bits the codes of each matrix have, numbers of BITS, where this is the geometry of a layer that
+        bits: number of bits of the codes of each matrix, members of BITS, where this is the geometry of a layer that
             `layers` names; empty: each matrix has as many as its limit allows.
     """
 

@@ -50,7 +50,7 @@ def run(job: Job, work: Path, kills: int, seed: int) -> dict[str, object]:
     Args:
         job: the job whose runs are killed.
         work: an empty directory for stores.
-        kills: how many.
+        kills: number of kills.
         seed: the seed of the moments.
 
     Returns:

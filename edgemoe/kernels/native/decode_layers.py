@@ -51,7 +51,7 @@ class StepRows(NamedTuple):
 
     Attributes:
         kv: an array of SequenceKV, one for each row.
-        rows: how many they are.
+        rows: number of rows.
         rotations: an array of Rotation.
         kept: tensors whose addresses the structures have.
     """
