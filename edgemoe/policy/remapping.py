@@ -108,7 +108,7 @@ def prefer_resident(logits: torch.Tensor, top_k: int, alpha: float, resident: to
 
 
 def bins_of(logits: torch.Tensor, alpha: float, count: int) -> torch.Tensor:
-    """The bin of each of a token's experts: 0 near the best logit, down to -most; one less for -inf and NaN.
+    """The bin of each of a token's experts: 0 near the best logit, down to -count; one less for -inf and NaN.
 
     Args:
         logits: float32 [T, E].

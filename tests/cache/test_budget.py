@@ -11,7 +11,7 @@ from edgemoe.errors import DoesNotFit
 
 
 def test_reservations_add_up() -> None:
-    """A name may reserve again; `used` counts all reservations."""
+    """A name may reserve again; `used_bytes` counts all reservations."""
     budget = Budget(100)
     budget.reserve("dense", 30)
     budget.reserve("kv", 20)

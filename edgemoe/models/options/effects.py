@@ -1,6 +1,6 @@
 """Refuses options without effect, and warns of settings that are rarely wanted.
 
-Only options that a user has given are refused, never defaults: `given` maps their names to their values.
+Only options that a user has given are refused, never defaults: `options` maps their names to their values.
 """
 
 from __future__ import annotations

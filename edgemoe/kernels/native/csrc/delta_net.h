@@ -32,7 +32,7 @@ static inline int64_t delta_channels(const delta_net *n) { return 2 * n->key_hea
 static inline int64_t delta_row_size(const delta_net *n) { return delta_channels(n) + n->heads * (n->value_dim + 2); }
 
 /* out [count, tokens, heads value_dim] of `tokens` tokens of each of `count` sequences, whose states are in runs [count]. The
- * bits of a token do not depend on how many tokens a call has, nor on other sequences. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+ * bits of a token do not depend on the number of tokens in a call or on other sequences. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
 int edgemoe_delta_net(pool *p, const delta_net *n, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
                       uint16_t *out);
 #endif

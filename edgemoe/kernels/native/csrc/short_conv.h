@@ -14,7 +14,7 @@ typedef struct {
 } short_conv;
 
 /* out [count, tokens, channels] of `tokens` tokens of each of `count` sequences, whose last inputs are in runs [count]: a run's
- * `conv` and `next_conv` alone are read and written. The bits of a token do not depend on how many tokens a call has. Returns 0,
+ * `conv` and `next_conv` alone are read and written. The bits of a token do not depend on the number of tokens in a call. Returns 0,
  * OUT_OF_MEMORY, or WRONG_SHAPE. */
 int edgemoe_short_conv(pool *p, const short_conv *s, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
                        uint16_t *out);

@@ -12,7 +12,7 @@ typedef struct {
     const void *q_norm, *k_norm;      /* weights; NULL: no norm */
     int64_t q_norm_size, k_norm_size; /* consecutive numbers that one norm covers */
     float q_epsilon, k_epsilon, scaling;
-    float clip;         /* largest magnitude of projected numbers, behind their norms; 0: any */
+    float clip;         /* largest magnitude of projected numbers, after their norms; 0: any */
     const float *sinks; /* [heads], one more score in each head's softmax, without a value; NULL: none */
     int64_t prepared;   /* nonzero: a row of qkv has finished queries alone, and the KV has the keys and values already */
     int64_t wide_norms; /* nonzero: the weights are float32 (edgemoe_rms_norm) */

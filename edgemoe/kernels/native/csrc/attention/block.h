@@ -17,8 +17,8 @@ enum {
     DEPTH = 32, /* products whose order is fixed together; operands are filled up to a multiple of it with zeros */
 };
 
-/* A, as float32 or pairs of bf16: number k of a row lies k * step behind the row's first one, and that `row` behind the
- * first one of the row before. Tiles take rows whose numbers follow one another. */
+/* A, as float32 or pairs of bf16: number k of a row lies k * step after the row's first one, which lies `row` after
+ * the first one of the row before. Tiles take rows whose numbers follow one another. */
 typedef struct {
     const uint32_t *at;
     int64_t row, step;
@@ -44,7 +44,7 @@ typedef struct {
      * to 3 rows more than `rows`, by tiles 31. */
     void (*multiply)(operand a, const float *b, int64_t step, int64_t rows, int64_t depth, const float *factor, float *c);
     /* A step of the online softmax: replaces the scores of `keys` keys from t, before scaling, by e^(score - largest),
-     * rounded to bf16, with zeros behind them up to padded(keys), and updates `largest` and `total`; earlier sums are to
+     * rounded to bf16, with zeros after them up to padded(keys), and updates `largest` and `total`; earlier sums are to
      * be multiplied by `factor`. */
     void (*softmax)(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor);
     /* The same for one query and KEYS keys, in two halves, of which it sees [low, high): returns the factor. */

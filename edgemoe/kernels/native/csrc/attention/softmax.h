@@ -37,7 +37,7 @@ INLINE_VECTOR void NAME(softmax_keys)(float *scores, int64_t t, int64_t keys, co
 }
 
 TARGET void SOFTMAX(float *scores, int64_t t, int64_t keys, const panel_state *s, float *factor) {
-    keys = ceil_div(keys, 8) * 8; /* no query sees those behind */
+    keys = ceil_div(keys, 8) * 8; /* no query sees later keys */
     if (hides_keys(s, t, keys)) NAME(softmax_keys)(scores, t, keys, s, 1, factor);
     else NAME(softmax_keys)(scores, t, keys, s, 0, factor);
 }

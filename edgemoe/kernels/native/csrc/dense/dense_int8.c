@@ -70,7 +70,7 @@ AVX2 static void prepare_task(void *argument, int64_t task) {
     for (int64_t t = task * PREPARE_TOKENS; t < end; t++) quantize(job->x + t * job->cols, job->cols, &job->q, t);
 }
 
-/* A chunk's bytes of a row; of a shorter last one in `copy`, with zeros behind. */
+/* A chunk's bytes of a row; of a shorter last one in `copy`, followed by zeros. */
 INLINE const int8_t *chunk_of_row(const int8_t *w, int64_t columns, int8_t *copy) {
     if (columns >= DENSE_CHUNK) return w;
     memset(copy, 0, DENSE_CHUNK);

@@ -13,7 +13,7 @@ INLINE_VNNI __m128i horizontal_sums_512(const __m512i v[4]) {
     return horizontal_sums_int(halves);
 }
 
-/* Bytes of a chunk's `columns` columns, 128 more each; those behind them are weights of 0. */
+/* Bytes of a chunk's `columns` columns, 128 more each; bytes after them are weights of 0. */
 INLINE_VNNI __m512i load_weights_512(const int8_t *w, int64_t columns) {
     const __m512i wide = columns >= DENSE_CHUNK ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8(((__mmask64)1 << columns) - 1, w);
     return _mm512_xor_si512(wide, _mm512_set1_epi8(-128));

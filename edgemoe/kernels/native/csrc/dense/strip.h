@@ -9,7 +9,7 @@ enum {
     DENSE_STRIP = 4,  /* chunks that are laid out at a time: a quarter of a first-level cache */
 };
 
-/* Tokens in 8 bits: q [chunks, tokens, DENSE_CHUNK], a shorter last chunk with zeros behind it; scale, and offset, which is
+/* Tokens in 8 bits: q [chunks, tokens, DENSE_CHUNK], a shorter last chunk with zeros after it; scale, and offset, which is
  * 128 times the sum of q, [chunks, tokens]. */
 typedef struct {
     int8_t *q;

@@ -1,4 +1,4 @@
-/* Products with low-rank factors of 3 bits a number. */
+/* Products with low-rank factors of 3 bits per number. */
 #include "factors.h"
 
 #if COMPILED

@@ -1,4 +1,4 @@
-/* Low-rank factors of an expert's projections: y += U (V x) behind the product with the planes.
+/* Low-rank factors of an expert's projections: y += U (V x) after the product with the planes.
  *
  * V has a row over the projection's columns for each of `rank`, U transposed one over its rows. A row is groups of 64
  * numbers, the last one padded; a number is (code - 4) times the group's scale. A group's codes are 24 bytes, 3 of each of
@@ -9,7 +9,7 @@
 #include "../vectors/bf16.h"
 
 #if COMPILED
-/* Rows of 3-bit numbers: codes [rows, groups, 24], of which 4 bytes behind the last are read too; bf16 scales [rows, groups]. */
+/* Rows of 3-bit numbers: codes [rows, groups, 24], of which 4 bytes after the last are read too; bf16 scales [rows, groups]. */
 typedef struct { const uint8_t *codes; const uint16_t *scales; } factor_rows;
 
 typedef struct {

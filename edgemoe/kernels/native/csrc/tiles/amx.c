@@ -17,7 +17,7 @@ typedef struct { int tokens; } tiles_state; /* that the tiles are configured for
 #define TARGET __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")))
 #define INLINE_TILES static inline __attribute__((always_inline)) TARGET
 
-/* Tiles 6 and 7, of tokens, and 0 to 3, of sums, have a row a token. */
+/* Tiles 6 and 7, of tokens, and 0 to 3, of sums, have one row per token. */
 INLINE_TILES void configure_amx(tiles_state *tiles, int tokens) {
     if (tiles->tokens == tokens) return;
     tile_config config = {.palette = 1};

@@ -80,7 +80,7 @@ INLINE_TILES void NAME(strip_of)(tiles_state *tiles, const strip *s, enum kind k
     for (int t = 0; t < tokens; t++) STORE(total + t * BLOCK_ROWS, acc[t]);
 }
 
-/* The tokens' numbers of a strip: from `scale` and `sum`, `stride` numbers a chunk. */
+/* The tokens' numbers of a strip: from `scale` and `sum`, `stride` numbers per chunk. */
 INLINE_TILES void NAME(strip_scales)(strip *s, int64_t level, const float *scale, const float *sum, int64_t stride, int tokens) {
     const float unit = code_unit(level), zero = zero_point(level);
     for (int64_t c = 0; c < s->chunks; c++, scale += stride, sum += stride)
