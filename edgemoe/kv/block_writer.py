@@ -52,7 +52,7 @@ class Chain:
     cancelled: bool = False
 
     def pieces(self) -> Iterator[Piece]:
-        """Yields what has a file of its own, the first block first."""
+        """Yields the parts that have files of their own, the first block first."""
         for index, digest in enumerate(self.hashes[1:]):
             yield Piece(index, digest, windowed=False)
             if index in self.windowed:
@@ -78,8 +78,8 @@ class BlockWriter:
     """Writes the blocks of sequences in the background. `offer`, `release`, `flush` and `close` are for one thread.
 
     Args:
-        directory: exists.
-        limit: bytes of all blocks in it.
+        directory: the directory of the blocks, which exists.
+        limit: most bytes of all blocks in it.
         failed: called with an error of a chain, on the writer's thread.
 
     Attributes:

@@ -26,7 +26,7 @@ def whole_blocks(tokens: int, context: int) -> int:
 
 
 def window_digest(digest: bytes) -> bytes:
-    """Names what layers with a window have of a block, by the block's hash."""
+    """Names the rows of a block in layers with a window, by the block's hash."""
     return xxhash.xxh3_128_digest(b"window" + digest)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edgemoe.errors import UserError
 
 KINDS = ("bf16", "q8_0", "q4_0")
-"""In the order of KV_BF16 and the others in csrc/attention/kv_rows.h."""
+"""Names of formats, in the order of KV_BF16 and the others in csrc/attention/kv_rows.h."""
 
 BLOCK = 32
 """Numbers that share a scale."""

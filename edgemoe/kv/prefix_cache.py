@@ -58,7 +58,7 @@ class PrefixCacheCounts:
 class PrefixCache:
     """A directory of KV blocks within a limit of bytes. For one thread at a time, `counts` excepted.
 
-    What the disk refuses costs a warning, the first of each kind, and nothing else.
+    A refusal of the disk costs a warning, the first of each kind, and nothing else.
 
     Args:
         directory: made where it is missing; other processes may use it as well.
@@ -110,7 +110,7 @@ class PrefixCache:
         return cls(directory, limit, automatic=automatic, window=shape.longest_window)
 
     def counts(self) -> PrefixCacheCounts:
-        """Returns what it has done so far. For any thread."""
+        """Returns the counts so far. For any thread."""
         writer = self._writer
         return PrefixCacheCounts(
             tokens_read=self._read * blocks.BLOCK,

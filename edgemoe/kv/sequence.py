@@ -30,7 +30,7 @@ class SequenceKV:
 
     Attributes:
         length: number of valid tokens.
-        whole: tokens of the prompt that its steps come to, whose number the rotary factors of all its keys are for.
+        whole: number of tokens of the whole prompt; the rotary factors of all keys are made for that length.
         reserved: number of tokens, from the first, whose bytes are reserved; no step writes after them.
         slots: layer -> index of its keys and values in `slices`, which are in the order of their layers.
         shapes: layer -> the shape of its keys and values.
@@ -185,7 +185,7 @@ class SequenceKV:
                 return_pages(slot, tokens * row)
 
     def copy_prefix(self, other: SequenceKV, length: int) -> int:
-        """Makes the first tokens of another sequence of the same shape the only ones of this one.
+        """Copies the first tokens of another sequence of the same shape; they become this one's only tokens.
 
         Args:
             other: has at least `length` tokens.
@@ -259,11 +259,11 @@ class SequenceKV:
         return [memoryview(head.view(torch.uint8).numpy()).cast("B") for head in heads]
 
     def restore(self, tokens: range, *, windowed: bool) -> None:
-        """Makes tokens, whose rows have been written from outside (`rows`), the last valid ones.
+        """Makes tokens valid whose rows have been written through `rows`; they become the last ones.
 
         Args:
             tokens: they follow valid ones, or replace some.
-            windowed: whether layers with a window have theirs too. A step may follow once they have their whole window.
+            windowed: whether layers with a window have their rows too. A step needs their whole window.
         """
         assert not self.states
         self.length = tokens.stop

@@ -1,4 +1,4 @@
-"""A step of the engine: rows of tokens, each of a sequence with a KV of its own, and what layers share during it."""
+"""A step of the engine: rows of tokens, each of a sequence with a KV of its own, and state that layers share."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Windows:
 
         Args:
             shared: tokens that the sequence has in common with others; None: as before.
-            prompt: tokens of the prompt that it comes to.
+            prompt: number of tokens of the whole prompt.
 
         Returns:
             the tokens that are not kept any more.
@@ -114,7 +114,7 @@ class Windows:
         return _without([range(first, end)], self._wanted(at))
 
     def failed(self) -> list[range]:
-        """Returns the tokens that a step wrote which did not end."""
+        """Returns the tokens that a failed step wrote."""
         valid, written = self.ranges[-1].stop, self._written
         self._written = 0
         return [range(valid, written)] if valid < written else []
@@ -128,7 +128,7 @@ class Windows:
         return _without(before, self.ranges) if self._drops else []
 
     def copy(self, other: Windows, length: int) -> None:
-        """Takes over what another sequence keeps of its first `length` tokens."""
+        """Takes over the ranges that another sequence keeps of its first `length` tokens."""
         self.ranges = _common(other.ranges, [range(length)]) or [range(0)]
         self._marks, self._due = tuple(mark if mark <= length else 0 for mark in other._marks), 0
 

@@ -128,7 +128,7 @@ class GateMass(Scores):
     """
 
     def observe(self, counts: Floats, mass: Floats, tokens: float) -> None:
-        """Averages at once."""
+        """Takes a step's choices into the average at once."""
         kept = self._kept(tokens)
         self.values *= kept
         self.values += mass * ((1 - kept) / tokens)
@@ -156,7 +156,7 @@ class TokenCounts(Scores):
         self._counts: Floats = np.zeros((layers, experts))
 
     def observe(self, counts: Floats, mass: Floats, tokens: float) -> None:
-        """Counts."""
+        """Adds a step's choices to the interval's counts."""
         self._counts += counts
 
     def close_interval(self, tokens: float) -> None:

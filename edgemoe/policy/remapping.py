@@ -23,7 +23,7 @@ _UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class Remapping:
-    """How wide the bins are, and how many.
+    """The width and the number of bins.
 
     >>> logits = torch.tensor([[5.0, 2.1, 2.0], [0.0, 1.0, 5.0]])
     >>> logits.topk(2).indices.tolist(), Remapping(alpha=2, bins=4).choose(logits, 2).tolist()

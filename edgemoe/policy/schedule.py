@@ -16,7 +16,7 @@ def retention(layer: int, layers: int, mean: float, depth: str = "cosine") -> fl
 
     Args:
         layer: place among the layers that have experts, 0 to layers - 1.
-        layers: L, how many have experts.
+        layers: L, number of layers with experts.
         mean: mean of r over the layers, (1 + lambda) / 2; so lambda = 2 mean - 1. Below 0.5, where lambda is negative,
             the cosine falls from 2 mean to 0 instead.
         depth: "cosine", or "equal" for the mean in every layer.

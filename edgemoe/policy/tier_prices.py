@@ -30,7 +30,7 @@ def place_of(own: int, slower: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TierPrices:
-    """Where the planes of all experts are now, and what they cost from there.
+    """The present places of all experts' planes, and their costs from there.
 
     Args:
         places: int64 [layers, experts], the row of each expert (place_of). It changes while the model runs.
