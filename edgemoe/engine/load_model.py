@@ -16,7 +16,6 @@ from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.store_model import StoreModel
-from edgemoe.storage.store.manifest import DENSE_NAME
 
 
 def model_without_weights(store: StoreModel) -> nn.Module:
@@ -47,8 +46,9 @@ def load_model(
         DamagedData: the dense weights are damaged.
     """
     with taking(store.device, "dense weights", plan.minimum_vram_bytes):
-        file = store.manifest.files[DENSE_NAME]
-        model = build_model(skeleton, family_of(store.config), store.directory / DENSE_NAME, file, runtime)
+        name = store.manifest.dense_name
+        file, family = store.manifest.files[name], family_of(store.config)
+        model = build_model(skeleton, family, store.directory / name, file, runtime)
         if store.device:
             return model, DeviceModelRunner(model, runtime, plan)
         return model, ModelRunner(model, runtime, plan.parallel)

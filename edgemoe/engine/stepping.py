@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import torch
 
@@ -16,6 +16,7 @@ from edgemoe.experts.step import StepContext, StepRecord, Study
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
+from edgemoe.layers.dense import Watch, watched
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.workspace import long_step_bytes
@@ -38,6 +39,10 @@ class Stepping:
     _parts: EngineParts
     _study: Study
     _listeners: list[list[StepRecord]]
+
+    def watched(self, watch: Watch) -> AbstractContextManager[None]:
+        """Calls `watch` with the dense layers of 4 bits and their inputs in the block's steps of prompts."""
+        return watched(self._parts.model, watch)
 
     @contextmanager
     def recorded(self) -> Iterator[list[StepRecord]]:

@@ -221,6 +221,15 @@ class Family:
         stem = name.removesuffix(SCALE_SUFFIX)
         return renamed(stem, self.renames) + name[len(stem) :]
 
+    def in_whole(self, name: str) -> str:
+        """Returns the name in transformers' modules of the tensor that has a checkpoint's dense tensor, or is it."""
+        own = self.in_modules(name)
+        for whole, parts in self.joins:
+            for part in parts:
+                if own.endswith(part):
+                    return own.removesuffix(part) + whole
+        return own
+
     def in_checkpoint(self, name: str) -> str:
         """Returns the name in checkpoints of the Hub of a dense tensor, whose name may be the modules' own."""
         own = self.in_modules(name)

@@ -7,7 +7,8 @@ converted slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -48,12 +49,22 @@ class DenseLinear(nn.Module):
     Attributes:
         grouped: the weight has 4 bits: uint8 [N, 9 K / 16], where others have [N, K].
         out_features, in_features: N and K.
+
+    Args:
+        weight, scale, bias: the tensors; None: there is none.
+        names: in the model, of the matrices whose rows the weight has.
     """
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        names: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale, self.bias = scale, bias
+        self.scale, self.bias, self.names = scale, bias, names
         self.grouped = weight.dtype == torch.uint8
         self.out_features, self.in_features = len(weight), dense_groups.columns_of(weight)
 
@@ -77,6 +88,7 @@ class DenseLinear(nn.Module):
             dense_groups.joined(weights) if parts[0].grouped else torch.cat(weights),
             concatenated([part.scale for part in parts]),
             concatenated([part.bias for part in parts]),
+            tuple(name for part in parts for name in part.names),
         )
         if whole.grouped:
             return whole
@@ -94,9 +106,8 @@ class DenseLinear(nn.Module):
         """A layer of some of the rows, in another order: int64 [n] of their numbers gives [..., n]."""
         scale, bias = (None if each is None else each[order] for each in (self.scale, self.bias))
         weight = self.weight.data
-        return DenseLinear(
-            dense_groups.rows_of(weight, order) if self.grouped else weight[order], scale, bias
-        )
+        rows = dense_groups.rows_of(weight, order) if self.grouped else weight[order]
+        return DenseLinear(rows, scale, bias, self.names)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
@@ -137,6 +148,24 @@ class DenseLinear(nn.Module):
         """Weights of some rows, without their scales."""
         weight = self.weight.data
         return dense_groups.slice_of(weight, rows.start, rows.stop) if self.grouped else weight[rows]
+
+
+Watch = Callable[[DenseLinear, torch.Tensor], None]
+"""Takes a layer and its input, bf16 [..., K]."""
+
+
+@contextmanager
+def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
+    """Calls `watch` with each layer of 4 bits of a model and its input, while modules run in the block."""
+    found = (each for each in model.modules() if isinstance(each, DenseLinear) and each.grouped)
+    hooks = [
+        each.register_forward_pre_hook(lambda module, inputs: watch(module, inputs[0])) for each in found
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 _ROUNDED = 2**-7

@@ -160,7 +160,7 @@ def place_tensors(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
             placed = (
                 DenseEmbedding(weight, scale, getattr(module, _FACTOR, None))
                 if isinstance(module, nn.Embedding)
-                else DenseLinear(weight, scale, tensors.get(f"{name}.bias"))
+                else DenseLinear(weight, scale, tensors.get(f"{name}.bias"), (f"{name}.weight",))
             )
             model.set_submodule(name, placed)
             continue

@@ -12,7 +12,7 @@ from edgemoe.storage.base import LEVELS
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.untrusted import read_json
 from edgemoe.storage.store.dense_groups import weights_of
-from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, SCALE_SUFFIX, Manifest
+from edgemoe.storage.store.manifest import MANIFEST_NAME, SCALE_SUFFIX, Manifest
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def contents_of(store: Path) -> StoreContents:
         EdgemoeError: it is damaged.
     """
     manifest = Manifest.load(store)
-    dense = read_header(store / DENSE_NAME).tensors
+    dense = read_header(store / manifest.dense_name).tensors
     weights = sum(
         weights_of(tensor.spec) for name, tensor in dense.items() if not name.endswith(SCALE_SUFFIX)
     )

@@ -21,7 +21,7 @@ from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
 from edgemoe.storage.files.untrusted import read_json, refuse_special_files
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.dense_groups import matrix_shape
-from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.store.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StoreParts:
         config = bounded_config(read_json(directory, "config.json"))
         family = family_of(config, directory)
         check_store(directory, manifest, family)
-        tensors = read_header(directory / DENSE_NAME).tensors
+        tensors = read_header(directory / manifest.dense_name).tensors
         check_vocabulary(directory, config, family, tensors)
         experts = sum(len(layer.records) for layer in manifest.layers.values())
         return cls(manifest, config, family, experts, [tensor.spec for tensor in tensors.values()])

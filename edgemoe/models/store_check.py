@@ -14,7 +14,7 @@ from edgemoe.families.base import Family
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.convert.expert_weights import matrix_sides
 from edgemoe.storage.files.header import TensorEntry
-from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
 
 _ACTION = "convert the model again"
@@ -66,7 +66,7 @@ def check_vocabulary(
             and entry.shape != wanted
         ):
             raise BadManifest(
-                f"{name} of {list(wanted)} in {directory / DENSE_NAME}, as config.json has",
+                f"{name} of {list(wanted)} in the dense weights of {directory}, as config.json has",
                 str(list(entry.shape)),
                 _ACTION,
             )
@@ -79,10 +79,10 @@ def check_small_files(directory: Path, manifest: Manifest) -> None:
         BadManifest: the manifest lacks config.json or the dense weights.
         MissingTensor, TruncatedFile, ChecksumMismatch, ReadFailed: with the file.
     """
-    for name in ("config.json", DENSE_NAME):
+    for name in ("config.json", manifest.dense_name):
         if name not in manifest.files:
             raise BadManifest(f"{name} among the files of {directory / MANIFEST_NAME}", "none", _ACTION)
     for name, entry in manifest.files.items():
-        if name != DENSE_NAME:
+        if name != manifest.dense_name:
             for damage in check_file(directory / name, entry)[1]:
                 raise damage

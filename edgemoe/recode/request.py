@@ -17,6 +17,7 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.system_errors import source_errors
 from edgemoe.storage.store.codes import SELF, CalibratedCodes
+from edgemoe.storage.store.dense_groups import BITS
 from edgemoe.storage.store.manifest import Manifest
 
 WINDOW = 512
@@ -111,6 +112,8 @@ def codes_of(manifest: Manifest, windows: list[Window], request: RecodeRequest) 
     weights = IMPORTANCE[request.favour].items()
     importance = {level: weight for level, weight in weights if level <= manifest.max_level}
     parts = [manifest.source, manifest.layout, manifest.max_level, sorted(importance.items()), windows]
+    if manifest.dense_bits == BITS:
+        parts.append("dense weights")
     run = xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())[:8]
     text = request.text.name if request.text else SELF
     return CalibratedCodes(importance, text, len(windows) * WINDOW, run)

@@ -6,11 +6,12 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
+from edgemoe.calibrate.windows import Window
 from edgemoe.console.progress import CountProgress
-from edgemoe.experts.step import MeasuredLayer
 from edgemoe.machine.cgroups import cores
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.coding import Coding
+from edgemoe.recode.dense_file import write_dense
 from edgemoe.recode.request import WINDOW, RecodeRequest, codes_of, weights_of, windows_of
 from edgemoe.recode.sample import ExpertSample
 from edgemoe.recode.sampling import take_sample
@@ -30,8 +31,8 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
     """Replaces the codes of a store's experts by codes that were chosen with error feedback.
 
     Shows progress and remaining time on stderr. The store can be read meanwhile, and uses the new codes once all layers
-    have them. Killed and run again, it goes on after the last complete window or layer, and ends with the same bytes. A
-    store that has these codes is not changed. The disk holds the experts twice until the end.
+    have them, and its dense weights of 4 bits new ones. Killed and run again, it goes on after the last complete window
+    or layer, with the same bytes in the end. A store with these codes stays. The disk holds all twice until the end.
 
     Args:
         store: an opened store of level 4 or 8.
@@ -52,7 +53,7 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
     windows = windows_of(store, request)
     codes = codes_of(store.manifest, windows, request)
     if store.manifest.codes == codes:
-        remove_others(store.directory, {layer.file for layer in store.manifest.layers.values()})
+        remove_others(store.directory, store.manifest)
         return store.manifest
     folder = store.directory / FOLDER
     with destination_errors(store.directory):
@@ -60,8 +61,8 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
         with StoreLock(folder, exclusive=True):
             sample = ExpertSample(folder, codes.run, experts.layers, len(windows), WINDOW, store.shape.hidden)
             with closing(sample):
-                found = take_sample(store, sample, windows, request)
-                made = _write(store, experts, sample, found, codes, request)
+                made = _write(store, experts, sample, windows, codes, request)
+                write_dense(store, checkpoint, sample.windows, made, request)
                 require_unchanged(checkpoint, store.manifest.source)
             manifest = made.finish()
             shutil.rmtree(folder, ignore_errors=True)
@@ -72,11 +73,12 @@ def _write(
     store: StoreModel,
     experts: ExpertWeights,
     sample: ExpertSample,
-    layers: dict[int, MeasuredLayer],
+    windows: list[Window],
     codes: CalibratedCodes,
     request: RecodeRequest,
 ) -> RecodedLayers:
-    """Writes the new file of every layer that has none."""
+    """Takes the sample, and writes the new file of every layer that has none."""
+    layers = take_sample(store, sample, windows, request)
     manifest = store.manifest
     files = RecodedLayers(store.directory, manifest, codes)
     with CountProgress(f"coding {store.directory.name}", 1) as progress:

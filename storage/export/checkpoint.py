@@ -81,7 +81,7 @@ class CheckpointPlan:
     ) -> tuple[DenseTensors, ExportNames, Mapping[str, Any]]:
         """The dense weights, names and config of the checkpoint."""
         # Not every loader ties the head to the embedding, so that a tied model gets a head of its own.
-        dense = DenseTensors(self._experts.directory, family.in_checkpoint, own_head=True)
+        dense = DenseTensors(self._experts.dense, family.in_checkpoint, own_head=True)
         return dense, family, config
 
     def _config(self, config: Config) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class CompressedPlan(CheckpointPlan):
     ) -> tuple[DenseTensors, ExportNames, Mapping[str, Any]]:
         if family.quantized_as is None:
             return super()._form(family, config)
-        return without_multipliers(self._experts.directory, family, family.quantized_as, config)
+        return without_multipliers(self._experts.dense, family, family.quantized_as, config)
 
     def _config(self, config: Config) -> dict[str, Any]:
         schemes = {

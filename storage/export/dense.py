@@ -11,17 +11,17 @@ import torch
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.tensors import StoredTensors
 from edgemoe.storage.store import dense_groups
-from edgemoe.storage.store.manifest import DENSE_NAME, SCALE_SUFFIX
+from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 """Names in checkpoints of two tensors, which are one in a tied model."""
 
 
 class DenseTensors:
-    """The tensors of dense.safetensors. Thread-safe; keeps no file open.
+    """The tensors of a store's dense weights. Thread-safe; keeps no file open.
 
     Args:
-        store: directory of the store.
+        dense: the store's file of dense weights.
         rename: name in the store -> name in a checkpoint.
         own_head: whether a tied model's head is a tensor of its own too.
         factors: name in a checkpoint -> factor of its weights, which `read` applies before it rounds; 1 for others.
@@ -35,14 +35,14 @@ class DenseTensors:
 
     def __init__(
         self,
-        store: Path,
+        dense: Path,
         rename: Callable[[str], str],
         *,
         own_head: bool,
         factors: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        entries = read_header(store / DENSE_NAME).tensors
-        self._stored = StoredTensors(store, entries)
+        entries = read_header(dense).tensors
+        self._stored = StoredTensors(dense.parent, entries)
         scales = {name + SCALE_SUFFIX for name, entry in entries.items() if entry.dtype == "I8"}
         self._own = {rename(name): name for name in entries if name not in scales}
         if own_head:

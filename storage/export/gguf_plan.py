@@ -63,7 +63,7 @@ class GgufPlan:
         self._experts, self._config, self._levels = experts, config, levels
         self._name, self._architecture = architecture_of(config)
         own_head = self._architecture.own_head
-        self._dense = dense = DenseTensors(experts.directory, family.in_checkpoint, own_head=own_head)
+        self._dense = dense = DenseTensors(experts.dense, family.in_checkpoint, own_head=own_head)
         self._repeats = config["num_attention_heads"] // (
             config.get("num_key_value_heads") or config["num_attention_heads"]
         )

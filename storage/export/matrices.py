@@ -131,6 +131,11 @@ class StoreExperts:
     def __exit__(self, *error: object) -> None:
         self._reader.close()
 
+    @property
+    def dense(self) -> Path:
+        """The file of the dense weights."""
+        return self.directory / self.manifest.dense_name
+
     def count(self, layer: int) -> int:
         """Experts of a layer."""
         return len(self.manifest.layers[layer].records)

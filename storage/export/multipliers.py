@@ -36,12 +36,12 @@ _FORMS = {
 
 
 def without_multipliers(
-    store: Path, family: ExportNames, other: ExportNames, config: Config
+    file: Path, family: ExportNames, other: ExportNames, config: Config
 ) -> tuple[DenseTensors, ExportNames, Mapping[str, Any]]:
     """Makes the dense weights, names and config of a model in the form of a family without multipliers.
 
     Args:
-        store: directory of the store.
+        file: the store's file of dense weights.
         family: the family of the model.
         other: the family without multipliers, one of _FORMS.
         config: the config of the model.
@@ -65,7 +65,7 @@ def without_multipliers(
         name = family.in_checkpoint(name)
         return routers.get(name, name)
 
-    dense = DenseTensors(store, rename, own_head=True, factors=factors)
+    dense = DenseTensors(file, rename, own_head=True, factors=factors)
     made = {**_ASSUMED, **{key: value for key, value in config.items() if key not in _KEYS}}
     if "rope_theta" in config and "rope_parameters" not in config:
         made.pop("rope_parameters")

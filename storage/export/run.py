@@ -23,7 +23,7 @@ from edgemoe.storage.export.plan import Errors, Plan
 from edgemoe.storage.export.plans import FORMATS
 from edgemoe.storage.export.writing import Export, require_whole
 from edgemoe.storage.files.untrusted import read_json
-from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.threads import reading_threads
 
 
@@ -62,7 +62,7 @@ def export(
         raise UserError("a directory for the export", f"the store {store}", "choose another directory")
     manifest = _gated(Manifest.load(store))
     with StoreExperts(store, manifest) as experts:
-        for name in manifest.files.keys() - {DENSE_NAME}:
+        for name in manifest.files.keys() - {manifest.dense_name}:
             require_whole(store, manifest, name)
         plan = FORMATS[format](experts, family, _config_of(store), levels)
         content = {"store": manifest.fingerprint, "format": format, "levels": _digest(levels)}

@@ -13,7 +13,7 @@ from edgemoe.storage.export.directory import ExportDirectory
 from edgemoe.storage.export.plan import Errors, Made, Plan, PlannedFile
 from edgemoe.storage.export.sink import Sink
 from edgemoe.storage.files.source_file import read_whole
-from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.verify import check_file
 from edgemoe.storage.threads import in_order, one_core_each
 
@@ -61,7 +61,7 @@ class Export:
         self._add(self._total - sum(sum(file.regions) for file in missing))
         self._out.require_free(sum(sum(file.regions) for file in missing))
         if missing:
-            require_whole(self._store, self._manifest, DENSE_NAME)
+            require_whole(self._store, self._manifest, self._manifest.dense_name)
         work = (each for file in missing for unit in file.units for each in unit.work)
         with (
             one_core_each(threads) as pool,

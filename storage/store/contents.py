@@ -8,7 +8,7 @@ from typing import Any
 
 from edgemoe.storage.base import LEVELS, Plane
 from edgemoe.storage.store.calibration import load_calibration
-from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.store.manifest import Manifest
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -39,7 +39,9 @@ def describe(directory: Path) -> dict[str, Any]:
         "plane_bytes": _plane_bytes(manifest),
         "expert_bytes": manifest.expert_bytes,
         "dense_bits": manifest.dense_bits,
-        "dense_bytes": manifest.files[DENSE_NAME].size if DENSE_NAME in manifest.files else 0,
+        "dense_bytes": manifest.files[manifest.dense_name].size
+        if manifest.dense_name in manifest.files
+        else 0,
         "calibration": _calibration(directory, manifest),
         "compensators": describe_compensators(manifest),
         "codes_by_layer": list(_codes_by_layer(manifest)),

@@ -9,7 +9,7 @@ At 4 bits the matrices of attention and of dense layers are in groups (`dense_gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -114,26 +114,53 @@ class DenseWeights:
         return out
 
     @property
+    def grouped(self) -> list[str]:
+        """Names of the matrices of 4 bits, in the order of the file."""
+        return [name for name in self.names if name in self._grouped]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor of the checkpoint."""
+        return self._checkpoint[name].shape
+
+    def read(self, name: str) -> torch.Tensor:
+        """Reads a tensor, bf16 or float32, as it is before it is quantized.
+
+        Raises:
+            DamagedData, TruncatedFile: as `tensors`.
+        """
+        dtype = torch.float32 if name in self._full else torch.bfloat16
+        weight = self._checkpoint[name].read().to(dtype)
+        if not all_finite(weight):
+            raise DamagedData(
+                f"finite weights in {name} of {self._checkpoint.directory}",
+                "NaN, infinity or a value too large for bf16",
+                DOWNLOAD_AGAIN,
+            )
+        return weight
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all dense weights in a store."""
         return sum(tensor_bytes(*spec) for spec in self.specs().values())
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(
+        self, coded: Callable[[str], torch.Tensor] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields name and tensor, one at a time.
+
+        Args:
+            coded: makes the bytes of a matrix of 4 bits, called in the order of `grouped`; None: codes are rounded to
+                nearest.
 
         Raises:
             DamagedData: a weight is NaN, infinite, or too large for bf16; with the tensor's name.
             TruncatedFile: from Weight.read.
         """
         for name in self.names:
-            dtype = torch.float32 if name in self._full else torch.bfloat16
-            weight = self._checkpoint[name].read().to(dtype)
-            if not all_finite(weight):
-                raise DamagedData(
-                    f"finite weights in {name} of {self._checkpoint.directory}",
-                    "NaN, infinity or a value too large for bf16",
-                    DOWNLOAD_AGAIN,
-                )
+            if coded and name in self._grouped:
+                yield name, coded(name)
+                continue
+            weight = self.read(name)
             if name in self._grouped:
                 yield name, dense_groups.quantize_groups(weight)
             elif name in self._eight_bit:

@@ -21,8 +21,8 @@ from edgemoe.storage.files.header import Spec
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.planes import dequantize, merge, quantize, split
 
-GROUP, DTYPE = 64, "U8"
-"""Inputs that share a scale and a centre; the element type of a matrix in a store."""
+BITS, GROUP, DTYPE = 4, 64, "U8"
+"""Bits of a code; inputs that share a scale and a centre; the element type of a matrix in a store."""
 
 _ROWS = 32
 """Rows whose codes lie together."""

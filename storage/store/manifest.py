@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ MARKER_NAME = "unfinished.json"
 """Name of the manifest without layers that marks a directory while a conversion writes to it."""
 
 DENSE_NAME = "dense.safetensors"
+_DENSE_NAMES = re.compile(r"dense(-[0-9a-f]{8})?\.safetensors", re.ASCII)
 """Name of the file of the weights outside the experts."""
 
 SCALE_SUFFIX = "_scale"
@@ -97,6 +99,11 @@ class Manifest:
         return self.geometry.max_level
 
     @property
+    def dense_name(self) -> str:
+        """Name of the file of the dense weights: DENSE_NAME, or one with the run that coded them again."""
+        return next(filter(is_dense_name, self.files), DENSE_NAME)
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of all records."""
         return sum(
@@ -133,7 +140,7 @@ class Manifest:
                 }
                 for i, span in enumerate(self.geometry.planes)
             ],
-            "files": {name: [e.size, f"{e.checksum:016x}"] for name, e in sorted(self.files.items())},
+            "files": files_json(self.files),
             "layers": {str(number): layer_json(layer) for number, layer in sorted(self.layers.items())},
         }
         if self.geometry.layers:
@@ -247,6 +254,16 @@ class Manifest:
         return cls(
             source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators, codes
         )
+
+
+def is_dense_name(name: str) -> bool:
+    """Whether a file of a store has dense weights, those in use or others."""
+    return _DENSE_NAMES.fullmatch(name) is not None
+
+
+def files_json(files: Mapping[str, FileEntry]) -> dict[str, Any]:
+    """The entry of the files without records, as values for JSON."""
+    return {name: [entry.size, f"{entry.checksum:016x}"] for name, entry in sorted(files.items())}
 
 
 def json_line(content: Mapping[str, Any]) -> bytes:

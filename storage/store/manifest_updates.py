@@ -12,8 +12,15 @@ from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.header import strict_json
 from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.store.codes import CalibratedCodes
-from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest, json_line, layer_json
-from edgemoe.storage.store.manifest_entries import LayerRecords, read_object
+from edgemoe.storage.store.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    files_json,
+    is_dense_name,
+    json_line,
+    layer_json,
+)
+from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, read_object
 
 
 def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
@@ -33,7 +40,11 @@ def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
 
 
 def save_codes(
-    directory: Path, codes: CalibratedCodes, layers: Mapping[int, LayerRecords], error: float | None
+    directory: Path,
+    codes: CalibratedCodes,
+    layers: Mapping[int, LayerRecords],
+    error: float | None,
+    dense: Mapping[str, FileEntry],
 ) -> Manifest:
     """Replaces the experts in the store.json of a store atomically; compensators of other codes leave it.
 
@@ -42,6 +53,7 @@ def save_codes(
         codes: how the new codes were chosen.
         layers: the records of every layer.
         error: `source_error` of the new codes.
+        dense: a new file of dense weights, which replaces the present one; empty: that stays.
 
     Returns:
         the store's manifest with the new codes.
@@ -50,9 +62,13 @@ def save_codes(
         EdgemoeError: as save_compensators.
     """
     found = Manifest.load(directory)
-    made = replace(found, codes=codes, layers=layers, source_error=error, compensators=None)
+    files = found.files
+    if dense:
+        files = {name: entry for name, entry in files.items() if not is_dense_name(name)} | dict(dense)
+    made = replace(found, codes=codes, layers=layers, files=files, source_error=error, compensators=None)
     numbered = {str(number): layer_json(layer) for number, layer in sorted(layers.items())}
     entries = {"codes": codes.to_json(), "layers": numbered, "source_error": error, "compensators": None}
+    entries["files"] = files_json(files)
     _update(directory, entries)
     return made
 

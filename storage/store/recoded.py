@@ -6,9 +6,11 @@ and files of another run are never mixed with them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import torch
 
 from edgemoe.errors import StoreBusy
 from edgemoe.storage.convert.source_error import SourceError
@@ -17,8 +19,10 @@ from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.calibration import CALIBRATION_NAME
 from edgemoe.storage.store.codes import CalibratedCodes
+from edgemoe.storage.store.dense_file import write_dense_file
 from edgemoe.storage.store.layer_file import complete_layers, shards, write_layer
-from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest, is_dense_name
+from edgemoe.storage.store.manifest_entries import FileEntry
 from edgemoe.storage.store.manifest_updates import save_codes
 
 
@@ -38,6 +42,7 @@ class RecodedLayers:
         self._directory, self._geometry, self._codes = directory, manifest.geometry, codes
         self.counts = {layer: len(found.records) for layer, found in sorted(manifest.layers.items())}
         self._complete = complete_layers(directory, self._geometry, codes.run)
+        self._dense: dict[str, FileEntry] = {}
 
     def missing(self) -> list[int]:
         """Layers without a complete file of this run, ascending."""
@@ -54,6 +59,13 @@ class RecodedLayers:
         found = write_layer(self._directory, layer, self._geometry, count, records, error, run)
         self._complete[layer] = found, error
 
+    def write_dense(
+        self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
+        """Writes a new file of dense weights. Arguments and errors: see dense_file.write_dense_file."""
+        name = f"dense-{self._codes.run}.safetensors"
+        self._dense[name] = write_dense_file(self._directory / name, specs, tensors)
+
     def finish(self) -> Manifest:
         """Makes the store use the new files, once all are written, and removes what belongs to the old codes.
 
@@ -63,19 +75,21 @@ class RecodedLayers:
         for layer in self.counts:
             error.add(self._complete[layer][1])
         layers = {layer: self._complete[layer][0] for layer in self.counts}
-        made = save_codes(self._directory, self._codes, layers, error.relative if error.total else None)
+        source_error = error.relative if error.total else None
+        made = save_codes(self._directory, self._codes, layers, source_error, self._dense)
         (self._directory / CALIBRATION_NAME).unlink(missing_ok=True)
-        remove_others(self._directory, {found.file for found in layers.values()})
+        remove_others(self._directory, made)
         return made
 
 
-def remove_others(directory: Path, names: Collection[str]) -> None:
-    """Removes files of records that the store does not use, or none while a reader, which may open them, uses it.
+def remove_others(directory: Path, manifest: Manifest) -> None:
+    """Removes files of weights that the store does not use, or none while a reader, which may open them, uses it.
 
     Files that stay cost disk alone, and the next call removes them.
     """
     with suppress(StoreBusy), StoreLock(directory, exclusive=True):
-        for path in shards(directory):
-            if path.name not in names:
+        kept = {manifest.dense_name, *(layer.file for layer in manifest.layers.values())}
+        for path in [*shards(directory), *(each for each in directory.iterdir() if is_dense_name(each.name))]:
+            if path.name not in kept:
                 with suppress(OSError):
                     path.unlink()

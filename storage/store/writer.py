@@ -16,13 +16,13 @@ import xxhash
 from edgemoe.errors import UserError
 from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.files.atomic import PARTIAL, refused, replacing, require_free, sync_directory, write_all
-from edgemoe.storage.files.header import header_bytes, tensor_bytes
 from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.record.probes import PROBES
+from edgemoe.storage.store.dense_file import write_dense_file
 from edgemoe.storage.store.layer_file import complete_layers, write_layer
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords
@@ -105,32 +105,8 @@ class StoreWriter:
     def write_dense(
         self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> None:
-        """Writes dense.safetensors, with one tensor in memory at a time.
-
-        Args:
-            specs: name -> (safetensors' dtype, shape), in the order of the file.
-            tensors: (name, tensor) in the same order, with the spec's shape and element type.
-
-        Raises:
-            ValueError: the tensors differ from the specs; no file is written.
-            DoesNotFit: the disk is full.
-        """
-        header = header_bytes(specs, {"format": "pt"})
-        expected = [
-            (name, tensor_bytes(dtype, shape), tuple(shape)) for name, (dtype, shape) in specs.items()
-        ]
-        digest = xxhash.xxh3_64(header)
-        total = len(header) + sum(nbytes for _, nbytes, _ in expected)
-        with replacing(self._directory / DENSE_NAME, total) as fd:
-            write_all(fd, header)
-            for wanted, (name, tensor) in zip(expected, tensors, strict=True):
-                raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                got = (name, raw.nbytes, tuple(tensor.shape))
-                if got != wanted:
-                    raise ValueError(f"expected the tensor {wanted} (name, bytes, shape), got {got}")
-                digest.update(raw)
-                write_all(fd, raw)
-        self._files[DENSE_NAME] = FileEntry(total, digest.intdigest())
+        """Writes dense.safetensors. Arguments and errors: see write_dense_file."""
+        self._files[DENSE_NAME] = write_dense_file(self._directory / DENSE_NAME, specs, tensors)
 
     def copy(self, path: Path) -> None:
         """Copies a small file (config, tokenizer, chat template) into the store, under its own name."""

@@ -1,0 +1,44 @@
+"""Writes a store's file of dense weights again, where some have 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from edgemoe.calibrate.windows import Window
+from edgemoe.families.table import family_of
+from edgemoe.machine.cgroups import cores
+from edgemoe.models.store_model import StoreModel
+from edgemoe.recode.dense import DenseCoding
+from edgemoe.recode.request import RecodeRequest
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.recoded import RecodedLayers
+
+
+def write_dense(
+    store: StoreModel, source: Path, windows: Sequence[Window], files: RecodedLayers, request: RecodeRequest
+) -> None:
+    """Writes a new file of the dense weights, where some have 4 bits.
+
+    Args:
+        store: the store.
+        source: its checkpoint.
+        windows: the sample, complete.
+        files: the new files of the store.
+        request: the limits, and the number of threads.
+
+    Raises:
+        DoesNotFit, DamagedData: as DenseCoding.tensors.
+    """
+    if store.manifest.dense_bits != dense_groups.BITS:
+        return
+    checkpoint = Checkpoint.open(source)
+    family = family_of(checkpoint.config)
+    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, dense_groups.BITS)
+    coding = DenseCoding(store, family, weights, windows, request, request.threads or cores())
+    with closing(coding.tensors()) as tensors:
+        files.write_dense(weights.specs(), tensors)
