@@ -16,7 +16,7 @@ from edgemoe.layers.dense import DenseEmbedding, DenseLinear
 from edgemoe.layers.skeleton import skeleton, without_weights
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.header import Spec, read_header
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 T = TypeVar("T")
@@ -123,8 +123,8 @@ def _tie(model: Any, tensors: dict[str, Any]) -> None:
 
 def _stored(kind: str, shape: tuple[int, ...]) -> tuple[Spec, Spec | None]:
     """The specs of a parameter stored as a type, and of its scales."""
-    if kind == dense_groups.DTYPE:
-        return (kind, dense_groups.stored_shape(shape)), None
+    if kind == dense_shapes.DTYPE:
+        return (kind, dense_shapes.stored_shape(shape)), None
     return (kind, shape), ("BF16", shape[:1]) if kind == "I8" else None
 
 
@@ -135,8 +135,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], tuple[
             shape = tuple(current.shape)
             kinds: dict[str, tuple[str, ...]] = {}
             if _is_matrix(module):
-                grouped = type(module) is nn.Linear and dense_groups.fits(shape)
-                kinds = {"weight": ("I8", dense_groups.DTYPE) if grouped else ("I8",), "bias": ()}
+                grouped = type(module) is nn.Linear and dense_shapes.fits(shape)
+                kinds = {"weight": ("I8", dense_shapes.DTYPE) if grouped else ("I8",), "bias": ()}
             yield f"{name}.{parameter}", shape, kinds.get(parameter, ("F32",))
 
 

@@ -11,7 +11,7 @@ from edgemoe.models.cache import CachedName, cached_names, disk_bytes
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.untrusted import read_json
-from edgemoe.storage.store.dense_groups import weights_of
+from edgemoe.storage.store.dense_shapes import weights_of
 from edgemoe.storage.store.manifest import MANIFEST_NAME, SCALE_SUFFIX, Manifest
 
 

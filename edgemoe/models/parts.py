@@ -20,7 +20,7 @@ from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
 from edgemoe.storage.files.untrusted import read_json, refuse_special_files
 from edgemoe.storage.store.dense import DenseWeights
-from edgemoe.storage.store.dense_groups import matrix_shape
+from edgemoe.storage.store.dense_shapes import matrix_shape
 from edgemoe.storage.store.manifest import Manifest
 
 

@@ -16,7 +16,7 @@ from edgemoe.recode.dense_inputs import hessians_of
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.storage.record.nested_codes import ColumnOrder, nested_codes
 from edgemoe.storage.record.offsets import MatrixSpec
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.threads import in_order, one_core_each
 
@@ -98,6 +98,6 @@ class DenseCoding:
         """Codes a matrix."""
         weight = self._weights.read(name).float()
         rows, cols = weight.shape
-        spec = MatrixSpec.of(name, rows, cols, dense_groups.GROUP)
+        spec = MatrixSpec.of(name, rows, cols, dense_shapes.GROUP)
         codes, parameters = nested_codes(weight, ColumnOrder(hessian, spec.padded_cols), spec, _LEVEL)
         return dense_groups.packed(codes, parameters)

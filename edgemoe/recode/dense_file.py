@@ -14,7 +14,7 @@ from edgemoe.recode.dense import DenseCoding
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_shapes
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.recoded import RecodedLayers
 
@@ -34,11 +34,11 @@ def write_dense(
     Raises:
         DoesNotFit, DamagedData: as DenseCoding.tensors.
     """
-    if store.manifest.dense_bits != dense_groups.BITS:
+    if store.manifest.dense_bits != dense_shapes.BITS:
         return
     checkpoint = Checkpoint.open(source)
     family = family_of(checkpoint.config)
-    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, dense_groups.BITS)
+    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, dense_shapes.BITS)
     coding = DenseCoding(store, family, weights, windows, request, request.threads or cores())
     with closing(coding.tensors()) as tensors:
         files.write_dense(weights.specs(), tensors)

@@ -17,7 +17,7 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.system_errors import source_errors
 from edgemoe.storage.store.codes import SELF, CalibratedCodes
-from edgemoe.storage.store.dense_groups import BITS
+from edgemoe.storage.store.dense_shapes import BITS
 from edgemoe.storage.store.manifest import Manifest
 
 WINDOW = 512

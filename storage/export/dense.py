@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 import torch
 
+from edgemoe.storage.export.matrices import Affine
 from edgemoe.storage.files.header import read_header
 from edgemoe.storage.files.tensors import StoredTensors
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -52,11 +53,21 @@ class DenseTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, in weights."""
-        return dense_groups.matrix_shape(self._stored[self._own[name]].spec)
+        return dense_shapes.matrix_shape(self._stored[self._own[name]].spec)
 
     def is_coded(self, name: str) -> bool:
         """Whether the store has a tensor as 8-bit codes with one scale per row."""
         return self._stored[self._own[name]].dtype == "I8"
+
+    def is_grouped(self, name: str) -> bool:
+        """Whether the store has a tensor as 4-bit codes in groups."""
+        return self._stored[self._own[name]].dtype == dense_shapes.DTYPE
+
+    def affine(self, name: str, order: Callable[[torch.Tensor], torch.Tensor]) -> Affine:
+        """Reads the codes of a tensor without the factor, its rows in an order; only where is_grouped."""
+        codes, parameters = dense_groups.unpacked(self._stored.read(self._own[name]))
+        step, centre = parameters.float().transpose(0, 1).unbind(-1)
+        return Affine(order(codes >> 4), order(step), order(centre), 8.0, dense_shapes.GROUP)
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor in the store, without scales."""
@@ -76,7 +87,7 @@ class DenseTensors:
         factor = self._factors.get(name, 1.0)
         if not self.is_coded(name):
             weight = self._stored.read(self._own[name])
-            if self._stored[self._own[name]].dtype == dense_groups.DTYPE:
+            if self.is_grouped(name):
                 return dense_groups.decoded(weight).mul_(factor).to(torch.bfloat16)
             return weight if factor == 1 else weight.mul_(factor)
         codes, scales = self.codes(name)

@@ -19,7 +19,7 @@ from edgemoe.storage.convert.expert_weights import ExpertNames, all_finite
 from edgemoe.storage.files.header import Spec, tensor_bytes
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
 from edgemoe.storage.record.planes import round_up_bf16
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
 _SLICE = 1 << 22
@@ -96,7 +96,7 @@ class DenseWeights:
     def _in_groups(self, family: ExpertNames) -> set[str]:
         """Names of the matrices of 4 bits, among the matrices of 8 or fewer."""
         named = {name for name in self._eight_bit if not family.keeps_rows(name)}
-        others = {_module_of(name) for name in named if not dense_groups.fits(self._checkpoint[name].shape)}
+        others = {_module_of(name) for name in named if not dense_shapes.fits(self._checkpoint[name].shape)}
         return {name for name in named if _module_of(name) not in others}
 
     def specs(self) -> dict[str, Spec]:
@@ -105,7 +105,7 @@ class DenseWeights:
         for name in self.names:
             shape = self._checkpoint[name].shape
             if name in self._grouped:
-                out[name] = (dense_groups.DTYPE, dense_groups.stored_shape(shape))
+                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape))
             elif name in self._eight_bit:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])

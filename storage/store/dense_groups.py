@@ -12,20 +12,13 @@ experts of the store have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
 import torch
 
-from edgemoe.storage.files.header import Spec
 from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.planes import dequantize, merge, quantize, split
-
-BITS, GROUP, DTYPE = 4, 64, "U8"
-"""Bits of a code; inputs that share a scale and a centre; the element type of a matrix in a store."""
-
-_ROWS = 32
-"""Rows whose codes lie together."""
+from edgemoe.storage.store.dense_shapes import GROUP, ROWS
 
 _LAYOUT = LAYOUTS["cpu-avx2-paired"]
 
@@ -33,31 +26,10 @@ _SLICE = 1 << 22
 """Weights converted to float32 at a time."""
 
 
-def fits(shape: tuple[int, ...]) -> bool:
-    """Whether a matrix [N, K] has whole blocks of rows and whole groups."""
-    return len(shape) == 2 and 0 not in shape and shape[0] % _ROWS == 0 and shape[1] % GROUP == 0
-
-
-def stored_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The shape [N, 9 K / 16] of the bytes of a matrix [N, K]."""
-    return shape[0], shape[1] * 9 // 16
-
-
 def columns_of(weight: torch.Tensor) -> int:
     """K of a weight [N, K] in bf16 or int8, or of the bytes of a matrix of 4 bits."""
     cols = weight.shape[1]
     return cols * 16 // 9 if weight.dtype == torch.uint8 else cols
-
-
-def matrix_shape(spec: Spec) -> tuple[int, ...]:
-    """The shape of a dense tensor of a store in weights."""
-    dtype, shape = spec
-    return (shape[0], shape[1] * 16 // 9) if dtype == DTYPE and len(shape) == 2 else shape
-
-
-def weights_of(spec: Spec) -> int:
-    """The number of weights of a dense tensor of a store."""
-    return prod(matrix_shape(spec))
 
 
 def quantize_groups(weight: torch.Tensor) -> torch.Tensor:
@@ -125,7 +97,7 @@ def rows_of(matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 def slice_of(matrix: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """The weights of rows [start, end), multiples of 32, in float32."""
     parameters, base, d4 = _parts(matrix)
-    blocks = slice(start // _ROWS, end // _ROWS)
+    blocks = slice(start // ROWS, end // ROWS)
     raw = parameters[:, start:end].contiguous().view(torch.uint8)
     return decoded(
         torch.cat([each.flatten() for each in (raw, base[blocks], d4[blocks])]).view(end - start, -1)
@@ -138,4 +110,4 @@ def _parts(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     sizes = rows * cols // 16, rows * cols // 4, rows * cols // 4
     raw, base, d4 = matrix.reshape(-1).split(sizes)
     parameters = raw.view(torch.bfloat16).view(cols // GROUP, rows, 2)
-    return parameters, base.view(rows // _ROWS, -1), d4.view(rows // _ROWS, -1)
+    return parameters, base.view(rows // ROWS, -1), d4.view(rows // ROWS, -1)

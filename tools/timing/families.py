@@ -28,6 +28,7 @@ from edgemoe.experts.step import Study
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
+from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME
 from tools.command_line import make_parser, positive
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -134,10 +135,10 @@ TURN = 5
 """Tokens of one way of computing before the other one's turn."""
 
 
-def make_store(name: str, place: Path, layers: int, experts: int, vocab: int) -> Path:
+def make_store(name: str, place: Path, layers: int, experts: int, vocab: int, dense_bits: int) -> Path:
     """Converts a model with random weights, unless it has been converted before."""
-    store = place / f"{name}-{layers}-{experts}-{vocab}"
-    if (store / "manifest.json").exists():
+    store = place / f"{name}-{layers}-{experts}-{vocab}-{dense_bits}"
+    if (store / MANIFEST_NAME).exists():
         return store
     config = config_of(name, layers, experts, vocab)
     torch.manual_seed(0)
@@ -150,7 +151,7 @@ def make_store(name: str, place: Path, layers: int, experts: int, vocab: int) ->
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     (source / "config.json").write_text(json.dumps(config.to_dict(), default=str))
     save_tokenizer(vocab, source)
-    convert_checkpoint(source, store, max_level=4, layout="auto", dense_bits=8)
+    convert_checkpoint(source, store, max_level=4, layout="auto", dense_bits=dense_bits)
     (source / "model.safetensors").unlink()
     return store
 
@@ -209,11 +210,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--after", type=positive, nargs="+", default=[64, 512], help="tokens of the prompt")
     parser.add_argument("--tokens", type=positive, default=60)
     parser.add_argument("--vocab", type=positive, default=32000)
+    parser.add_argument("--dense-bits", type=int, choices=DENSE_BITS, default=8, help="of dense weights")
     parser.add_argument("--place", type=Path, required=True, help="where stores are made")
     given = parser.parse_args(argv)
     rows = list[tuple[str, int, dict[str, float]]]()
     for name in given.models or MODELS:
-        place = make_store(name, given.place, given.layers, given.experts, given.vocab)
+        place = make_store(name, given.place, given.layers, given.experts, given.vocab, given.dense_bits)
         for after in given.after:
             rows.append((name, after, measure(StoreModel.open(place), after, given.tokens)))
     rate = max(times["rate"] for _, _, times in rows)

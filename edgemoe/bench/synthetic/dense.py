@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from edgemoe.bench.synthetic.workload import Shape
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.dense import quantize_rows
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
 
@@ -22,8 +22,8 @@ def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]
     out: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, size in shape.dense().items():
         matrix = bits < 16 and len(size) == 2 and not name.endswith("mlp.gate.weight")
-        if matrix and bits == 4 and dense_groups.fits(size) and not name.endswith(_OUTER):
-            out[name] = (dense_groups.DTYPE, dense_groups.stored_shape(size))
+        if matrix and bits == 4 and dense_shapes.fits(size) and not name.endswith(_OUTER):
+            out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(size))
         elif matrix:
             out |= {name: ("I8", size), name + SCALE_SUFFIX: ("BF16", size[:1])}
         else:
@@ -36,7 +36,7 @@ def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, 
     specs = dense_specs(shape, bits)
     for name, size in shape.dense().items():
         tensor = dense(name, size)
-        if specs[name][0] == dense_groups.DTYPE:
+        if specs[name][0] == dense_shapes.DTYPE:
             yield name, dense_groups.quantize_groups(tensor)
         elif specs[name][0] == "I8":
             codes, scales = quantize_rows(tensor)

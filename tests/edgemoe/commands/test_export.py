@@ -23,6 +23,7 @@ from edgemoe.storage.base import ExpertKey
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.export.directory import UNFINISHED_NAME
 from edgemoe.storage.files.header import read_header
+from edgemoe.storage.store import dense_groups
 from edgemoe.storage.store.calibration import TEXT, Calibration
 from edgemoe.storage.store.manifest import Manifest
 
@@ -33,14 +34,31 @@ OPTIONS = {"max_level": 8, "layout": "cpu-generic", "dense_bits": 16}
 def family_store(tmp_path_factory):
     """Makes a store of a small random model of a family; returns the model and the store."""
 
-    def make(model_type, *, fused=False, **changes):
+    def make(model_type, *, fused=False, dense_bits=16, **changes):
         directory = tmp_path_factory.mktemp(model_type)
         model = random_model(model_type, **changes)
         save(model, directory / "model", fused=fused)
-        convert_checkpoint(directory / "model", directory / "store", **OPTIONS)
+        convert_checkpoint(directory / "model", directory / "store", **OPTIONS | {"dense_bits": dense_bits})
         return model, directory / "store"
 
     return make
+
+
+@pytest.mark.e2e
+def test_gguf_keeps_dense_codes_of_4_bits(run, family_store, tmp_path):
+    """As Q4_1, whose numbers are the store's to the rounding of float16, in llama.cpp's order of rows."""
+    _, store = family_store("mixtral", dense_bits=4, sliding_window=None)
+    assert run("export", store, tmp_path / "out", "--format", "gguf")[0] == 0
+    kinds = {
+        tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(tmp_path / "out/model.gguf").tensors
+    }
+    assert kinds["blk.0.attn_q.weight"] == gguf.GGMLQuantizationType.Q4_1
+    read, dense = Checkpoint.open(tmp_path / "out"), load_file(store / "dense.safetensors")
+    grouped = [name for name, tensor in dense.items() if tensor.dtype == torch.uint8]
+    assert len(grouped) >= 4
+    for name in grouped:
+        want = dense_groups.decoded(dense[name])
+        assert (read[name].read().float() - want).norm() < 2**-9 * want.norm()
 
 
 @pytest.mark.e2e

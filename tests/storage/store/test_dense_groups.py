@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgemoe.storage.record.planes import dequantize, quantize
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 
 
 @pytest.fixture(scope="module")
@@ -43,5 +43,5 @@ def test_rows_are_taken_and_joined_without_another_rounding(weight, numbers):
 
 def test_shapes_without_whole_blocks_and_groups_are_not_taken():
     """32 rows and 64 columns at a time."""
-    assert dense_groups.fits((32, 64))
-    assert not any(map(dense_groups.fits, [(48, 64), (32, 96), (64,), (0, 64), (32, 64, 64)]))
+    assert dense_shapes.fits((32, 64))
+    assert not any(map(dense_shapes.fits, [(48, 64), (32, 96), (64,), (0, 64), (32, 64, 64)]))
