@@ -8,7 +8,7 @@ from typing import Any
 
 from edgemoe.storage.base import LEVELS, Plane
 from edgemoe.storage.store.calibration import load_calibration
-from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "plane_bytes": _plane_bytes(manifest),
         "expert_bytes": manifest.expert_bytes,
         "dense_bits": manifest.dense_bits,
+        "dense_codes": str(manifest.codes) if manifest.dense_name != DENSE_NAME else None,
         "dense_bytes": manifest.files[manifest.dense_name].size
         if manifest.dense_name in manifest.files
         else 0,

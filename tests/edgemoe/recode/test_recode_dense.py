@@ -18,6 +18,7 @@ from edgemoe.policy.settings import RunSettings
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.recode.run import recode
 from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store.contents import describe
 from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 from edgemoe.storage.store.recoded import RecodedLayers
 from edgemoe.storage.store.verify import verify
@@ -65,6 +66,8 @@ def test_products_lose_less_and_a_stopped_run_ends_with_the_same_bytes(
     made, source = recoded(store, checkpoint, foxes_text), load_file(checkpoint / "model.safetensors")
     assert [path.name for path in store.glob("dense*")] == [made.dense_name]
     assert made.dense_name != DENSE_NAME
+    assert describe(grouped)["dense_codes"] is None
+    assert describe(store)["dense_codes"] == str(made.codes)
     assert not verify(store, lambda done, total: None).damage
     before, after = load_file(grouped / DENSE_NAME), load_file(store / made.dense_name)
     lost = {"before": 0.0, "after": 0.0}
