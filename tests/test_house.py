@@ -141,6 +141,19 @@ def test_make_alone_prints_every_target() -> None:
         assert len(done.stdout.splitlines()) == len(phony.split())
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize(("code", "error"), [(0, ""), (130, ""), (3, "Error 3")])
+def test_ctrl_c_out_of_a_chat_is_no_error_of_make(code: int, error: str) -> None:
+    """`make chat` ends quietly where the chat ends with 130, and keeps the other errors."""
+    if shutil.which("make") is None:
+        pytest.skip("make is missing")
+    # A shell stands for Python, with Python's arguments as its own.
+    words = ["make", "-o", ".venv/.installed", "chat", f"PYTHON=sh -c 'exit {code}' sh"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=UNNESTED)
+    assert (done.returncode, error in done.stderr) == (2 if error else 0, True)
+    assert error or not done.stderr
+
+
 def test_the_readme_has_the_command_line_as_it_is() -> None:
     """Every command and option of edgemoe that README names exists, and it names every command."""
     command_line = typer.main.get_command(app)
