@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from edgemoe.chat.answer_lines import answer_line, stats_lines
+from edgemoe.chat.answer_lines import LABEL, answer_line, stats_lines
 from edgemoe.chat.conversation import Conversation
 from edgemoe.console.answer_text import DEFAULT_LOOK, AnswerText, Look, open_text
 from edgemoe.console.input import in_colour
@@ -102,9 +102,9 @@ class Chat:
             self.say("at temperature 0 the answer stays the same; /set temperature 0.7 changes that")
         self._show(self._answered_by(partial(self.conversation.regenerate, on_shift=self._shifted)))
 
-    def say(self, text: str, style: str = "") -> None:
+    def say(self, text: str, style: str = "", indent: int = 2) -> None:
         """Prints lines for people on stderr (console.width.say)."""
-        say(text, style)
+        say(text, style, indent)
 
     def _answered_by(self, answer: Callable[[Callable[[str], None]], Answer]) -> Answer:
         """Streams an answer, below a line that shows how far its prompt is."""
@@ -147,4 +147,5 @@ class Chat:
             if self._printing.stats
             else answer_line(answer, device=bool(self.engine.device), least_bits=self.engine.settings.bits)
         )
-        self.say(cost, "\x1b[2m" if in_colour(sys.stderr) else "")
+        indent = LABEL if self._printing.stats else 2
+        self.say(cost, "\x1b[2m" if in_colour(sys.stderr) else "", indent)

@@ -157,17 +157,18 @@ def _stats(chat: Chat, argument: str) -> None:
     if chat.last is None:
         chat.say("nothing has been answered yet")
         return
-    chat.say("\n".join(stats_lines(chat.last)))
+    chat.say("\n".join(stats_lines(chat.last)), indent=LABEL)
     of = chat.totals
     chat.say(
         f"{'all answers':<{LABEL}}{of.answers}, with {of.new_tokens} tokens; {of.cached_tokens} of {of.prompt_tokens} "
-        "prompt tokens were kept from earlier turns"
+        "prompt tokens were kept from earlier turns",
+        indent=LABEL,
     )
 
 
 def _mem(chat: Chat, argument: str) -> None:
     engine, plan = chat.engine, chat.engine.plan
-    chat.say("\n".join(plan_lines(plan, engine.settings)))
+    chat.say("\n".join(plan_lines(plan, engine.settings)), indent=LABEL)
     if engine.rules.damage:
         chat.say(f"{'damage':<{LABEL}}measured on {engine.rules.damage.origin}")
     chat.say(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,8 +16,7 @@ from edgemoe.console.answer_text import REASONING
 from edgemoe.console.attachments import whole_prompt
 from edgemoe.console.width import say
 from edgemoe.errors import UserError
-from edgemoe.models.demo import DEMO, demo_by_name
-from edgemoe.models.options.groups import Opening, PrefixCacheOptions, complete_model
+from edgemoe.models.options.groups import Opening, PrefixCacheOptions
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import RunOptions
 from edgemoe.models.options.study import with_studies
@@ -30,17 +27,12 @@ EXAMPLES = (
 )
 
 
-ModelArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="MODEL", help="The same as --model.", autocompletion=complete_model),
-]
 QuestionArgument = Annotated[str | None, typer.Argument(metavar="PROMPT", help="The same as --prompt.")]
 
 
 @grouped
 def chat_command(
     *,
-    model_name: ModelArgument = None,
     question: QuestionArgument = None,
     opening: Opening,
     disk: PrefixCacheOptions,
@@ -64,7 +56,7 @@ def chat_command(
     from edgemoe.models.open import open_store
     from edgemoe.models.plans.division import ChooseSettings
 
-    opening, turns = _with_arguments(opening, turns, model_name, question)
+    turns = _with_question(turns, question)
     request = ChatRequest(opening, disk, with_studies(run, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)
     with starting("loading torch"):
@@ -80,29 +72,13 @@ def chat_command(
     answer_turns(request, opened)
 
 
-def _with_arguments(
-    opening: Opening, turns: TurnOptions, model: Path | None, question: str | None
-) -> tuple[Opening, TurnOptions]:
-    """The options with the model and the prompt that were given without an option's name.
-
-    Raises:
-        UserError: a model or a prompt is given twice, or a prompt stands where the model belongs.
-    """
-    if model is not None:
-        if opening.model != DEMO:
-            raise UserError("one model", f"{model} and --model {opening.model}", "leave one of the two out")
-        if any(each.isspace() for each in str(model)) and not model.exists():
-            raise UserError(
-                "a model before the prompt",
-                repr(str(model)),
-                f"write edgemoe chat demo {shlex.quote(str(model))}",
-            )
-        opening = replace(opening, model=demo_by_name(model))
-    if question is not None:
-        if turns.prompt is not None:
-            raise UserError("one prompt", "a prompt and --prompt", "leave one of the two out")
-        turns = replace(turns, prompt=question)
-    return opening, turns
+def _with_question(turns: TurnOptions, question: str | None) -> TurnOptions:
+    """The options with the prompt that was given without an option's name; raises UserError for two prompts."""
+    if question is None:
+        return turns
+    if turns.prompt is not None:
+        raise UserError("one prompt", "a prompt and --prompt", "leave one of the two out")
+    return replace(turns, prompt=question)
 
 
 def _prompt(turns: TurnOptions) -> str | None:

@@ -16,7 +16,7 @@ from edgemoe.commands.options.shared import JsonOption, KeepSourceOption, check_
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.errors import UserError
-from edgemoe.models.options.groups import complete_model
+from edgemoe.models.options.groups import complete_cached
 from edgemoe.models.published.short_names import short_name_lines
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ SourceArgument = Annotated[
 NameArgument = Annotated[
     str,
     typer.Argument(
-        help="A name that `edgemoe models` prints, its beginning, or org/name.", autocompletion=complete_model
+        help="A name that `edgemoe models` prints, its beginning, or org/name.",
+        autocompletion=complete_cached,
     ),
 ]
 DryRunOption = Annotated[

@@ -24,19 +24,20 @@ def fitted(text: str, indent: int = 2) -> str:
     )
 
 
-def say(text: str, style: str = "") -> None:
+def say(text: str, style: str = "", indent: int = 2) -> None:
     """Prints lines for people on stderr, without control characters; at a terminal they break between words.
 
     Args:
         text: lines.
         style: an escape sequence.
+        indent: columns before the rest of a line that a terminal breaks.
     """
     lines = printable(text).split("\n")
     if sys.stderr.isatty():
         columns = shutil.get_terminal_size().columns
         lines = [
             textwrap.fill(
-                line, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+                line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
             )
             for line in lines
         ]

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from edgemoe.errors import UserError
+from edgemoe.models.demo import DEMO, demo_by_name
+from edgemoe.models.options.groups import ModelOptions, complete_model
+
+MODEL_NAME = "model_name"
+"""The parameter of a model that is given without --model."""
+
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command an option for each field of its dataclass parameters, in the places of these."""
+    """Gives a command an option for each field of its dataclass parameters, in the places of these.
+
+    A command with the option --model takes the model as its first argument too.
+    """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {
         name: parameter.annotation
@@ -20,17 +32,48 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(parameter.annotation)
     }
 
+    opens = any(issubclass(group, ModelOptions) for group in groups.values())
+
     @wraps(command)
     def run(**values: Any) -> None:
+        if opens:
+            values["model"] = _one_model(values["model"], values.pop(MODEL_NAME))
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in _declared(group)})
         command(**values)
 
-    parameters: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = [_MODEL] if opens else []
     for name, parameter in signature.parameters.items():
         parameters += _options(groups[name]) if name in groups else [parameter]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+_MODEL = inspect.Parameter(
+    MODEL_NAME,
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Argument(metavar="MODEL", help="The same as --model.", autocompletion=complete_model),
+    ],
+)
+
+
+def _one_model(option: Path, argument: Path | None) -> Path:
+    """The model of --model, or the one that was given without it.
+
+    Raises:
+        UserError: both are given, or a prompt stands where the model belongs.
+    """
+    if argument is None:
+        return option
+    if option != DEMO:
+        raise UserError("one model", f"{argument} and --model {option}", "leave one of the two out")
+    if any(each.isspace() for each in str(argument)) and not argument.exists():
+        action = f"for a prompt, write edgemoe chat demo {shlex.quote(str(argument))}"
+        raise UserError("a model as the first argument", repr(str(argument)), action)
+    return demo_by_name(argument)
 
 
 def _declared(group: Any) -> list[Field[Any]]:

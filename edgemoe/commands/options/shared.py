@@ -9,7 +9,7 @@ import typer
 
 from edgemoe.models.demo import DEMO, demo_by_name
 from edgemoe.models.options.declared import one_of
-from edgemoe.models.options.groups import complete_model
+from edgemoe.models.options.groups import complete_cached
 from edgemoe.models.options.study import study_keys
 
 
@@ -50,7 +50,7 @@ StoreArgument = Annotated[
     Path,
     typer.Argument(
         help="Store directory, or a name that `edgemoe models` prints, or its beginning.",
-        autocompletion=complete_model,
+        autocompletion=complete_cached,
     ),
 ]
 

@@ -22,9 +22,15 @@ KERNELS = (
 
 def complete_model(incomplete: str) -> list[str]:
     """Names of models that begin so, for a shell; a shell adds paths itself where there are none."""
+    names = {*(name for name in SHORT_NAMES if name.startswith(incomplete)), *complete_cached(incomplete)}
+    return sorted(names)
+
+
+def complete_cached(incomplete: str) -> list[str]:
+    """Names of the demo and of models in the cache that begin so, for a shell."""
     from edgemoe.models.cache import cached_names
 
-    names = {"demo", *SHORT_NAMES, *(name.short for name in cached_names())}
+    names = {"demo", *(name.short for name in cached_names())}
     return sorted(name for name in names if name.startswith(incomplete))
 
 

@@ -14,22 +14,20 @@ class ShortName:
     Args:
         repository: organisation/name on the Hub, with the quantization of a GGUF file.
         gigabytes: the size of its download in GB.
-        parameters: number of its weights in billions, and of the weights that one token uses.
     """
 
     repository: str
     gigabytes: float
-    parameters: tuple[float, float]
 
 
 SHORT_NAMES = {
-    "olmoe": ShortName("allenai/OLMoE-1B-7B-0924-Instruct-GGUF:Q4_K_M", 4.2, (6.9, 1.3)),
-    "gpt-oss": ShortName("openai/gpt-oss-20b", 13.8, (20.9, 3.6)),
-    "gemma-4": ShortName("unsloth/gemma-4-26B-A4B-it-GGUF:UD-Q4_K_M", 17, (25.2, 3.8)),
-    "glm-4.7": ShortName("unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", 18.3, (29.9, 3.0)),
-    "qwen3": ShortName("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18.6, (30.5, 3.3)),
-    "qwen3-coder": ShortName("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", 18.6, (30.5, 3.3)),
-    "qwen3.6": ShortName("unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_M", 22.1, (34.7, 3.0)),
+    "olmoe": ShortName("allenai/OLMoE-1B-7B-0924-Instruct-GGUF:Q4_K_M", 4.2),
+    "gpt-oss": ShortName("openai/gpt-oss-20b", 13.8),
+    "gemma-4": ShortName("unsloth/gemma-4-26B-A4B-it-GGUF:UD-Q4_K_M", 17),
+    "glm-4.7": ShortName("unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", 18.3),
+    "qwen3": ShortName("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18.6),
+    "qwen3-coder": ShortName("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", 18.6),
+    "qwen3.6": ShortName("unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_M", 22.1),
 }
 """Name -> model, by size."""
 
@@ -45,10 +43,6 @@ def short_repository(model: Path) -> Path | None:
 
 
 def short_name_lines() -> Iterator[str]:
-    """Yields a line for each short name: the name, its size, and the model that it stands for."""
+    """Yields a line for each short name: the name, its download, and the model that it stands for."""
     for name, model in SHORT_NAMES.items():
-        whole, active = model.parameters
-        yield (
-            f"{name:<13}{model.gigabytes:>5.1f} GB  {whole:g} billion weights, {active:g} per token  "
-            f"{model.repository}"
-        )
+        yield f"{name:<13}{model.gigabytes:>5.1f} GB  {model.repository}"

@@ -230,14 +230,21 @@ def test_chat_for_people(run, tiny_store):
 
 
 def test_model_and_prompt_need_no_option(run, tiny_store):
-    """`edgemoe chat MODEL PROMPT` is the same as with --model and --prompt; neither may be given twice."""
+    """`edgemoe chat MODEL PROMPT` is the same as with --model and --prompt; neither may be given twice.
+
+    Every command with --model takes the model so.
+    """
+    assert run("plan", tiny_store)[1] == run("plan", "--model", tiny_store)[1]
     more = ("--max-new-tokens", 3, "--context", 64, "--temperature", 0)
     named = run("chat", "--model", tiny_store, "--prompt", "the fox", *more)[1]
     assert run("chat", tiny_store, "the fox", *more)[:2] == (0, named)
     for words, message in (
         ((tiny_store, "--model", tiny_store), "one model"),
         ((tiny_store, "the fox", "-p", "x"), "one prompt"),
-        (("the fox",), "a model before the prompt, got 'the fox': write edgemoe chat demo 'the fox'"),
+        (
+            ("the fox",),
+            "a model as the first argument, got 'the fox': for a prompt, write edgemoe chat demo 'the fox'",
+        ),
     ):
         code, out, err = run("chat", *words)
         assert (code, out, message in err) == (2, "", True)
@@ -396,7 +403,7 @@ def test_agreeing_on_experts_without_effect_exits_2(run, command, options, messa
 
 def test_only_commands_of_several_sequences_have_lynx(run):
     """A chat, which runs one sequence, neither lists nor takes --lynx and its two others."""
-    listing = {command for command in COMMANDS if "--lynx" in run(command, "--help")[1]}
+    listing = {command for command in COMMANDS if "--lynx" in run(command, "--help-all")[1]}
     assert listing == {"bench", "serve"}
     for name in ("--lynx", "--lynx-alpha", "--lynx-beta"):
         code, out, err = run("chat", "--model", "there-is-none", name, "3")

@@ -75,9 +75,7 @@ def test_an_empty_cache_lists_models_to_begin_with(run):
     """Exit 0, with a line for each short name on stderr and an empty stdout."""
     code, out, err = run("models")
     assert (code, out, "no models yet" in err) == (0, "", True)
-    assert re.search(
-        r"^qwen3 +18.6 GB  30.5 billion weights, 3.3 per token  Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M$", err, re.M
-    )
+    assert re.search(r"^qwen3 +18.6 GB  Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M$", err, re.M)
 
 
 def test_a_narrow_terminal_has_names_on_their_own_lines(run, monkeypatch):

@@ -76,7 +76,7 @@ def test_a_client_without_requests_gets_a_place_in_a_full_queue():
     queue = Queue(2)
     queue.enter("a")
     queue.enter("a")
-    with pytest.raises(ApiError, match="got 2 requests that run or wait"):
+    with pytest.raises(ApiError, match="2 requests that run or wait, of 2 places"):
         queue.enter("a")
     queue.enter("b")
     with pytest.raises(ApiError):
