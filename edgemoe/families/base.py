@@ -56,10 +56,13 @@ class FusedGQA:
     Args:
         windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
         block_is_experts: whether a MoE block has a router and experts only.
+        rotates: transformers' config -> whether each layer rotates its queries and keys by position; None: every one
+            does, where the model has a rotary embedding.
     """
 
     windows: Callable[[Any], list[int]]
     block_is_experts: bool = True
+    rotates: Callable[[Any], list[bool]] | None = None
 
 
 @dataclass(frozen=True)

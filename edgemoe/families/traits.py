@@ -22,6 +22,12 @@ def _window_by_layer(config: Any) -> list[int]:
     return [config.sliding_window if kind == "sliding_attention" else 0 for kind in config.layer_types]
 
 
+def _windowed_rotate(config: Any) -> list[bool]:
+    """Layers with a window alone rotate, where there are such layers."""
+    every = config.sliding_window is None
+    return [every or kind == "sliding_attention" for kind in config.layer_types]
+
+
 def _always(config: Any) -> bool:
     return True
 
@@ -105,7 +111,8 @@ TRAITS = {
         quantized_as=QuantizedForm("mixtral", _MIXTRAL_NAMES, _SPARSE + "gate.weight"),
         product_router=True,
         rms_norm=True,
-        gate=_SCALED_TO_1,
+        gate=Gate(_always),
+        fused_gqa=FusedGQA(_all_tokens),
     ),
     "gpt_oss": Traits(
         "gpt-oss-20b, gpt-oss-120b",
@@ -140,14 +147,30 @@ TRAITS = {
         gate=_SIGMOID,
         fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
     ),
-    "exaone_moe": Traits("K-EXAONE-236B-A23B"),
+    "exaone_moe": Traits(
+        "K-EXAONE-236B-A23B",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_windowed_rotate),
+    ),
     "laguna": Traits("Laguna-XS.2"),
     "solar_open": _like_glm("Solar-Open-100B"),
-    "mellum": Traits("Mellum2-12B-A2.5B"),
+    "mellum": Traits(
+        "Mellum2-12B-A2.5B",
+        product_router=True,
+        rms_norm=True,
+        gate=_SOFTMAX,
+        fused_gqa=FusedGQA(_window_by_layer),
+    ),
     "flex_olmo": Traits("FlexOlmo-7x7B-1T"),
     "kolibri1": Traits("Kolibri-1"),
     "granitemoeshared": Traits(
-        "Granite models with shared experts, without Mamba layers", expert_names=_GRANITE_NAMES
+        "Granite models with shared experts, without Mamba layers",
+        expert_names=_GRANITE_NAMES,
+        product_router=True,
+        rms_norm=True,
+        gate=Gate(_always),
+        fused_gqa=FusedGQA(_all_tokens),
     ),
     "aria_text": Traits("Aria's language model"),
     "axk1": Traits("A.X-K1"),
@@ -160,7 +183,12 @@ TRAITS = {
     ),
     "qwen3_vl_moe_text": Traits("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images"),
     "glm4v_moe_text": Traits("GLM-4.5V, GLM-4.6V, without images"),
-    "afmoe": Traits("Trinity-Nano, Trinity-Mini, Trinity-Large"),
+    "afmoe": Traits(
+        "Trinity-Nano, Trinity-Mini, Trinity-Large",
+        rms_norm=True,
+        gate=_SIGMOID_TO_1,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_windowed_rotate),
+    ),
     "granitemoe_swa": Traits("Granite-Swash-3B-A600M"),
     "flint": Traits("Flint"),
     "mimo_v2_flash": Traits("MiMo-V2-Flash"),

@@ -58,11 +58,13 @@ class Attend:
 
     Args:
         attention: norms, rotates and attends; or attends alone, of finished queries to what the KV has.
+        rotation: the number of its rotation among those of a step.
     """
 
     input: str
     output: str
     attention: NativeAttention | StoredAttention
+    rotation: int = 0
 
 
 @dataclass(frozen=True, eq=False)

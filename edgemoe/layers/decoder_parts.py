@@ -19,12 +19,17 @@ _MIXERS = ("self_attn", "linear_attn", "conv", "mamba", "mixer")
 _NUMBERS = ("layer_idx", "layer")
 """Attributes of such modules: the layer's number, under which a sequence keeps what they need."""
 
-_MIXER_NORMS = ("input_layernorm", "operator_norm", "norm")
 _BLOCKS = ("mlp", "feed_forward", "block_sparse_moe")
 _SHARED = "shared_mlp"
 """Experts that every token has, in some families next to the block."""
 
-_BLOCK_NORMS = ("post_attention_layernorm", "ffn_norm")
+_NORMS = (
+    ("input_layernorm", "", "post_attention_layernorm", ""),
+    ("operator_norm", "", "ffn_norm", ""),
+    ("norm", "", "", ""),
+    ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+)
+"""Names of a layer's norms: before and after its mixer, and before and after its block; "": there is none."""
 
 
 @runtime_checkable
@@ -63,12 +68,13 @@ class LayerPart(NamedTuple):
     """A part of a decoder layer, whose result is added to the state.
 
     Attributes:
-        norm: the norm of the state before it.
+        norm: the norm of the state before it; None: none of a known name.
         name: its name in the layer.
         module: attention or another module that knows earlier tokens; or experts, or a dense block.
         mixes: whether it knows earlier tokens.
         shared: a module of the same state whose result is added to the block's; None: no module.
         factor: is multiplied with the part's result, which is then rounded and added to the state; 0: no product.
+        after: the norm of the part's result; None: there is none.
     """
 
     norm: Any
@@ -77,6 +83,7 @@ class LayerPart(NamedTuple):
     mixes: bool
     shared: Any
     factor: float
+    after: Any
 
 
 def outer_parts(model: Any) -> OuterParts:
@@ -87,27 +94,33 @@ def outer_parts(model: Any) -> OuterParts:
     )
     scale: Any = getattr(embedding, "factor", None)
     factor = getattr(inner, "embedding_multiplier", 1) if scale is None else scale
+    if getattr(model.config, "mup_enabled", False):  # afmoe
+        factor = model.config.hidden_size**0.5
     divisor = getattr(model.config, "logits_scaling", None) or 1
     return OuterParts(embedding, norm, model.lm_head, positions, float(factor), float(divisor))
 
 
-def rotated_numbers(model: Any) -> int:
-    """Leading numbers of each head that are rotated by its position; 0: the model has no rotary embedding."""
-    positions = outer_parts(model).positions
-    return 0 if positions is None else 2 * int(positions.inv_freq.numel())
-
-
 def parts_of(layer: nn.Module) -> list[LayerPart]:
     """The parts of a decoder layer in the order in which they are computed: two, or one where a layer has one."""
-    found, factor = list[LayerPart](), float(getattr(layer, "residual_multiplier", 1))
-    for norms, names in ((_MIXER_NORMS, _MIXERS), (_BLOCK_NORMS, _BLOCKS)):
+    factor = float(getattr(layer, "residual_multiplier", 1))
+    factor = 0.0 if factor == 1 else factor
+    norms = _norms(layer)
+    found = list[LayerPart]()
+    for first, names in ((0, _MIXERS), (2, _BLOCKS)):
         name, module = _one_of(layer, names)
         if module is not None:
-            mixes = names is _MIXERS and any(hasattr(module, number) for number in _NUMBERS)
-            shared = None if names is _MIXERS else getattr(layer, _SHARED, None)
-            norm = _one_of(layer, norms)[1]
-            found.append(LayerPart(norm, name, module, mixes, shared, 0.0 if factor == 1 else factor))
+            mixes = not first and any(hasattr(module, number) for number in _NUMBERS)
+            shared = getattr(layer, _SHARED, None) if first else None
+            before, after = norms[first : first + 2]
+            found.append(LayerPart(before, name, module, mixes, shared, factor, after))
     return found
+
+
+def _norms(layer: nn.Module) -> list[Any]:
+    """A layer's norms in the order of _NORMS; None for those that it has not."""
+    own = {name for name, _ in layer.named_children() if "norm" in name}
+    names = next((names for names in _NORMS if {*names} - {""} == own), ("", "", "", ""))
+    return [getattr(layer, name) if name else None for name in names]
 
 
 def _one_of(module: Any, names: tuple[str, ...]) -> tuple[str, Any]:

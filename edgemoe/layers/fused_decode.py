@@ -50,7 +50,7 @@ class FusedDecode:
         self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel, rows: int
     ) -> None:
         self._runtime = runtime
-        self._rotations = Rotations(model)
+        self._rotations = Rotations(model, traits)
         layers = list(model.model.layers)
         self._experts = [experts_of(layer) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)

@@ -21,17 +21,19 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps norms of queries and
-            keys, all perhaps under other names (_OUT, _NORMS). Where q_proj has twice the rows that o_proj takes, the
-            second half of each head's is a gate: the attention is multiplied by its sigmoid.
+            keys, all perhaps under other names (_OUT, _NORMS). Where it has a gate_proj, or q_proj has twice the rows
+            that o_proj takes, and the second half of each head's is a gate, the attention is multiplied by the
+            gate's sigmoid.
+        rotation: the number of its rotation among those of a step (layers.rotations).
         rotated: leading numbers of each head that are rotated by its position.
     """
 
-    def __init__(self, module: Any, rotated: int) -> None:
+    def __init__(self, module: Any, rotation: int, rotated: int) -> None:
         super().__init__()
-        self.layer = module.layer_idx
+        self.layer, self._rotation = module.layer_idx, rotation
         dim, self.out = module.head_dim, _out(module)
         heads, kv_heads = _heads(module)
-        queries, self.gate = module.q_proj, None
+        queries, self.gate = module.q_proj, getattr(module, "gate_proj", None)
         if queries.out_features == 2 * heads * dim:
             halves = torch.arange(queries.out_features).view(heads, 2, dim)
             queries, self.gate = (module.q_proj.rows(halves[:, half].flatten()) for half in (0, 1))
@@ -47,16 +49,17 @@ class GroupedQueryAttention(nn.Module):
         )
 
     @classmethod
-    def try_from(cls, module: Any, rotated: int) -> GroupedQueryAttention | None:
+    def try_from(cls, module: Any, rotation: int, rotated: int) -> GroupedQueryAttention | None:
         """Wraps a module in RAM whose sizes the kernel supports; None elsewhere."""
         linears = [*(getattr(module, f"{name}_proj") for name in "qkv"), _out(module)]
+        linears += [module.gate_proj] if hasattr(module, "gate_proj") else []
         known = all(type(linear) is DenseLinear for linear in linears)
         known = known and all(type(norm) is DenseNorm for norm in _norms(module))
         if not known or linears[0].weight.device.type != "cpu":
             return None
         if not kernel_fits(*_heads(module), module.head_dim):
             return None
-        return cls(module, rotated)
+        return cls(module, rotation, rotated)
 
     def operations(self) -> list[Operation]:
         """From the normed state to what the last product takes."""
@@ -65,7 +68,7 @@ class GroupedQueryAttention(nn.Module):
         if self.gate is not None:
             gate = Linear(NORMED, "gate", self.gate.parts)
             gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
-        return [qkv, Attend("qkv", "attended", self.native), *gated]
+        return [qkv, Attend("qkv", "attended", self.native, self._rotation), *gated]
 
     def forward(
         self,
@@ -82,7 +85,7 @@ class GroupedQueryAttention(nn.Module):
         kv = past_key_values
         assert kv is not None
         window = None if attention_mask is None else int(attention_mask)
-        if position_embeddings is None:  # a model without a rotary embedding
+        if position_embeddings is None or not self.native.rotated:
             position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
         cosine, sine = of_both_halves(position_embeddings, self.native.rotated)
         projected = self.qkv(hidden_states[0])

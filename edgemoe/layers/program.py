@@ -106,8 +106,9 @@ def has_program(model: Any) -> bool:
 
 def _fits(layer: Any) -> bool:
     parts = parts_of(layer)
-    norms = all(type(part.norm) is DenseNorm for part in parts)
-    return norms and all(_mixer(part) is not None for part in parts if part.mixes)
+    norms = [part.norm for part in parts] + [part.after for part in parts if part.after is not None]
+    known = all(type(norm) is DenseNorm for norm in norms)
+    return known and all(_mixer(part) is not None for part in parts if part.mixes)
 
 
 def _mixer(part: LayerPart) -> Mixer | None:
@@ -147,23 +148,29 @@ def layer_program(layer: Any, window: int) -> LayerProgram:
 
 def _part(part: LayerPart) -> list[Operation]:
     """The operations that add a part of a layer to the state."""
+    before = _norm(part.norm, HIDDEN, NORMED)
     if not part.mixes:
-        return [_norm(part.norm), *_block(part)]
+        return [before, *_block(part)]
     mixer = _mixer(part)
     assert mixer
-    out = Linear("attended", "block", mixer.out.parts)
-    return [_norm(part.norm), *mixer.operations(), out, Add("block", HIDDEN, part.factor)]
+    return [before, *mixer.operations(), Linear("attended", "block", mixer.out.parts), *_added(part)]
 
 
-def _norm(norm: DenseNorm) -> Norm:
-    return Norm(HIDDEN, NORMED, norm.weight.data, norm.variance_epsilon)
+def _added(part: LayerPart) -> list[Operation]:
+    """The operations that add a part's result to the state."""
+    after: list[Operation] = [] if part.after is None else [_norm(part.after, "block", "block")]
+    return [*after, Add("block", HIDDEN, part.factor)]
+
+
+def _norm(norm: DenseNorm, source: str, target: str) -> Norm:
+    return Norm(source, target, norm.weight.data, norm.variance_epsilon)
 
 
 def _block(part: LayerPart) -> list[Operation]:
     """The operations that add a layer's block to the state."""
-    block, add = part.module, Add("block", HIDDEN, part.factor)
+    block = part.module
     if isinstance(block, DenseBlock):
-        return [*_dense(block, "block"), add]
+        return [*_dense(block, "block"), *_added(part)]
     experts, own = (
         _experts(block),
         {name: each for name, each in block.named_children() if not isinstance(each, nn.Identity)},
@@ -174,15 +181,16 @@ def _block(part: LayerPart) -> list[Operation]:
     router = router_of(block) if experts else None
     fuses, activation = _activation(block, experts)
     if not (known and experts and fuses and isinstance(router, CompiledRouter)):
-        return [Call(NORMED, "block", partial(_call, block, part.shared), part.norm.weight.numel()), add]
-    if shared is None and not part.factor:
+        hidden = part.norm.weight.numel()
+        return [Call(NORMED, "block", partial(_call, block, part.shared), hidden), *_added(part)]
+    if shared is None and not part.factor and part.after is None:
         return [Experts(HIDDEN, router.native, activation)]
     scaled: list[Operation] = []
     if "shared_expert_gate" in own:
         gate = Linear(NORMED, "shared_gate", block.shared_expert_gate.parts)
         scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
     added = [*_dense(shared, "shared"), *scaled, Add("shared", "block")] if shared is not None else []
-    return [Experts("block", router.native, activation), *added, add]
+    return [Experts("block", router.native, activation), *added, *_added(part)]
 
 
 def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeExpertActivation | None]:

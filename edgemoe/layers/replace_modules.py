@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from edgemoe.families.base import Traits
-from edgemoe.layers.decoder_parts import parts_of, rotated_numbers
+from edgemoe.layers.decoder_parts import parts_of
 from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
@@ -16,6 +16,7 @@ from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.recurrences import ChannelDelta
+from edgemoe.layers.rotations import Rotations
 from edgemoe.layers.router import CompiledRouter, further_arguments, router_name
 from edgemoe.layers.short_convolution import ShortConvolution
 from edgemoe.layers.state_space import SelectiveStateSpace
@@ -50,13 +51,14 @@ def replace_modules(model: Any, traits: Traits) -> None:
 
 def _place_native_parts(model: Any, traits: Traits) -> None:
     """Replaces attention modules, routers and dense gated layers that the compiled kernel computes."""
-    rotated = rotated_numbers(model)
-    for layer in model.get_submodule("model.layers"):
+    assert traits.fused_gqa
+    rotations = Rotations(model, traits.fused_gqa).layers
+    for layer, rotation in zip(model.get_submodule("model.layers"), rotations, strict=True):
         for part in parts_of(layer):
             if not part.mixes:
                 _place_router(part.module, traits, model.config)
             elif hasattr(part.module, "k_proj") and (
-                own := GroupedQueryAttention.try_from(part.module, rotated)
+                own := GroupedQueryAttention.try_from(part.module, *rotation)
             ):
                 setattr(layer, part.name, own)
         for name, module in list(layer.named_modules()):

@@ -33,9 +33,9 @@ class CompiledRouter(nn.Module):
 
     def __init__(self, router: Any, form: RouterForm, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight, self._dtype, self.form = router.weight, dtype, form
+        self.weight, self._dtype, self.form = _weight_of(router), dtype, form
         self.e_score_correction_bias, self.num_group = form.bias, form.groups
-        self.native = NativeRouter(router.weight.data, router.top_k, form)
+        self.native = NativeRouter(self.weight.data, router.top_k, form)
 
     @classmethod
     def try_from(
@@ -49,7 +49,7 @@ class CompiledRouter(nn.Module):
             config: transformers' config of the model.
             further: the router's arguments after the states; the first is a bias of its scores for the choice.
         """
-        weight, gate = getattr(router, "weight", None), traits.gate
+        weight, gate = _weight_of(router), traits.gate
         if gate is None or not native.available() or weight is None or weight.dtype != torch.bfloat16:
             return None
         if weight.device.type != "cpu" or not weight.is_contiguous():
@@ -79,11 +79,25 @@ class CompiledRouter(nn.Module):
         return logits, gates.to(self._dtype), chosen
 
 
+_SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+"""Names of the factor of a router's gate weights."""
+
+_LINEARS = ("gate", "wg")
+"""Names of the linear layer of a router that has no weight of its own."""
+
+
+def _weight_of(router: Any) -> Any:
+    """The weight of a router; None: it has none under a known name."""
+    holders = (router, *(getattr(router, name, None) for name in _LINEARS))
+    found = (getattr(each, "weight", None) for each in holders)
+    return next((weight for weight in found if weight is not None), None)
+
+
 def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, normalise: bool) -> RouterForm:
     """The form of a router with a float32 product, from the attributes that transformers gives its module."""
     bias = further[0] if further else getattr(router, "e_score_correction_bias", None)
     product_bias = getattr(router, "bias", None)
-    scale = "routed_scaling_factor" if hasattr(router, "routed_scaling_factor") else "router_scaling_factor"
+    scale = next((factor for name in _SCALES if (factor := getattr(router, name, None))), 1)
     groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
     return RouterForm(
         normalise,
@@ -95,7 +109,7 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
         groups=groups,
         best_groups=getattr(router, "topk_group", None) or groups,
         group_best=2 if gate.function == "sigmoid" else 1,
-        scale=float(getattr(router, scale, None) or 1),
+        scale=float(scale),
     )
 
 
@@ -108,18 +122,26 @@ _TRIED, _AGREE = 16, 13
 
 def _distance(compiled: CompiledRouter, router: Any, further: Sequence[torch.Tensor]) -> float | None:
     """The median difference of gate weights of states that are noise; None: they choose other experts or weights."""
-    noise = torch.randn(_TRIED, router.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(_TRIED, compiled.weight.shape[1], generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
-            _, theirs, experts = router(noise.bfloat16(), *further)
+            _, theirs, experts = _choice_of(router, noise.bfloat16(), further)
             _, own, chosen = compiled(noise.bfloat16())
     except (TypeError, ValueError):  # a router with other arguments or another result
         return None
-    shape = len(noise), router.weight.shape[0]
+    shape = len(noise), compiled.weight.shape[0]
     want = torch.zeros(shape).scatter_(1, experts, theirs.float())
     found = torch.zeros(shape).scatter_(1, chosen, own.float())
     agree = torch.isclose(found, want, rtol=1e-3, atol=1e-6).all(1)
     return float((found - want).abs().amax(1).median()) if int(agree.sum()) >= _AGREE else None
+
+
+def _choice_of(router: Any, hidden: torch.Tensor, further: Sequence[Any]) -> Any:
+    """The choice of transformers' router, without its hooks, for states [T, H]; some routers take [1, T, H] alone."""
+    try:
+        return router.forward(hidden, *further)
+    except ValueError:
+        return router.forward(hidden[None], *further)
 
 
 def router_name(block: Any) -> str:
@@ -180,11 +202,7 @@ def _chosen_logits(block: Any, router: Any, further: Sequence[str], hidden: torc
     gates: torch.Tensor
     # Without the router's hooks: a prediction is no choice, and remapped_router.py would count it as one.
     arguments = [getattr(block, name) for name in further]
-    try:
-        own, gates, chosen = router.forward(hidden, *arguments)
-    except ValueError:
-        # Some routers take [1, T, H] alone, as their block has it.
-        own, gates, chosen = router.forward(hidden[None], *arguments)
+    own, gates, chosen = _choice_of(router, hidden, arguments)
     logits = gates.new_full((len(gates), own.shape[-1]), -torch.inf, dtype=torch.float32)
     # A gate weight that has rounded to 0 is still one of a chosen expert.
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())

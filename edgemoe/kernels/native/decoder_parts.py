@@ -126,6 +126,7 @@ class ListBuffers:
                 output_cols=writes,
                 parameters=_parameters(each, kept),
                 number=_number(each),
+                rotation=each.rotation if isinstance(each, listed.Attend) else 0,
                 wide=isinstance(each, listed.Norm) and each.weight.dtype == torch.float32,
             )
             made.append(structure)

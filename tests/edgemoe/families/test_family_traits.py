@@ -212,6 +212,8 @@ WINDOWS = [
     ("hy_v3", {}),
     ("dots1", {}),
     ("solar_open", {}),
+    *((name, {}) for name in ("granitemoe", "granitemoeshared")),
+    *((name, {}) for name in ("exaone_moe", "mellum", "afmoe")),
 ]
 
 

@@ -50,6 +50,11 @@ MODELS = {
     "hy_v3": {},  # that with a scale and shared experts
     "dots1": {},  # windows in some layers
     "solar_open": {},
+    "granitemoe": {},  # multipliers
+    "granitemoeshared": {},
+    "exaone_moe": {},  # layers that do not rotate
+    "mellum": {},  # rotations by kind of layer
+    "afmoe": {},  # norms after parts, a gate of its own in attention, scaled embeddings
     "nemotron_h": {},  # layers of one part each, Mamba-2, experts without a gate, no positions
     "granitemoehybrid": {},  # Mamba-2 of one group, multipliers, shared experts next to the block
     "lfm2_moe": {},  # short convolutions, head norms and layers under other names, scores that are rounded
@@ -99,7 +104,8 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
         place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in name else 16
         model = random_model(name.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[name])
         for block in blocks_of(model):
-            router_of(block).weight.data.mul_(DECIDED)
+            router = router_of(block)
+            getattr(router, "gate", router).weight.data.mul_(DECIDED)
         save(model, place / "source", fused=True)
         convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
         return place / "store"

@@ -186,6 +186,22 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_expand": 2,
     },
+    **{
+        name: FEW
+        | {
+            **{"num_experts": 8, "num_shared_experts": 1, "head_dim": 16, "sliding_window": 4},
+            **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        }
+        for name in ("exaone_moe", "mellum")
+    },
+    "afmoe": FEW
+    | {
+        **{"num_experts": 8, "num_shared_experts": 1, "head_dim": 16, "sliding_window": 4},
+        **{"num_dense_layers": 1, "route_scale": 1.5, "mup_enabled": True},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "granitemoeshared": SMALL["granitemoe"] | {"shared_intermediate_size": 48},
     "lfm2_moe": FEW
     | {
         "num_experts": 8,
