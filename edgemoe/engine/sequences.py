@@ -91,7 +91,7 @@ class Sequences:
     def end(self, sequence: SequenceKV) -> None:
         """Frees a sequence's keys and values; experts get blocks back. The sequence must not be used any more."""
         del sequence.keys, sequence.values, sequence.stored, sequence.slices, sequence.states, sequence.index
-        del sequence.windowed
+        del sequence.windowed, sequence.window_rows
         self._memory.release_kv(self.bytes_of(sequence))
 
     def _tokens_taken(self, tokens: int, context: int) -> int:

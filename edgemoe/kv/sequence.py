@@ -12,6 +12,7 @@ from edgemoe.errors import ContextExceeded, ModelRefused
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
+from edgemoe.kv.window_rows import MovedRows, PlacedRows
 from edgemoe.kv.windows import Windows, most_tokens
 from edgemoe.machine.pages import return_pages, sparse_tensor
 
@@ -38,8 +39,9 @@ class SequenceKV:
         values: [layers, heads, context, W]; with latents in bf16 a view of the latents in `keys`, in other formats
             `keys` itself.
         stored: all tensors that have keys, values or latents: `keys`, `values`, and tensors of other shapes and index.
-        windowed: layer with a window -> its parts of these tensors, each [heads, context, W].
-        windows: tokens that such layers keep, in RAM; None: each layer keeps all tokens.
+        windowed: layer with a window -> its parts of these tensors, each [heads, rows, W] with the shape's rows_for.
+        windows: tokens that such layers keep; None: each layer keeps all tokens.
+        window_rows: layer with a window -> the rows of its tokens.
         index: layer -> its index keys, bf16 [context, D].
         slices: (keys, values) of each layer with attention, each [heads, context, W].
         states: the states of linear-attention layers; None: there are none.
@@ -70,12 +72,14 @@ class SequenceKV:
             index_keys, _ = self._made(shape.index, place)
             self.index = dict(zip(shape.index.layers, index_keys[:, 0].unbind(), strict=True))
         self.states = LinearStates(shape.linear, place) if shape.linear else None
-        window, in_ram = shape.longest_window, torch.device(place).type == "cpu"
-        self.windows = Windows(window, drops=context > most_tokens(window)) if window and in_ram else None
+        window = shape.longest_window
+        self.windows = Windows(window, drops=context > most_tokens(window)) if window else None
+        kind = MovedRows if shape.moves else PlacedRows
+        self.window_rows = {layer: kind(stored) for layer, stored in self.windowed.items()}
 
     def _made(self, part: KVShape, place: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocates the keys and the values of one kind of layers."""
-        size = len(part.layers), part.heads, self.context
+        size = len(part.layers), part.heads, self.shape.rows_for(part, self.context)
         made = sparse_tensor if torch.device(place).type == "cpu" else partial(torch.empty, device=place)
         (dtype, width), (other, value_width) = (
             row_of(part.format.keys, part.key_dim),
@@ -144,7 +148,7 @@ class SequenceKV:
             self._forget(self.windows.mark(shared, prompt))
 
     def pass_window(self, layer: int, window: int | None, rows: int) -> None:
-        """Returns the memory of tokens of a step that are not seen any more, before a layer computes its next rows.
+        """Drops tokens of a step that are not seen any more, and makes room for a layer's next rows.
 
         Args:
             layer: the layer.
@@ -160,16 +164,25 @@ class SequenceKV:
         if not window or window > kept:
             wanted, found = f"a window of {kept} tokens in layer {layer}", f"one of {window or 'all'}"
             raise ModelRefused(wanted, found, "choose a model of another family")
-        self._forget(self.windows.passed(self.length, rows), (layer,))
+        self._make_room(layer, rows)
+
+    def _make_room(self, layer: int, rows: int) -> None:
+        """Drops what a layer with a window does not see any more; gives rows to the next tokens where they move."""
+        if self.windows:
+            self._forget(self.windows.passed(self.length, rows), (layer,))
+        self.window_rows[layer].add(range(self.length, self.length + rows))
+
+    def rows_of(self, layer: int, tokens: range) -> slice:
+        """Returns the rows of some tokens, which the layer has, in its keys and values."""
+        rows = self.window_rows.get(layer)
+        first = rows.row(tokens) if rows else tokens.start
+        return slice(first, first + len(tokens))
 
     def _forget(self, ranges: Iterable[range], layers: Collection[int] | None = None) -> None:
-        """Returns the memory of some tokens of the layers with a window, or of some of these layers."""
+        """Frees the memory of some tokens of the layers with a window, or of some of these layers."""
         for tokens in ranges:
-            for layer in self.windowed if layers is None else layers:
-                for stored in self.windowed[layer]:
-                    row = stored.shape[-1] * stored.itemsize
-                    for head in stored:
-                        return_pages(head, tokens.start * row, tokens.stop * row)
+            for layer in self.window_rows if layers is None else layers:
+                self.window_rows[layer].drop(tokens)
 
     def return_behind(self, tokens: int) -> None:
         """Returns the memory of all tokens but the first `tokens` to the system; these stay reserved. In RAM alone.
@@ -202,10 +215,13 @@ class SequenceKV:
             own[:, :, :length] = theirs[:, :, :length]
         if self.windows and other.windows:
             self.windows.copy(other.windows, length)
+        kept = [tokens for tokens in self.windows.ranges if tokens] if self.windows else []
         for layer, parts in self.windowed.items():
-            for tokens in self.windows.ranges if self.windows else [range(length)]:
+            self.window_rows[layer].hold(kept)
+            for tokens in kept:
+                to, source = self.rows_of(layer, tokens), other.rows_of(layer, tokens)
                 for own, theirs in zip(parts, other.windowed[layer], strict=True):
-                    own[:, tokens.start : tokens.stop] = theirs[:, tokens.start : tokens.stop]
+                    own[:, to] = theirs[:, source]
         self.length = length
         return length
 
@@ -221,8 +237,11 @@ class SequenceKV:
 
         Values that are shorter than the shape's are padded with zeros.
         """
-        shape, slot, end = self.shapes[layer], self.slots[layer], self.length + keys.shape[1]
-        to_keys, to_values = (stored[:, self.length : end] for stored in self.slices[slot])
+        shape, tokens = self.shapes[layer], range(self.length, self.length + keys.shape[1])
+        if layer in self.window_rows:
+            self._make_room(layer, len(tokens))
+        place = self.rows_of(layer, tokens)
+        to_keys, to_values = (stored[:, place] for stored in self.slices[self.slots[layer]])
         if shape.latent:
             keys = torch.cat((keys, values), dim=-1)
         else:
@@ -237,7 +256,8 @@ class SequenceKV:
         rotation.
         """
         shape = self.shapes[layer]
-        keys, values = (stored[:, first:end] for stored in self.slices[self.slots[layer]])
+        place = self.rows_of(layer, range(first, end))
+        keys, values = (stored[:, place] for stored in self.slices[self.slots[layer]])
         if not shape.format.quantized:
             return keys, values
         wide = decode(shape.format.keys, keys, shape.key_dim)

@@ -6,6 +6,7 @@ import mmap
 from dataclasses import dataclass, field, replace
 
 from edgemoe.kv.formats import KVFormat, row_bytes
+from edgemoe.kv.window_rows import most_rows
 from edgemoe.kv.windows import most_tokens
 
 PAGE = mmap.PAGESIZE
@@ -58,6 +59,8 @@ class KVShape:
             `others`.
         index: keys of an index that chooses the tokens that a layer attends to, one head, always bf16; None: none.
         window: latest tokens that these layers attend to, which are all that a long sequence keeps of them; 0: all.
+        moves: whether layers with a window have memory for the tokens that they keep alone, whose rows move, as on a
+            device; False: each token has its place in memory for the whole context, whose pages return to the system.
     """
 
     layers: tuple[int, ...]
@@ -70,6 +73,7 @@ class KVShape:
     others: tuple[KVShape, ...] = ()
     index: KVShape | None = None
     window: int = 0
+    moves: bool = False
 
     @property
     def parts(self) -> tuple[KVShape, ...]:
@@ -90,8 +94,23 @@ class KVShape:
         """Tokens of the longest window of a layer; 0: no layer has one."""
         return max(part.window for part in self.parts)
 
+    def moving(self) -> KVShape:
+        """The same shape for memory that is taken as a whole, on a device."""
+        others = tuple(replace(each, moves=True) for each in self.others)
+        return replace(self, others=others, moves=True)
+
+    def rows_for(self, part: KVShape, context: int) -> int:
+        """Returns the rows of each head that one kind of layers maps, in a sequence of a context of some tokens.
+
+        Args:
+            part: a kind of these layers (`parts`), or the index.
+            context: tokens that the sequence may have.
+        """
+        moves = part.window and part.moves
+        return min(context, most_rows(most_tokens(self.longest_window))) if moves else context
+
     def without_windows(self) -> KVShape:
-        """The shape for memory that is taken as a whole: every layer keeps the tokens of the whole context."""
+        """The same shape where every layer keeps the tokens of the whole context."""
         kinds = dict[KVShape, list[int]]()
         for part in self.parts:
             plain = replace(part, layers=(), linear=None, others=(), index=None, window=0)
@@ -119,11 +138,10 @@ class KVShape:
         total = self.linear.bytes if self.linear else 0
         for part in self._stored:
             for row in filter(None, part._row_bytes()):
-                most = context * row
-                if part.window:
-                    most = min(
-                        most, (-(-most_tokens(self.longest_window) * row // PAGE) + _BROKEN_PAGES) * PAGE
-                    )
+                most = self.rows_for(part, context) * row
+                if part.window and not part.moves:
+                    kept = most_tokens(self.longest_window) * row
+                    most = min(most, (-(-kept // PAGE) + _BROKEN_PAGES) * PAGE)
                 pages = -(-tokens * row // PAGE) + (context * row % PAGE > 0)
                 total += len(part.layers) * part.heads * (most if whole else min(pages * PAGE, most))
         return total

@@ -204,7 +204,8 @@ def _summed(
     """The weighted sums of a sequence's values, [heads, R, V]; by tiles where scores have sinks or KV has codes."""
     tokens = sequence.length + queries.shape[1]
     if sinks is None and not sequence.shape.format.quantized:
-        return attend(queries, *read(0, tokens), scaling, window)
+        first = max(sequence.length + 1 - window, 0) if window else 0
+        return attend(queries, *read(first, tokens), scaling, window)
     return attend_tiles(queries, read, tokens, scaling, window, sinks)
 
 

@@ -148,8 +148,9 @@ def _heads(module: Any) -> tuple[int, int]:
 def layer_kv(sequence: SequenceKV, layer: int) -> LayerKV:
     """Returns the keys and values of a sequence in one layer, as the compiled kernel reads them."""
     keys, values = sequence.slices[sequence.slots[layer]]
-    shape = sequence.shapes[layer]
-    return LayerKV(keys, keys if shape.latent else values, sequence.length, shape.format, shape.latent)
+    shape, rows = sequence.shapes[layer], sequence.window_rows.get(layer)
+    moved = rows.moved if rows else 0
+    return LayerKV(keys, keys if shape.latent else values, sequence.length, shape.format, shape.latent, moved)
 
 
 def sums_of(kv: StepKV, index: int) -> Received | None:

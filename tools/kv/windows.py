@@ -1,10 +1,11 @@
-"""Prints what layers with a window save in memory, and what returning the memory of their old tokens takes.
+"""Prints what layers with a window save in memory, and what dropping their old tokens takes.
 
-    python -m tools.kv.windows [MODEL ...] [--context 4096 8192 32768 131072] [--tokens 3000]
+    python -m tools.kv.windows [MODEL ...] [--context 4096 8192 32768 131072] [--tokens 3000] [--moving]
 
 MODEL is a name of docs/models.md, Section What fits; no files are needed. A row has the most bytes of one sequence's
 keys and values in bf16, if all tokens stay and as they are kept, and the time that a sequence takes to make a token
-valid: the mean and the longest of `--tokens` tokens, after as many others.
+valid: the mean and the longest of `--tokens` tokens, after as many others. With `--moving` rows move as on a GPU, but
+in RAM.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--context", type=positive, nargs="+", default=[4096, 8192, 32768, 131072])
     parser.add_argument("--tokens", type=positive, default=3000)
+    parser.add_argument("--moving", action="store_true")
     given = parser.parse_args(argv)
     print("| model | context | all tokens, MB | as kept, MB | us per token | most, ms |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in given.models:
         shape = family_of(announced_checkpoint(name).config).kv
+        shape = shape.moving() if given.moving else shape
         for context in given.context:
             sequence = SequenceKV(shape, context)
             seconds = commit_seconds(sequence, min(given.tokens, context // 2))

@@ -22,11 +22,7 @@ _BF16 = KVFormat()
 
 
 def kernel_fits(heads: int, kv_heads: int, dim: int) -> bool:
-    """Whether there is a compiled kernel, and it computes attention of these sizes.
-
-    Args:
-        heads, kv_heads, dim: numbers of heads of queries, and of keys and values, and the size of one.
-    """
+    """Whether there is a compiled kernel for so many heads of queries, and of keys and values, of size `dim`."""
     return native.available() and dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
 
 
@@ -35,9 +31,9 @@ class LayerKV(NamedTuple):
 
     Attributes:
         keys, values: [kv_heads, context, W] of kv.rows.row_of, contiguous.
-        past: Valid tokens in them.
-        form: Format of keys and values.
+        past, form: Valid tokens before the next row, and the format of keys and values.
         latent: leading numbers of a key that are its value, where `values` are the keys; 0: values are their own.
+        moved: difference between a token's number and its row; the tokens before it have no row, and are not seen.
     """
 
     keys: torch.Tensor
@@ -45,6 +41,7 @@ class LayerKV(NamedTuple):
     past: int
     form: KVFormat = _BF16
     latent: int = 0
+    moved: int = 0
 
 
 class Received(NamedTuple):
@@ -57,6 +54,11 @@ class Received(NamedTuple):
 
     sums: torch.Tensor
     first: int
+
+    def addressed(self, moved: int) -> tuple[int, int]:
+        """The first row, and the address of the sums after tokens that have no rows."""
+        self.sums[:moved] = 0
+        return self.first, self.sums[moved:].data_ptr()
 
 
 class _Attention:
@@ -76,10 +78,8 @@ class _Attention:
     ) -> None:
         if dim % 16 or dim > MOST_DIM:
             raise ValueError(f"expected heads of a multiple of 16, at most {MOST_DIM}, got {dim}")
-        if heads > MOST_SHARING * kv_heads:
-            raise ValueError(
-                f"expected at most {MOST_SHARING} heads for one of keys, got {heads} for {kv_heads}"
-            )
+        if heads > (most := MOST_SHARING * kv_heads):
+            raise ValueError(f"expected at most {most} heads for {kv_heads} heads of keys, got {heads}")
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, rotated=dim, scaling=scaling)
         if sinks is not None:
@@ -118,13 +118,13 @@ class _Attention:
         out = rows.new_empty(count, self.heads * self.dim)
         stored = self.structure(kv, max(kv.past + 1 - window, 0) if window else 0)
         common = native.threads(), self.address, ctypes.byref(stored)
-        tables = [table.data_ptr() for table in rotation] if rotation else [None, None]
+        tables = map(torch.Tensor.data_ptr, rotation) if rotation else (None, None)
         addresses = rows.data_ptr(), *tables, out.data_ptr()
-        if count > 1 or received:
-            counts = (received.first, received.sums.data_ptr()) if received else (0, None)
-            result = library.edgemoe_attention_rows(*common, count, window or 0, *addresses, *counts)
-        else:
+        if count == 1 and not received:
             result = library.edgemoe_attention(*common, 1, *addresses)
+        else:
+            counts = received.addressed(kv.moved) if received else (0, None)
+            result = library.edgemoe_attention_rows(*common, count, window or 0, *addresses, *counts)
         if result:
             raise native.failure(result, "attention's blocks")
         return out
@@ -144,7 +144,7 @@ class _Attention:
         Raises:
             ValueError: other heads than this attention's, or rows of another format.
         """
-        keys, values, past, form, latent = kv
+        keys, values, past, form, latent, moved = kv
         for tensor, kind in ((keys, form.keys), (values, form.keys if latent else form.values)):
             dtype, width = row_of(kind, self.dim)
             if tensor.dtype != dtype or tensor.shape != (self.kv_heads, keys.shape[1], width):
@@ -156,8 +156,8 @@ class _Attention:
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             context=keys.shape[1],
-            past=past,
-            first=first,
+            past=past - moved,
+            first=max(first - moved, 0),
             key_format=KINDS.index(form.keys),
             value_format=KINDS.index(form.keys if latent else form.values),
             rotation=form.rotation(self.dim, latent or self.dim),

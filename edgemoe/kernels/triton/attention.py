@@ -1,8 +1,8 @@
 """Grouped-query attention of one new token over a preallocated KV, by kernels that a graph can hold.
 
-What changes from token to token lies in device memory (`STATE`): the token's position and where its sequence's keys and
-values are. So a graph captured once serves every position and every sequence. Keys and values are split over programs,
-whose parts a second kernel adds up.
+What changes from token to token lies in device memory (`STATE`, `PLACE`): the token's position and where its sequence's
+keys and values are in each layer. So a graph captured once serves every position and every sequence. Keys and values
+are split over programs, whose parts a second kernel adds up.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import triton.language as tl
 
 from edgemoe.kernels.triton.products import OPTIONS
 
-STATE = 5
-"""int64 numbers of a token: position, addresses of keys and of values [layers, kv_heads, context, dim], context, id."""
+STATE, PLACE = 2, 3
+"""int64 numbers of a token: its position and id. Then for each layer: the addresses of the first head's row of token 0
+in keys and in values, or where it would be if rows have moved, and the number of rows from one head to the next.
+"""
+
+_STATE, _PLACE = tl.constexpr(STATE), tl.constexpr(PLACE)
 
 SPLITS, BLOCK = 16, 64
 """Parts that keys and values are split into, and tokens that a program loads at a time."""
@@ -35,7 +39,7 @@ class RowAttention:
             size of one head or of all heads together.
         scaling: factor on the scores.
         window: latest tokens that a row attends to, itself included; 0: all.
-        slot: the slot of the layer in the KV.
+        layer: index of the layer in the model.
     """
 
     heads: int
@@ -44,7 +48,7 @@ class RowAttention:
     norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]] | None
     scaling: float
     window: int
-    slot: int
+    layer: int
 
     def launch(
         self,
@@ -60,7 +64,7 @@ class RowAttention:
         Args:
             qkv: bf16 [(heads + 2 kv_heads) dim].
             rotation: cosine and sine, bf16 [dim].
-            state: int64 [STATE].
+            state: int64 [STATE + PLACE * layers].
             queries: bf16 [heads dim], scratch.
             scratch: float32 [scratch_size(heads, dim)].
             out: bf16 [heads dim].
@@ -69,13 +73,13 @@ class RowAttention:
         (q, q_epsilon), (k, k_epsilon) = self.norms or ((None, 0.0), (None, 0.0))
         spans = (0 if norm is None else norm.numel() for norm in (q, k))
         rotate[(self.heads + 2 * self.kv_heads,)](
-            *(qkv, q, k, q_epsilon, k_epsilon, *rotation, state, queries, self.slot),
+            *(qkv, q, k, q_epsilon, k_epsilon, *rotation, state, queries, self.layer),
             *(self.heads, self.kv_heads, self.dim, dim, *spans),
             **OPTIONS,
         )
         group = self.heads // self.kv_heads
         attend[(self.kv_heads, SPLITS)](
-            *(queries, state, scratch, self.slot, self.scaling, self.window),
+            *(queries, state, scratch, self.layer, self.scaling, self.window),
             *(group, max(triton.next_power_of_2(group), 16), self.kv_heads, self.dim, dim, SPLITS, BLOCK),
             tl.float32 if _INTERPRETED else tl.bfloat16,
             **OPTIONS,
@@ -100,7 +104,7 @@ def rotate(
     sine,
     state,
     queries,
-    slot,
+    layer,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -116,16 +120,16 @@ def rotate(
         row = _rotated(qkv, q_norm, q_epsilon, cosine, sine, head, lane, DIM, Q_SPAN)
         tl.store(queries + head * DIM + lane, row, mask=inside)
     else:
-        position, context = tl.load(state), tl.load(state + 3)
-        at = (slot * KV_HEADS + (head - HEADS) % KV_HEADS) * context + position
+        place = state + _STATE + _PLACE * layer
+        at = (head - HEADS) % KV_HEADS * tl.load(place + 2) + tl.load(state)
         if head < HEADS + KV_HEADS:
-            keys = tl.load(state + 1).to(tl.pointer_type(tl.bfloat16))
+            keys = tl.load(place).to(tl.pointer_type(tl.bfloat16))
             row = _rotated(
                 qkv + HEADS * DIM, k_norm, k_epsilon, cosine, sine, head - HEADS, lane, DIM, K_SPAN
             )
             tl.store(keys + at * DIM + lane, row, mask=inside)
         else:
-            values = tl.load(state + 2).to(tl.pointer_type(tl.bfloat16))
+            values = tl.load(place + 1).to(tl.pointer_type(tl.bfloat16))
             tl.store(
                 values + at * DIM + lane, tl.load(qkv + head * DIM + lane, mask=inside, other=0), mask=inside
             )
@@ -169,7 +173,7 @@ def attend(
     queries,
     state,
     scratch,
-    slot,
+    layer,
     scaling,
     window,
     GROUP: tl.constexpr,
@@ -183,7 +187,7 @@ def attend(
 ):
     """The sums of a part of the tokens, with their largest score and the sum of their weights, for a head of keys."""
     kv_head, part = tl.program_id(0), tl.program_id(1)
-    end, context = tl.load(state) + 1, tl.load(state + 3)
+    end, place = tl.load(state) + 1, state + _STATE + _PLACE * layer
     first = tl.maximum(end - window, 0)
     if window == 0:
         first = first * 0
@@ -194,9 +198,9 @@ def attend(
     known, wide = group < GROUP, lane < DIM
     at = (kv_head * GROUP + group)[:, None] * DIM + lane[None, :]
     query = tl.load(queries + at, mask=known[:, None] & wide[None, :], other=0).to(OPERAND)
-    base = (slot * KV_HEADS + kv_head) * context * DIM
-    keys = tl.load(state + 1).to(tl.pointer_type(tl.bfloat16)) + base
-    values = tl.load(state + 2).to(tl.pointer_type(tl.bfloat16)) + base
+    base = kv_head * tl.load(place + 2) * DIM
+    keys = tl.load(place).to(tl.pointer_type(tl.bfloat16)) + base
+    values = tl.load(place + 1).to(tl.pointer_type(tl.bfloat16)) + base
     most = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_PADDED,), tl.float32)
     sums = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)

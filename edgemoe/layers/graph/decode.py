@@ -141,7 +141,7 @@ class GraphDecode:
     def _enter(self, token: int, sequence: SequenceKV) -> None:
         """Sets the state of a token, its embedding and its rotation."""
         memory = self._memory
-        memory.set_state(sequence.length, sequence.keys, sequence.values, token)
+        memory.begin_token(sequence, token)
         memory.hidden.copy_(self._embed(memory.token)[0])
         cosine, sine = self._rotary(memory.hidden[None, None], memory.position[None])
         memory.cosine.copy_(cosine.flatten())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from edgemoe.families.table import traits_of
@@ -44,8 +45,10 @@ class GraphLaunches:
         gate = traits_of(model.config.model_type).gate
         assert gate
         self._normalise, self._rounded = bool(gate.normalise(model.config)), gate.rounded
-        keys, values = self._first_kv()
-        memory.set_state(0, keys, values, 0)
+        self._first_kv = self._kv_of_one_token()
+        memory.set_state(
+            0, 0, np.tile([*(each.data_ptr() for each in self._first_kv), 1], (len(self._blocks), 1))
+        )
         with torch.inference_mode():
             self.layers = [self._layer(index, window) for index, window in enumerate(windows)]
             self.reports = [device.capture(partial(self._report, launch)) for launch in self.layers]
@@ -60,11 +63,11 @@ class GraphLaunches:
         memory = self._memory
         self._kernel.launch_rows(memory.items, memory.normed, self._activation, memory.inner, memory.rows)
 
-    def _first_kv(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one token, bf16 [layers, kv_heads, 1, dim], which the captures read and write."""
+    def _kv_of_one_token(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Makes keys and values of a token, bf16 [kv_heads, dim], which the captures read and write in every layer."""
         attention = self._blocks[0].self_attn
-        shape = len(self._blocks), attention.k_proj.out_features // attention.head_dim, 1, attention.head_dim
-        return self._memory.hidden.new_zeros(shape), self._memory.hidden.new_zeros(shape)
+        size = attention.k_proj.out_features
+        return self._memory.hidden.new_zeros(size), self._memory.hidden.new_zeros(size)
 
     def _report(self, launch: Launch) -> None:
         launch()

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.layers.graph.sequence_places import SequencePlaces
 from edgemoe.machine.device import Device
 
 _LEVEL, _SLOT, _ROWS = 5, 6, 7
@@ -29,7 +31,7 @@ class GraphMemory:
         slots: experts of a token.
 
     Attributes:
-        state: int64, as kernels.triton.attention.STATE.
+        state: int64 [STATE + PLACE * layers], as kernels.triton.attention.
         hidden, normed: bf16 [H].
         qkv, queries, attended, projected: bf16, of attention.
         scratch: float32, of attention.
@@ -58,8 +60,9 @@ class GraphMemory:
         self.cosine, self.sine = bf16(first.head_dim), bf16(first.head_dim)
         self.router_logits, self.logits = bf16(2 * experts), bf16(model.lm_head.out_features)
         self.inner, self.rows, self.one = bf16(slots, inner), bf16(slots, hidden), torch.ones(1, device=place)
-        self.state = torch.zeros(attention.STATE, dtype=torch.int64, device=place)
-        self.position, self.token = self.state[:1], self.state[4:]
+        numbers = attention.STATE + attention.PLACE * len(model.model.layers)
+        self.state = torch.zeros(numbers, dtype=torch.int64, device=place)
+        self.position, self.token = self.state[:1], self.state[1:2]
         self.reporting = torch.zeros(3 * slots, dtype=torch.int32, device=place)
         self.scratch = torch.zeros(
             attention.scratch_size(width // first.head_dim, first.head_dim), device=place
@@ -68,7 +71,8 @@ class GraphMemory:
         self.reported = device.host_tensor((3 * slots,), torch.int32)
         self._chosen = self.reported[: 2 * slots].numpy()
         self._reported_gates = self.reported[2 * slots :].view(torch.float32)
-        self._host_state = device.host_tensor((attention.STATE,), torch.int64)
+        self._places = SequencePlaces()
+        self._host_state = device.host_tensor((numbers,), torch.int64)
 
     def _make_tables(self, device: Device, slots: int) -> None:
         """Allocates the table of a launch's experts on the device, and the tables of a layer in the host's memory.
@@ -89,10 +93,20 @@ class GraphMemory:
         self._table_gates = tables[:, end:].view(torch.float32)[:, :slots].numpy()
         self._at = 0
 
-    def set_state(self, position: int, keys: torch.Tensor, values: torch.Tensor, token: int) -> None:
-        """Sets the token's position, its sequence's KV [layers, kv_heads, context, dim], and its id."""
-        numbers = position, keys.data_ptr(), values.data_ptr(), keys.shape[2], token
-        self._host_state.numpy()[:] = numbers
+    def begin_token(self, sequence: SequenceKV, token: int) -> None:
+        """Sets the state of a sequence's next token, with a token's id."""
+        self.set_state(sequence.length, token, self._places.next_token(sequence))
+
+    def set_state(self, position: int, token: int, places: NDArray[np.int64]) -> None:
+        """Sets the token's position and id, and where its sequence's keys and values are.
+
+        Args:
+            position: the number of the sequence's tokens before it.
+            token: its id.
+            places: [layers, PLACE], as kernels.triton.attention.PLACE.
+        """
+        numbers = self._host_state.numpy()
+        numbers[0], numbers[1], numbers[2:] = position, token, places.ravel()
         self.state.copy_(self._host_state, non_blocking=True)
 
     def report(self) -> tuple[list[int], list[int], torch.Tensor]:

@@ -94,7 +94,7 @@ class WhatFits:
 
     @classmethod
     def _of(cls, store: StoreModel, download_bytes: int | None) -> WhatFits:
-        experts, kv = store.record_bytes, store.shape.kv.without_windows()
+        experts, kv = store.record_bytes, store.shape.kv.moving()
         on_card = replace(store, shape=replace(store.shape, kv=kv))
         vram = {size: suggested_limits(0, size * GB - OTHERS_VRAM)[0] for size in VRAM}
         ram = {size: suggested_limits(size * GB - OTHERS_RAM, None)[0] for size in RAM}

@@ -190,7 +190,7 @@ def test_a_rotation_of_another_shape_is_refused(rotation):
 
 def test_too_many_heads_per_key_head_are_refused():
     """A task holds at most MOST_SHARING queries of a token."""
-    with pytest.raises(ValueError, match="heads for one of keys"):
+    with pytest.raises(ValueError, match="heads of keys"):
         NativeAttention(MOST_SHARING + 1, 1, 16, None, 1.0)
 
 

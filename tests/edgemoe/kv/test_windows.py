@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from counted_engine import CountedEngine
+from device_double import DoubleDevice
+from engine_rig import in_planes
 from family_models import SMALL, VOCABULARY, random_model, save
 from folder_models import folder_model, save_folder_model
 from greedy import Greedy, assert_right, run
@@ -23,16 +26,19 @@ from edgemoe.engine.pace import Pace
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.engine.sequences import Sequences
 from edgemoe.errors import ModelRefused
-from edgemoe.kv import blocks, windows
+from edgemoe.kv import blocks, window_rows, windows
 from edgemoe.kv.block_files import path_of
 from edgemoe.kv.blocks import BLOCK, chain, window_digest
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import PAGE, KVShape
 from edgemoe.kv.step import Segment, Step
+from edgemoe.kv.window_rows import MovedRows, most_rows
 from edgemoe.kv.windows import Windows, most_tokens
+from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.importance import PromptAttention
+from edgemoe.policy.settings import RunSettings
 
 CONTEXT = 3072
 """More tokens than a layer with a window of four keeps (most_tokens)."""
@@ -71,7 +77,17 @@ def small_blocks(monkeypatch):
     def spoil(head: torch.Tensor, first: int, end: int | None = None) -> None:
         head.view(torch.uint8).flatten()[first:end] = 0x41
 
-    monkeypatch.setattr("edgemoe.kv.sequence.return_pages", spoil)
+    monkeypatch.setattr("edgemoe.kv.window_rows.return_pages", spoil)
+    drop = MovedRows.drop
+
+    def drop_and_spoil(rows: MovedRows, tokens: range) -> None:
+        drop(rows, tokens)
+        held = {rows.row(each) + i for each in rows.held for i in range(len(each))}
+        for stored in rows._stored:
+            free = sorted({*range(stored.shape[1])} - held)
+            stored.view(torch.uint8)[:, free] = 0x41
+
+    monkeypatch.setattr(MovedRows, "drop", drop_and_spoil)
 
 
 def restarted(engine: Engine, directory: Path, tokens: list[int]) -> tuple[Greedy, PrefixCache]:
@@ -123,13 +139,20 @@ def everything(engine: Engine, new: Callable[[], SequenceKV]) -> list[torch.Tens
 @pytest.mark.e2e
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    ("model_type", "kv"),
-    [("gpt_oss", "q8_0"), ("gemma4_text", "bf16"), ("mixtral", "q4_0")],
+    ("model_type", "kv", "moves"),
+    [
+        *(("gpt_oss", "q8_0", False), ("gemma4_text", "bf16", False), ("mixtral", "q4_0", False)),
+        *(("gpt_oss", "bf16", True), ("gemma4_text", "q8_0", True), ("mixtral", "bf16", True)),
+    ],
 )
-def test_answers_have_the_bits_of_sequences_that_keep_all_tokens(open_engine, store_of, model_type, kv):
-    """With sinks; with layers of two sizes; with a window in every layer, in fused decode."""
+def test_answers_have_the_bits_of_sequences_that_keep_all_tokens(
+    open_engine, store_of, monkeypatch, model_type, kv, moves
+):
+    """With sinks; with layers of two sizes; with a window in every layer, in fused decode; and where rows move."""
     engine = open_engine(store_of(model_type), context=320, parallel=3, kv=kv)
-    shape, made = engine.shape.kv, list[SequenceKV]()
+    shape, made = engine.shape.kv.moving() if moves else engine.shape.kv, list[SequenceKV]()
+    if moves:
+        monkeypatch.setattr(engine.runner, "fused", None)
 
     def with_windows() -> SequenceKV:
         made.append(SequenceKV(shape, 320))
@@ -263,6 +286,42 @@ def test_planned_and_reserved_bytes_hold_the_pages_of_a_sequence(open_engine, st
     assert engine.memory.kv_bytes == 0
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("model_type", ["gpt_oss", "gemma4_text"])
+def test_a_device_keeps_windows_in_the_memory_of_its_plan(
+    open_engine, store_of, monkeypatch, model_type, compiled
+):
+    """Rows move where tokens go: the bits of a sequence in RAM, with compiled attention and with torch's."""
+    context = 1 << 13
+    directory, prompt = store_of(model_type), [TOKENS[i % 2000] for i in range(2600)]
+    settings = RunSettings(levels=(8,), exact=True)
+    store = in_planes(directory, DoubleDevice())
+    plan = store.plan(vram_limit=None, settings=settings, context=context)
+    assert plan.kv_bytes < 0.9 * store.shape.kv.without_windows().bytes_for(context)
+    if not compiled:
+        monkeypatch.setattr("edgemoe.layers.attention._by_kernel", lambda query: False)
+        monkeypatch.setattr(GroupedQueryAttention, "try_from", lambda *args: None)
+    answers = []
+    for opened in (store, in_planes(directory, None)):
+        with CountedEngine(
+            opened, opened.plan(vram_limit=None, settings=settings, context=context), settings
+        ) as engine:
+            monkeypatch.setattr(engine.runner, "fused", None)
+            sequence = engine.sequences.new()
+            sequence.mark(300, 2600)
+            got = [engine.prefill(sequence, prompt[:end][sequence.length :]) for end in (700, 1900, 2600)]
+            got += [engine.step(Step((Segment(sequence, (TOKENS[i],)),)))[0] for i in range(70)]
+            assert sequence.crop(2600) == 2600
+            got.append(engine.step(Step((Segment(sequence, (9,)),)))[0])
+            answers.append(got)
+            if opened.device:
+                stored = sum(each.untyped_storage().nbytes() for each in sequence.stored)
+                assert stored == plan.kv_bytes
+                assert all(rows.moved for rows in sequence.window_rows.values())
+    assert all(map(torch.equal, *answers))
+
+
 def test_a_layer_that_sees_more_than_it_keeps_is_refused():
     """Before it attends: tokens that have gone would count as zeros."""
     shape = KVShape((0,), 1, 16, 16, others=(KVShape((1,), 1, 16, 16, window=8),))
@@ -276,13 +335,16 @@ def test_a_layer_that_sees_more_than_it_keeps_is_refused():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_windows_keep_what_they_say_and_no_more(seed, monkeypatch):
-    """Against sets of tokens: every reachable length has its window, the last tokens and marks are reachable."""
+    """Against sets of tokens: every reachable length has its window, and each row that moved has its token."""
     monkeypatch.setattr(blocks, "BLOCK", 16)
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 32)
     monkeypatch.setattr(windows, "SLACK", 8)
     rng = random.Random(seed)
     window = rng.randint(1, 40)
     kept, there, length, marks, cropped = Windows(window, drops=True), set[int](), 0, (0, 0), 0
+    monkeypatch.setattr(window_rows, "TILE", 16)
+    stored = torch.zeros(2, most_rows(most_tokens(window)), 1, dtype=torch.int64)
+    rows = MovedRows([stored])
     for _ in range(300):
         if rng.random() < 0.1:
             length = cropped = kept.reach(rng.randint(0, length))
@@ -297,8 +359,13 @@ def test_windows_keep_what_they_say_and_no_more(seed, monkeypatch):
             end = length + rng.choice([1, 1, 1, 20, 300]) if length < marks[1] else length + 1
             end = min(end, max(marks[1], length + 1))
             for start in range(length, end, blocks.BLOCK_ROWS):
-                there -= {token for each in kept.passed(start, min(32, end - start)) for token in each}
-                there |= set(range(start, min(start + 32, end)))
+                passed, block = kept.passed(start, min(32, end - start)), range(start, min(start + 32, end))
+                there -= {token for each in passed for token in each}
+                there |= set(block)
+                for each in passed:
+                    rows.drop(each)
+                rows.add(block)
+                stored[:, (row := rows.row(block)) : row + len(block), 0] = torch.tensor(block)
                 assert len(there) <= most_tokens(window)
                 assert set(range(max(start - window, 0), start)) <= there
                 assert set(range(max(length - window, 0), length)) <= there
@@ -307,6 +374,13 @@ def test_windows_keep_what_they_say_and_no_more(seed, monkeypatch):
             else:
                 length, gone = end, kept.commit(end)
         there -= {token for each in gone for token in each}
+        for each in gone:
+            rows.drop(each)
+        assert {token for each in rows.held for token in each} == there
+        for each in rows.held:
+            row = rows.row(each)
+            assert row % 16 == each.start % 16
+            assert stored[:, row : row + len(each), 0].tolist() == [list(each)] * 2
         assert there == {token for each in kept.ranges for token in each}
         reachable = {each for each in range(length + 1) if kept.reach(each) == each}
         assert all(set(range(max(each - window, 0), each)) <= there for each in reachable)

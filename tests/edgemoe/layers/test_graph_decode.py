@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from counted_engine import CountedEngine
 from device_double import DoubleDevice, poisoned
-from engine_rig import limited
+from engine_rig import limited, on_device
 from family_models import random_model, save
 from interpreter import round_like_a_gpu
 
@@ -24,6 +24,8 @@ from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.triton import attention, dense
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kernels.triton.products import Tile
+from edgemoe.kv import blocks, window_rows, windows
+from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
@@ -106,7 +108,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
             opened, device = StoreModel.open(store), DoubleDevice(seed, haste=0.2)
             compute = kernels_for("cuda")[0]
             form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
-            opened = replace(opened, form=form, compute=compute, device=device)
+            opened = on_device(replace(opened, form=form, compute=compute), device)
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
             return stack.enter_context(
                 CountedEngine(opened, limited(opened, chosen, experts, dram_experts, parallel), chosen)
@@ -273,3 +275,22 @@ def test_layers_without_a_miss_send_no_request(open_on, monkeypatch):
     engine.step(Step((Segment(sequence, (7,)),)))
     counts = engine.take_counts()
     assert counts.vram_hits == counts.requests == engine.shape.layers * engine.shape.top_k
+
+
+@pytest.mark.parametrize("store", ["mixtral"], indirect=True)
+def test_rows_that_move_have_the_bits_of_rows_that_stay(open_on, monkeypatch):
+    """Layers with a window keep their window on a device, in memory for fewer tokens than the context."""
+    for module, name, few in (
+        *((blocks, "BLOCK", 4), (blocks, "BLOCK_ROWS", 4)),
+        *((windows, "SLACK", 2), (window_rows, "TILE", 4)),
+    ):
+        monkeypatch.setattr(module, name, few)
+    engine, prompt = open_on(levels=(2,)), [5 + i for i in range(50)]
+    moving, found = engine.sequences.new(), []
+    for sequence in (moving, SequenceKV(engine.shape.kv.without_windows(), 64)):
+        engine.prefill(sequence, prompt)
+        found += [engine.step(Step((Segment(sequence, (token,)),))) for token in (11, 250, 11, 7)]
+    assert len(found) == 8
+    assert all(map(torch.equal, found[:4], found[4:]))
+    assert {rows.moved for rows in moving.window_rows.values()} == {48}
+    assert moving.keys.shape[2] < 64

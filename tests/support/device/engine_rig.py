@@ -53,7 +53,14 @@ def in_planes(directory: Path, device: DoubleDevice | None) -> StoreModel:
     layout = LAYOUTS[store.manifest.layout]
     planes = Compute("planes", layout, PlaneForm, PlaneExpertKernel)
     form = PlaneForm(store.manifest.geometry, layout, layout)
-    return replace(store, form=form, compute=planes, device=device)
+    return on_device(replace(store, form=form, compute=planes), device)
+
+
+def on_device(store: StoreModel, device: DoubleDevice | None) -> StoreModel:
+    """A store on a double, whose KV is taken as a whole; None: in RAM."""
+    if device is None:
+        return store
+    return replace(store, device=device, shape=replace(store.shape, kv=store.shape.kv.moving()))
 
 
 def limited(

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 from pairwise import pairwise
 
-from edgemoe.kernels.triton.attention import SPLITS, STATE, RowAttention, scratch_size
+from edgemoe.kernels.triton.attention import SPLITS, RowAttention, scratch_size
 from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, multiply
 from edgemoe.kernels.triton.router import choose_experts
 from edgemoe.layers.attend import attend
@@ -148,10 +148,9 @@ def test_attention_matches_torch(name, norm, past):
         q, k = normalised(q, *shape.norms[0]), normalised(k, *shape.norms[1])
     q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
     want_keys, want_values = keys.clone(), values.clone()
-    want_keys[shape.slot, :, past], want_values[shape.slot, :, past] = k, v
-    state = torch.tensor(
-        [past, keys.data_ptr(), values.data_ptr(), context, 0][:STATE], dtype=torch.int64, device=DEVICE
-    )
+    want_keys[shape.layer, :, past], want_values[shape.layer, :, past] = k, v
+    places = [[keys[i].data_ptr(), values[i].data_ptr(), context] for i in range(layers)]
+    state = torch.tensor([past, 0, *(number for place in places for number in place)], device=DEVICE)
     out, queries = empty(heads * dim), empty(heads * dim)
     scratch = torch.full((scratch_size(heads, dim),), torch.nan, device=DEVICE)
     shape.launch(qkv, (cosine, sine), state, queries, scratch, out)
@@ -162,8 +161,8 @@ def test_attention_matches_torch(name, norm, past):
     seen = slice(0, past + 1)
     want = attend(
         queries.view(heads, 1, dim).float(),
-        keys[shape.slot, :, seen].float(),
-        values[shape.slot, :, seen].float(),
+        keys[shape.layer, :, seen].float(),
+        values[shape.layer, :, seen].float(),
         shape.scaling,
         shape.window or None,
     )
