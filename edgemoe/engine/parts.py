@@ -10,8 +10,8 @@ from typing import Any
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.engine.load_model import load_model
 from edgemoe.engine.model_runner import ModelRunner
-from edgemoe.experts.held import HeldExperts
 from edgemoe.experts.runtime import ExpertRuntime
+from edgemoe.experts.use import HeldExperts
 from edgemoe.kernels.base import ExpertKernel
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.plan import MemoryPlan

@@ -33,7 +33,7 @@ def test_a_plan_has_their_bytes(run, tiny_store):
     assert kv_bytes(run, tiny_store, *keys, *values) * 64 == whole * (18 + 10)
     assert kv_bytes(run, tiny_store, "--kv-cache", "q8_0", *values) * 64 == whole * (18 + 10)
     out = run("plan", "--model", tiny_store, *keys, *values)[1]
-    assert "tokens in q8_0 keys, q4_0 values," in out
+    assert "tokens, in q8_0 keys, q4_0 values" in out
     assert " in bf16" not in run("plan", "--model", tiny_store)[1]
 
 
