@@ -319,8 +319,9 @@ def row_calls() -> Iterator[Call]:
             yield Call("weighted_sum", (x, row_of, weights, 5, 4, cols, add, bf16(5, cols)))
         table, row_scale = integers(-127, 128, 40, cols, dtype=np.int8), scales(40)
         fields = {"table": table, "row_scale": row_scale, "rows": 40, "norm": weight, "epsilon": 1e-6}
-        head = {"weight": table, "row_scale": row_scale, "bias": bf16(40), "rows": 40, "cols": cols}
-        outer = Structures(c.OuterLayers, fields | {f"head.{name}": value for name, value in head.items()})
+        weight_of = {"weight": table, "row_scale": row_scale, "rows": 40, "cols": cols, "bits": 8}
+        head = {"head.bias": bf16(40)} | {f"head.weight.{name}": value for name, value in weight_of.items()}
+        outer = Structures(c.OuterLayers, fields | head)
         yield Call("embed", (outer, 39, np.zeros(cols, np.uint16), cols))
         normed, logits = np.zeros_like(x), np.zeros((20, 40), np.uint16)
         yield Call("head", (POOL, outer, x, 20, normed, cols, logits, 40))

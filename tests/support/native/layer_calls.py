@@ -35,7 +35,8 @@ SHARED = 32
 def _linear(rows: int, cols: int, bias: bool) -> Structures:
     """A linear layer with an int8 weight."""
     weight = integers(-127, 128, rows, cols, dtype=np.int8)
-    fields: dict[str, Any] = {"weight": weight, "row_scale": scales(rows), "rows": rows, "cols": cols}
+    of_weight = {"weight": weight, "row_scale": scales(rows), "rows": rows, "cols": cols, "bits": 8}
+    fields: dict[str, Any] = {f"weight.{name}": value for name, value in of_weight.items()}
     return Structures(c.Linear, fields | ({"bias": bf16(rows)} if bias else {}))
 
 
