@@ -40,7 +40,7 @@ help:
 chat: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe chat $(if $(MODEL),--model "$(MODEL)") $(ARGS) $(or-interrupted)
 
-serve: $(VENV)/.installed-serve
+serve: $(VENV)/.installed
 	@$(PYTHON) -m edgemoe serve $(if $(MODEL),--model "$(MODEL)") $(ARGS) $(or-interrupted)
 
 test: $(VENV)/.installed-dev
@@ -64,20 +64,14 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml Makefile $(KERNELS)
 	$(create-venv)
 	$(install-torch)
-	$(PIP) install --editable .
-	@touch $@
-
-$(VENV)/.installed-serve: pyproject.toml Makefile $(KERNELS)
-	$(create-venv)
-	$(install-torch)
 	$(PIP) install --editable '.[serve]'
-	@touch $(VENV)/.installed $@
+	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml Makefile $(KERNELS)
 	$(create-venv)
 	$(install-torch)
 	$(PIP) install --editable '.[dev]'
-	@touch $(VENV)/.installed $(VENV)/.installed-serve $@
+	@touch $(VENV)/.installed $@
 
 # pip always takes the newest versions; uv has a resolution to the lowest ones. torch is a build for CUDA here, as
 # the registry has no other of its lowest version: 7 GB on disk with its libraries.

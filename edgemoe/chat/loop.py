@@ -11,6 +11,7 @@ from edgemoe.chat.session import Chat
 from edgemoe.chat.slash_commands import run_command
 from edgemoe.console.input import Turn, TurnSource
 from edgemoe.errors import ContextExceeded, UserError
+from edgemoe.machine.packages import how_to_reach
 from edgemoe.models.introduction import Introduction
 
 
@@ -35,7 +36,7 @@ def run_chat(chat: Chat, turns: TurnSource | str, introduction: Introduction) ->
         return
     interactive = sys.stdin.isatty()
     if interactive:
-        chat.say("\n".join(introduction.lines()))
+        chat.say("\n".join([*introduction.lines(), *how_to_reach()]))
     with CtrlC(as_key=turns.reads_ctrl_c) if interactive else nullcontext() as ctrl_c:
         while True:
             try:

@@ -12,6 +12,7 @@ import typer
 from edgemoe.commands.options.shared import JsonOption
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
+from edgemoe.machine.packages import install_line
 
 if TYPE_CHECKING:
     from edgemoe.kernels.probe import Timing
@@ -28,7 +29,7 @@ PIN_MOST = 8 << 30
 """Bytes pinned in the trial, at most: some systems refuse to pin more than half of memory, few refuse 8 GiB."""
 
 _KERNEL_NOTES = {
-    "planes": " (Triton is missing: pip install triton)",
+    "planes": f" (Triton is missing: {install_line('triton')})",
     "torch": " (the compiled kernel is missing: reinstall where a C compiler is)",
     "native": " (edgemoe's own compiled code)",
 }
@@ -171,7 +172,9 @@ class Findings:
         link = self.gpu_link
         if link is None:
             return []
-        counted = "by the driver" if self.vram_counted else "an upper estimate (pip install nvidia-ml-py)"
+        counted = (
+            "by the driver" if self.vram_counted else f"estimated from above ({install_line('nvidia-ml-py')})"
+        )
         speed = "" if link.copied is None else f", {format_size(round(link.copied))}/s from there to the GPU"
         return [
             f"  counted       {counted}",

@@ -13,6 +13,7 @@ from edgemoe.commands.options.shared import StudyOption
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.log_lines import log_with_time, say_with_time
 from edgemoe.errors import UserError
+from edgemoe.machine.packages import install_extra
 from edgemoe.models.demo import DEMO
 from edgemoe.models.options.effects import require_several
 from edgemoe.models.options.groups import PrefixCacheOptions, SharedOpening
@@ -35,7 +36,7 @@ EXAMPLES = (
 )
 
 PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client")
-"""The packages that edgemoe[serve] installs."""
+"""Packages of the extra `serve`."""
 
 
 @grouped
@@ -97,7 +98,7 @@ def require_extra() -> None:
     """
     missing = next((package for package in PACKAGES if find_spec(package) is None), None)
     if missing:
-        raise UserError("the packages of edgemoe[serve]", f"no {missing}", "run pip install 'edgemoe[serve]'")
+        raise UserError("the packages of a server", f"no {missing}", f"run {install_extra('serve')}")
 
 
 def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgemoe.errors import UserError
+from edgemoe.machine.packages import install_extra
 
 
 def require_folders(*files: Path | None) -> None:
@@ -29,7 +30,7 @@ def require_plot(file: Path | None) -> None:
         from matplotlib import backend_bases
     except ImportError as error:
         wanted = f"matplotlib, to draw {file}"
-        raise UserError(wanted, "no such package", "pip install 'edgemoe[plot]'") from error
+        raise UserError(wanted, "no such package", f"run {install_extra('plot')}") from error
     known = sorted(backend_bases.FigureCanvasBase.get_supported_filetypes())
     if file.suffix[1:].lower() not in known:
         raise UserError(f"an image file ({', '.join(known)})", str(file), "give it such a suffix, as in .png")

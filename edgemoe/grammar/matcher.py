@@ -13,6 +13,7 @@ import torch
 from edgemoe.errors import UserError
 from edgemoe.grammar.confined import Cancellation, Connection, VocabularyProcess
 from edgemoe.grammar.process import COMPILE_SECONDS, GRAMMAR_BYTES, TOKEN_SECONDS
+from edgemoe.machine.packages import install_extra
 from edgemoe.storage.files.untrusted import foreign_code
 
 PACKAGE = "llguidance"
@@ -41,9 +42,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any, words: int, ends: frozenset[int]) -> None:
         if find_spec(PACKAGE) is None:
-            raise UserError(
-                "the packages of edgemoe[serve]", f"no {PACKAGE}", "run pip install 'edgemoe[serve]'"
-            )
+            raise UserError("the packages of grammars", f"no {PACKAGE}", f"run {install_extra('serve')}")
         if not ends:
             raise UserError("a model with a token that ends an answer", "none", "leave the schema out")
         self.words, self._ends, self._tokenizer = words, ends, tokenizer

@@ -12,6 +12,7 @@ import torch
 from edgemoe.machine.cuda_driver import CudaDriver
 from edgemoe.machine.device import Device, Event
 from edgemoe.machine.nvml import process_bytes
+from edgemoe.machine.packages import install_line
 
 _CODE_BYTES = 256 << 20
 """Bytes reserved for the code of CUDA's and edgemoe's kernels, which is loaded on first use; an estimate."""
@@ -173,9 +174,10 @@ class CudaDevice(Device):
         if own is not None:
             return own - reserved
         _log.warning(
-            "the driver does not say how much of %s this process has (pip install nvidia-ml-py): its own part of the "
-            "limit, and every peak, are upper estimates",
+            "the driver does not say how much of %s this process has (%s installs what reads it): its own part "
+            "of the limit, and every peak, are upper estimates",
             self.place,
+            install_line("nvidia-ml-py"),
         )
         free, total = torch.cuda.mem_get_info(self.place)
         return min(int(total - free) - reserved, _MAX_CONTEXT)

@@ -53,6 +53,6 @@ def test_without_matplotlib_the_message_has_its_installation(tmp_path, monkeypat
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match="pip install") as caught:
+    with pytest.raises(UserError, match="-m pip install 'matplotlib") as caught:
         require_plot(tmp_path / "x.png")
     assert caught.value.exit_code == 2

@@ -20,6 +20,7 @@ from edgemoe.commands import serve
 from edgemoe.commands.options.serve import AddressOptions
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
+from edgemoe.machine.packages import install_extra
 from edgemoe.models.heat import NAME as HEAT
 from edgemoe.models.heat import load_heat, save_heat
 from edgemoe.models.options.groups import Opening
@@ -189,7 +190,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch, run):
 
     monkeypatch.setattr(serve, "find_spec", without)
     code, _, err = run("serve")
-    assert (code, "no uvicorn: run pip install 'edgemoe[serve]'" in err) == (2, True)
+    assert (code, f"no uvicorn: run {install_extra('serve')}" in err) == (2, True)
 
 
 def test_keys_from_a_file(tmp_path):
