@@ -53,18 +53,26 @@ class Download:
 def download(model: HubModel, source: Path, *, keep: bool) -> Iterator[Download]:
     """Downloads a checkpoint into `source`, with a bar on stderr; removes or completes it after the block.
 
+    A first call that ends before it has downloaded weights leaves no directory.
+
     Raises:
         UserError: the Hub cannot be reached, or has no such model.
     """
     from edgemoe.hub.checkpoint import open_streamed
 
+    begun = source.exists()
     source.mkdir(parents=True, exist_ok=True)
     kept = source / KEPT
     if keep:
         kept.touch()
     with StoreLock(source, exclusive=True), ByteProgress(f"downloading and converting {model.name}") as bar:
         progress = ConversionProgress(bar)
-        shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
+        try:
+            shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
+        except BaseException:
+            if not begun:  # no weights have been downloaded
+                shutil.rmtree(source)
+            raise
         progress.expect(total)
         yield Download(source, shards, progress)
         if kept.exists():

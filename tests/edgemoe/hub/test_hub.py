@@ -24,6 +24,7 @@ from edgemoe.hub import repository as hub
 from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
+from edgemoe.models.cache import downloads_directory
 from edgemoe.models.conversion import first_use
 from edgemoe.models.conversion.run import convert_checkpoint, convert_from_hub
 from edgemoe.models.resolve import resolve_store, store_or_headers
@@ -412,6 +413,7 @@ def test_a_refusal_by_the_hub_exits_2(served, tmp_path, change, name, message):
         setattr(served, attribute, value)
     with pytest.raises(UserError, match=message):
         get(tmp_path / "store", name)
+    assert list(downloads_directory().glob("*")) == []
 
 
 def test_a_model_without_safetensors_is_refused_before_anything_is_downloaded(served, tmp_path):
@@ -422,6 +424,7 @@ def test_a_model_without_safetensors_is_refused_before_anything_is_downloaded(se
     with pytest.raises(ModelRefused, match="safetensors"):
         get(tmp_path / "store")
     assert [method for method, *_ in served.requests if method == "GET"] == []
+    assert list(downloads_directory().glob("*")) == []
 
 
 def test_a_family_that_is_not_known_is_refused_after_its_config(served, tmp_path):
