@@ -77,7 +77,7 @@ kernels = {
     combine: part,
 }
 others = {"report": "*i32", "state": "*i64", "gates": "*fp32", "scratch": "*fp32"}
-others |= dict.fromkeys(("n0", "n1", "cols", "size", "slot", "window"), "i32")
+others |= dict.fromkeys(("n0", "n1", "cols", "size", "layer", "window"), "i32")
 others |= dict.fromkeys(("epsilon", "q_epsilon", "k_epsilon", "scaling"), "fp32")
 spilled = {}
 for kernel, constants in kernels.items():
