@@ -172,9 +172,8 @@ class Findings:
         link = self.gpu_link
         if link is None:
             return []
-        counted = (
-            "by the driver" if self.vram_counted else f"estimated from above ({install_line('nvidia-ml-py')})"
-        )
+        estimated = f"an upper estimate ({install_line('nvidia-ml-py')})"
+        counted = "by the driver" if self.vram_counted else estimated
         speed = "" if link.copied is None else f", {format_size(round(link.copied))}/s from there to the GPU"
         return [
             f"  counted       {counted}",

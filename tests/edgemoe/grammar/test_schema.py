@@ -374,8 +374,8 @@ def test_a_model_without_an_end_is_refused():
         Vocabulary(a_tokenizer(), 300, frozenset())
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch):
+def test_without_the_package_a_line_that_installs_it_is_printed(monkeypatch):
     """The Python API works without it, except for schemas."""
     monkeypatch.setattr("edgemoe.grammar.matcher.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"edgemoe\[serve\]"):
+    with pytest.raises(UserError, match=r"no llguidance: run .* -m pip install '?llguidance"):
         Vocabulary(a_tokenizer(), 300, ENDS)
