@@ -106,12 +106,17 @@ class Windows:
             at: the first token of the rows that the layer computes now, after earlier rows of the step.
             rows: number of tokens.
         """
-        valid, self._written = self.ranges[-1].stop, max(self._written, at + rows)
+        valid = self.ranges[-1].stop
+        self.write(at + rows)
         end = kept_before(self._window, at)
         first = max(valid, kept_before(self._window, at - blocks.BLOCK_ROWS))
         if not self._drops or first >= end:
             return []
         return _without([range(first, end)], self._wanted(at))
+
+    def write(self, end: int) -> None:
+        """Notes that a step writes tokens up to `end`, which go if it fails."""
+        self._written = max(self._written, end)
 
     def failed(self) -> list[range]:
         """Returns the tokens that a failed step wrote."""

@@ -30,6 +30,8 @@ class SequencePlaces:
         if not sequence.window_rows:
             return places
         token, moved = range(sequence.length, sequence.length + 1), np.zeros((len(places), 1), np.int64)
+        if sequence.windows:
+            sequence.windows.write(token.stop)
         for layer, rows in sequence.window_rows.items():
             rows.add(token)
             moved[layer] = rows.moved

@@ -36,6 +36,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.kv.window_rows import MovedRows, most_rows
 from edgemoe.kv.windows import Windows, most_tokens
 from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.graph.sequence_places import SequencePlaces
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
@@ -331,6 +332,18 @@ def test_a_layer_that_sees_more_than_it_keeps_is_refused():
     for window in (None, 9):
         with pytest.raises(ModelRefused, match="window of 8 tokens in layer 1"):
             sequence.pass_window(1, window, 1)
+
+
+def test_a_token_that_a_launch_did_not_end_leaves_no_row():
+    """A later crop and the next step would take its row for one of theirs."""
+    sequence, places = SequenceKV(KVShape((0,), 1, 16, 16, window=8).moving(), 1 << 13), SequencePlaces()
+    sequence.pass_window(0, 8, 30)
+    sequence.commit(30)
+    places.next_token(sequence)  # of a step that fails
+    assert sequence.crop(20) == 20
+    sequence.require(1)
+    places.next_token(sequence)
+    assert sequence.window_rows[0].held == [range(21)]
 
 
 @pytest.mark.parametrize("seed", range(4))
