@@ -31,6 +31,18 @@ LEAST = 20
 """Cases that run although their time is over: a table without any would look like a success."""
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides the libraries' warnings about values, which repeat characters that no UTF-8 text can hold."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def run(
     name: str,
     parser: Parser,
@@ -53,7 +65,7 @@ def run(
         EdgemoeError: a file is refused before it is changed.
     """
     out = Outcome(name)
-    with TemporaryDirectory() as directory:
+    with _quiet(), TemporaryDirectory() as directory:
         files = {path: path.read_bytes() for path in parser.make(Path(directory))}
         for path in files:
             parser.parse(path)  # as it is; imports, too, are no part of a case
@@ -70,18 +82,6 @@ def run(
     return out
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides the libraries' warnings about values within the block."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = make_parser("tools.reliability.mutations", __doc__)
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     cases, outcomes = range(options.first, options.first + options.cases), []
     for name in [options.parser] if options.parser else PARSERS:
-        with CountProgress(name, options.cases) as progress, _quiet():
+        with CountProgress(name, options.cases) as progress:
             outcomes.append(
                 run(name, PARSERS[name], cases, options.seed, progress.advance, 60 * options.minutes)
             )
