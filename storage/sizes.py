@@ -21,7 +21,24 @@ def format_least(size: int) -> str:
     >>> format_least(667_972_608), format_least(2_001_000_000), format_least(999_999)
     ('668MB', '2.01GB', '1MB')
     """
-    step = 10 ** max(len(str(size)) - 3, 0)
-    rounded = -(-size // step) * step
+    step = _step(size)
+    return _in_option(-(-size // step) * step)
+
+
+def format_most(size: int) -> str:
+    """Formats the largest size of three digits that is not above `size` bytes, as an option takes it.
+
+    >>> format_most(667_972_608), format_most(2_001_000_000), format_most(999_999)
+    ('667MB', '2GB', '999KB')
+    """
+    return _in_option(size - size % _step(size))
+
+
+def _step(size: int) -> int:
+    """The difference between two sizes of three digits next to `size`."""
+    return int(10 ** max(len(str(size)) - 3, 0))
+
+
+def _in_option(rounded: int) -> str:
     power = min((len(str(rounded)) - 1) // 3, len(_UNITS) - 1)
     return f"{rounded / 1000**power:g}{_UNITS[power]}"

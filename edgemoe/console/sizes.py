@@ -6,9 +6,9 @@ import re
 from decimal import Decimal
 
 from edgemoe.errors import UserError
-from edgemoe.storage.sizes import format_least, format_size
+from edgemoe.storage.sizes import format_least, format_most, format_size
 
-__all__ = ["format_least", "format_size", "parse_size"]
+__all__ = ["format_least", "format_most", "format_size", "parse_size"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):

@@ -96,6 +96,20 @@ def available_memory() -> int:
     return min([int(psutil.virtual_memory().available), *_cgroup_free_bytes()])
 
 
+def total_memory() -> int:
+    """Bytes of RAM of the machine, or of a memory cgroup of this process if that is less."""
+    return min([int(psutil.virtual_memory().total), *_cgroup_limits()])
+
+
+def _cgroup_limits() -> list[int]:
+    """The limits in bytes of the memory cgroups of this process and their ancestors, where they have one."""
+    limits = []
+    for directory, version in cgroups("memory"):
+        with suppress(OSError, ValueError):  # "max" is no number
+            limits.append(int((directory / _CGROUP_FILES[version][0]).read_text()))
+    return limits
+
+
 def _cgroup_free_bytes() -> list[int]:
     """Free bytes of each limited memory cgroup of this process, and of these cgroups' ancestors."""
     free = []

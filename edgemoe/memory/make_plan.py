@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -141,8 +142,8 @@ class _Needs:
         if limit < self.minimum:
             least = self.fixed | {"compensators": self.compensators.fixed + self.compensators.least}
             each = f"{format_size(self.expert)} at level {level}"
-            purposes = _purposes(least, each, self.limits, self.rows)
-            raise _too_small("--vram-limit", limit, self.minimum, *purposes)
+            purposes = _purposes(least, each, self.limits)
+            raise _too_small("--vram-limit", limit, self.minimum, purposes, *_ways_to_fit(self, limit))
         if 0 < self.limits.dram < self.expert:
             purpose = f"one expert at level {level}"
             raise _too_small("--dram-limit", self.limits.dram, self.expert, purpose, "leave it out")
@@ -212,14 +213,13 @@ def _free_bytes(model: PlannedModel, limits: Limits) -> int:
     return available_memory() - limits.dram - PROCESS_BYTES
 
 
-def _purposes(least: dict[str, int], each: str, limits: Limits, rows: int) -> tuple[str, str]:
-    """The uses of the smallest limit, and a way to make it smaller, for a message.
+def _purposes(least: dict[str, int], each: str, limits: Limits) -> str:
+    """The uses of the smallest limit, for a message.
 
     Args:
         least: field of MemoryPlan -> bytes, without experts.
         each: bytes and level of an expert, as text.
         limits: the limits of the plan.
-        rows: most rows of a prompt's step.
     """
     names = {"long_step_bytes": "a long prompt"}
     parts = [
@@ -228,19 +228,44 @@ def _purposes(least: dict[str, int], each: str, limits: Limits, rows: int) -> tu
         if size
     ]
     parts.append(f"{MINIMUM_EXPERTS} experts of {each}")
-    purposes, less = f"{', '.join(parts)}, {limits.context} tokens of context", "choose a smaller --context"
-    if rows > BLOCK_ROWS:
-        less = f"{less}, or --prefill-rows {BLOCK_ROWS}"
-    if limits.parallel > 1:
-        purposes, less = f"{purposes} of {limits.parallel} sequences", f"{less} or fewer sequences"
-    return purposes, less
+    several = f" of {limits.parallel} sequences" if limits.parallel > 1 else ""
+    return f"{', '.join(parts)}, {limits.context} tokens of context{several}"
 
 
-def _too_small(option: str, limit: int, minimum: int, purposes: str, otherwise: str) -> DoesNotFit:
+CONTEXT_STEP = 64
+"""A message names a context that fits in a multiple of so many tokens."""
+
+
+def _ways_to_fit(needs: _Needs, limit: int) -> list[str]:
+    """Options each of which alone makes a limit in bytes sufficient: a shorter context, fewer sequences, fewer rows."""
+    limits = needs.limits
+
+    def suffices(**changes: int) -> bool:
+        return replace(needs, limits=replace(limits, **changes)).minimum <= limit
+
+    context = CONTEXT_STEP * _most(
+        lambda n: suffices(context=n * CONTEXT_STEP), limits.context // CONTEXT_STEP
+    )
+    parallel = _most(lambda n: suffices(parallel=n), limits.parallel - 1)
+    rows = needs.rows > BLOCK_ROWS and suffices(prefill_rows=BLOCK_ROWS)
+    ways = {"--context": context, "--parallel": parallel, "--prefill-rows": BLOCK_ROWS if rows else 0}
+    return [f"{option} {value}" for option, value in ways.items() if value]
+
+
+def _most(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits, where smaller numbers fit too; 0: not even 1."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _too_small(option: str, limit: int, minimum: int, purposes: str, *ways: str) -> DoesNotFit:
     least = format_least(minimum)
     return DoesNotFit(
         f"{option} {least} or more ({purposes})",
         format_size(max(limit, 0)),
-        f"use {option} {least} or {otherwise}",
+        " or ".join((f"use {option} {least}", *ways)),
         minimum=minimum,
     )

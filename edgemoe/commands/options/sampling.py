@@ -18,7 +18,11 @@ class SamplingOptions:
     """Options of the sampling. None stands for the model's own setting."""
 
     max_new_tokens: int = option(
-        "Most tokens of an answer; 0 or -1: until the context is full.", 512, short="-n", min=-1
+        "Most tokens of an answer; 0 or -1, the default: as many as the context has room for.",
+        -1,
+        short="-n",
+        min=-1,
+        show_default=False,
     )
     temperature: float | None = option(
         "How much answers vary; 0 always takes the likeliest token. Default: the model's own.", min=0

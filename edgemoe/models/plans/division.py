@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-from edgemoe.console.sizes import format_least, format_size, parse_size
+from edgemoe.console.sizes import format_least, format_most, format_size, parse_size
 from edgemoe.errors import UserError
-from edgemoe.machine import process
+from edgemoe.machine import devices, process
 from edgemoe.models.options.groups import LimitOptions, Opening
 
 if TYPE_CHECKING:
@@ -77,11 +77,35 @@ def parse_limits(limits: LimitOptions) -> tuple[int | None, int]:
     Returns:
         bytes of VRAM, None where no limit is given, and bytes of DRAM, by default 0.
 
+    Logs a warning for a limit that is more than the machine has.
+
     Raises:
-        UserError: one is no size.
+        UserError: one is no size, or there is no such device.
     """
-    vram, dram = limits.vram_limit, limits.dram_limit
-    return None if vram is None else parse_size(vram), 0 if dram is None else parse_size(dram)
+    vram = None if limits.vram_limit is None else parse_size(limits.vram_limit)
+    dram = 0 if limits.dram_limit is None else parse_size(limits.dram_limit)
+    total = process.total_memory()
+    if dram > total:
+        _warn_of_machine("--dram-limit", dram, total)
+    if vram and vram > total and devices.open_device(limits.device) is None:
+        _warn_of_machine("--vram-limit", vram, total)
+    return vram, dram
+
+
+@cache
+def _warn_of_machine(option: str, limit: int, total: int) -> None:
+    """Logs a warning for a limit that is more than the machine's RAM, in bytes, once a process."""
+    from edgemoe.memory.overhead import suggested_limits
+
+    free = process.available_memory()
+    logging.getLogger("edgemoe").warning(
+        "%s %s is more than the %s of RAM that this machine has, of which %s are free: here a model has that at "
+        "most; give %s %s",
+        option,
+        *map(format_size, (limit, total, free)),
+        option,
+        format_most(suggested_limits(free, None)[0]),
+    )
 
 
 def plan_levels(
@@ -187,13 +211,9 @@ def within_memory(
         limits = planned[0] - max(plan.used_bytes(store.form) - free, 0), planned[1]
     if limits == planned:
         return plan
-    for size, possible in zip(planned, limits, strict=True):
+    for option, size, possible in zip(("--vram-limit", "--dram-limit"), planned, limits, strict=True):
         if possible < size:
-            logging.getLogger("edgemoe").warning(
-                "a limit of %s exceeds the free memory, which allows %s: fewer experts stay resident",
-                format_size(size),
-                format_size(possible),
-            )
+            _warn_of_free_memory(option, size, possible)
     return store.plan(
         vram_limit=limits[0],
         dram_limit=limits[1],
@@ -201,4 +221,16 @@ def within_memory(
         context=plan.context,
         parallel=plan.parallel,
         prefill_rows=prefill_rows,
+    )
+
+
+def _warn_of_free_memory(option: str, limit: int, possible: int) -> None:
+    """Logs a warning for a limit that becomes smaller, as the free memory allows fewer bytes."""
+    logging.getLogger("edgemoe").warning(
+        "%s %s is more than the free memory allows, %s: fewer experts stay in memory, and more of them is read for "
+        "each token; end other programs, or give %s %s",
+        option,
+        *map(format_size, (limit, possible)),
+        option,
+        format_most(possible),
     )

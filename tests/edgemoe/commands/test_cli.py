@@ -115,6 +115,15 @@ def test_wrong_choices_of_an_answer_are_refused(run, tiny_store, wrong, said):
     assert (code, said in err, "loading" in err) == (2, True, False)
 
 
+def test_an_answer_goes_on_until_the_context_is_full(run, tiny_store):
+    """Without --max-new-tokens no number of tokens cuts an answer; it is 512 tokens and more where the context is."""
+    ask = ("chat", "-m", tiny_store, "-p", "the fox", "-c", 600, "--temperature", 0, "--json")
+    answer = json.loads(run(*ask)[1])
+    assert answer["finish_reason"] == "context"
+    assert answer["new_tokens"] + answer["prompt_tokens"] == 601  # the last one has no keys and values
+    assert answer["new_tokens"] > 512
+
+
 def test_short_options_and_threads(tiny_store):
     """-m -p -n -c -t are the long names' options, and the kernels compute with the threads that -t names."""
     words = [
@@ -469,7 +478,7 @@ def test_a_limit_too_small_exits_3(run, tiny_store, command):
     code, out, err = run(command, *common, *fitting, "--vram-limit", "1KB")
     least = json.loads(run("plan", *common, "--json")[1])["minimum_vram_bytes"]
     assert (code, out) == (3, "")
-    named = re.search(r"expected --vram-limit (\S+) or more .*: use --vram-limit \1 or ", err)
+    named = re.search(r"expected --vram-limit (\S+) or more .*: use --vram-limit \1( or |$)", err)
     assert least <= parse_size(named[1]) < 1.01 * least
     for enough in (named[1], least):
         assert run("plan", *common, "--vram-limit", enough)[0] == 0

@@ -46,7 +46,7 @@ def test_a_cgroup_with_less_than_the_limit_shrinks_it(run, tiny_store, room, sma
     assert json.loads(out)["text"] == json.loads(whole)["text"]
     assert json.loads(out)["vram_limit_bytes"] < 4_000_000
     (line,) = caplog.messages
-    assert line.startswith("a limit of 4 MB exceeds the free memory")
+    assert line.startswith("--vram-limit 4 MB is more than the free memory allows")
 
 
 def test_a_cgroup_with_less_than_the_smallest_limit_is_refused_before_loading(

@@ -28,7 +28,8 @@ from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.memory.workspace import long_step_bytes, scored_rows, workspace_bytes
-from edgemoe.models.plans.division import Division, plan_levels, within_memory
+from edgemoe.models.options.groups import LimitOptions
+from edgemoe.models.plans.division import Division, parse_limits, plan_levels, within_memory
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import BLOCK, BlockKind
@@ -440,6 +441,43 @@ def test_a_plan_above_the_free_memory_shrinks(tiny_store, monkeypatch, caplog):
     monkeypatch.setattr(process, "available_memory", lambda: plan.dense_bytes)
     with pytest.raises(DoesNotFit):
         within_memory(store, plan, settings)
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_refusal_names_the_longest_context_that_fits(parallel):
+    """The context in the message works under the limit, and 64 tokens more do not; none is named where none works."""
+    limit = plan(context=2048, parallel=parallel).minimum_vram_bytes + 1
+    with pytest.raises(DoesNotFit) as refused:
+        plan(vram=limit, context=8192, parallel=parallel)
+    named = int(re.search(r" or --context (\d+)", str(refused.value))[1])
+    assert 2048 <= named < 8192
+    assert plan(vram=limit, context=named, parallel=parallel).context == named
+    with pytest.raises(DoesNotFit):
+        plan(vram=limit, context=named + 64, parallel=parallel)
+    with pytest.raises(DoesNotFit) as hopeless:
+        plan(vram=SHAPE.dense_bytes, context=8192, parallel=parallel)
+    assert str(hopeless.value).endswith(f"use --vram-limit {format_least(hopeless.value.minimum)}")
+
+
+def test_a_refusal_names_the_most_sequences_that_fit():
+    """So many sequences work, and one more does not."""
+    limit = plan(context=1024, parallel=5).minimum_vram_bytes
+    with pytest.raises(DoesNotFit, match=r" or --parallel 5\b"):
+        plan(vram=limit, context=1024, parallel=8)
+
+
+def test_a_limit_above_the_machine_gives_a_warning(monkeypatch, caplog):
+    """It says what the machine has and has free, and a limit that fits; a limit within the machine gives none."""
+    monkeypatch.setattr(process, "total_memory", lambda: 23_600_000_000)
+    monkeypatch.setattr(process, "available_memory", lambda: 20_000_000_000)
+    assert parse_limits(LimitOptions("23GB", None, "cpu")) == (23 * 10**9, 0)
+    assert not caplog.messages
+    assert parse_limits(LimitOptions("30GB", "31GB", "cpu")) == (30 * 10**9, 31 * 10**9)
+    for option, message in zip(("--dram-limit 31", "--vram-limit 30"), caplog.messages, strict=True):
+        assert message.startswith(
+            f"{option} GB is more than the 23.6 GB of RAM that this machine has, of which 20 GB"
+        )
+        assert message.endswith("limit 17.5GB")  # nine tenths of what is free, less 500 MB of the program
 
 
 def test_a_pool_has_the_bytes_of_whole_experts():
