@@ -47,8 +47,9 @@ app = typer.Typer(
     help="Type `edgemoe chat` to talk to the small model that comes with edgemoe, or `edgemoe chat qwen3 --vram-limit "
     "6GB` to download a real one and run it inside 6 GB. edgemoe runs Mixture-of-Experts models that are larger than "
     "memory: it keeps the parts that are used often in memory, and reads the others from the SSD.",
-    epilog="Every option of a command can also be set by --config FILE (TOML) and by a variable: EDGEMOE_VRAM_LIMIT is "
-    "--vram-limit. Flags win over variables, and variables over the file; --print-config shows the result.",
+    epilog="Every option of a command can also be set in ~/.config/edgemoe/config.toml, or in another TOML file by "
+    "--config FILE, and by a variable: EDGEMOE_VRAM_LIMIT is --vram-limit. Flags win over variables, and variables "
+    "over the file; --print-config shows the result, and `edgemoe doctor` which file was read.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -15,6 +16,12 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists()
 # each of pytest's own rewrites the asserts of every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# No test reads the options of the user who runs it: neither variables nor the file.
+for name in [name for name in os.environ if name.startswith("EDGEMOE_")]:
+    del os.environ[name]
+NO_OPTIONS = TemporaryDirectory(prefix="edgemoe-config-")
+os.environ["XDG_CONFIG_HOME"] = NO_OPTIONS.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,9 +29,28 @@ Every command with its arguments and options, written by `python -m tools.option
 COMMAND --help` prints it for one command: of `chat` and `serve` the options that matter first, all with `--help-all`.
 Which options matter for which task is in the [guides](guides/chat.md).
 
-Each option can also be a key of a TOML file (`--config FILE`; `vram-limit = "12GB"`, for one command alone in a table
-of its name) or a variable of the environment (`EDGEMOE_VRAM_LIMIT=12GB`). The command line goes before variables, and
-variables before the file. `--print-config` prints every option, its value and where that comes from.
+## Options that need not be typed
+
+edgemoe reads `~/.config/edgemoe/config.toml` where it exists (`XDG_CONFIG_HOME` names another place for `.config`), or
+the TOML file that `--config FILE` names instead. A key is the name of an option. At the top it is for every command
+that has the option, and in a table for the command of the table's name alone:
+
+```
+vram-limit = "12GB"
+
+[chat]
+model = "qwen3"
+temperature = 0.7
+
+[serve]
+model = "qwen3-coder"
+context = 32768
+```
+
+A variable of the environment sets an option too: `EDGEMOE_VRAM_LIMIT=12GB`. The command line goes before variables,
+variables before the file, and a command's table before the top. A key that no option has is an error with the file, the
+line and the nearest names. `--print-config` prints every option, its value and where that comes from, as such a file;
+`edgemoe doctor` says which file was read.
 """
 
 

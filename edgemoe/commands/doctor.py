@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgemoe.commands.options.config_file import file_read
+from edgemoe.commands.options.options_file import default_file
 from edgemoe.commands.options.shared import JsonOption
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
@@ -45,7 +47,10 @@ DirectoryArgument = Annotated[
 
 
 def doctor_command(
-    directory: DirectoryArgument = None, full: FullOption = False, as_json: JsonOption = False
+    ctx: typer.Context,
+    directory: DirectoryArgument = None,
+    full: FullOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure this machine and suggest limits.
 
@@ -53,11 +58,13 @@ def doctor_command(
     """
     from edgemoe.models.cache import stores_directory
 
-    found = examine(directory or stores_directory())
+    found, options = examine(directory or stores_directory()), file_read(ctx)
     if as_json:
-        print(json.dumps(asdict(found)))
-    else:
-        print(*(fitted(line, indent=16) for line in found.lines(full=full)), sep="\n")
+        print(json.dumps(asdict(found) | {"options_file": options and str(options)}))
+        return
+    lines = found.lines(full=full)
+    lines.insert(-1, f"options file    {options or f'none; {default_file()} would be read'}")
+    print(*(fitted(line, indent=16) for line in lines), sep="\n")
 
 
 @dataclass(frozen=True)

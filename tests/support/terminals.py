@@ -24,12 +24,12 @@ EDITOR = r"\x1b\[\?2004h"
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
     """The environment of a process whose caches, state and settings are in `home`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EDGEMOE_")}
-    kept.pop("NO_COLOR", None)
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     return kept | {
         "HOME": str(home),
         "XDG_CACHE_HOME": str(home / "cache"),
         "XDG_STATE_HOME": str(home / "state"),
+        "XDG_CONFIG_HOME": str(home / "config"),
         "PYTHONPATH": str(ROOT),
         "PROMPT_TOOLKIT_NO_CPR": "1",  # this terminal does not answer cursor queries
         "TERM": "xterm",

@@ -104,7 +104,10 @@ def chat_in(group: Path, home: str, vram_limit: str) -> Iterator[pexpect.spawn[s
         program,
         words,
         env=child_environment(
-            HOME=home, XDG_STATE_HOME=home, XDG_CACHE_HOME=home, TERM="xterm", PROMPT_TOOLKIT_NO_CPR="1"
+            HOME=home,
+            TERM="xterm",
+            PROMPT_TOOLKIT_NO_CPR="1",
+            **{f"XDG_{kind}_HOME": home for kind in ("STATE", "CACHE", "CONFIG")},
         ),
         cwd=ROOT,
         encoding="utf-8",

@@ -170,6 +170,7 @@ def _terminal(home: Path, line: str) -> pexpect.spawn[str]:
             HOME=str(home),
             XDG_CACHE_HOME=f"{home}/.cache",
             XDG_STATE_HOME=f"{home}/.state",
+            XDG_CONFIG_HOME=f"{home}/.config",
             TERM="xterm",
             PROMPT_TOOLKIT_NO_CPR="1",
         ),

@@ -42,7 +42,13 @@ COMMANDS = {
 
 def measure(name: str, home: str) -> tuple[float, float]:
     """Runs a command once; returns the seconds until its answer or prompt, and its processor time to its end."""
-    variables = {"HOME": home, "XDG_CACHE_HOME": home, "XDG_STATE_HOME": home, "TERM": "xterm"}
+    variables = {
+        "HOME": home,
+        "XDG_CACHE_HOME": home,
+        "XDG_STATE_HOME": home,
+        "XDG_CONFIG_HOME": home,
+        "TERM": "xterm",
+    }
     if name.endswith("by Tab"):
         line = COMPLETED if name.startswith("a name") else "edgemoe chat --d"
         variables |= {"_EDGEMOE_COMPLETE": "complete_bash", "COMP_WORDS": line}

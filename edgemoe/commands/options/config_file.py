@@ -1,8 +1,7 @@
 """Options from a TOML file and from the environment: flags win over variables, and variables over the file.
 
-A key is an option's name: at the top level for every command with that option, in a table named for a command for
-that command alone. The variable of an option is `EDGEMOE_` and its name in capitals: `--vram-limit`,
-EDGEMOE_VRAM_LIMIT.
+The file is that of --config, otherwise the user's own (options_file.default_file), where it exists. The variable of an
+option is `EDGEMOE_` and its name in capitals: `--vram-limit`, EDGEMOE_VRAM_LIMIT.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,10 +20,10 @@ from typer.core import TyperCommand
 
 from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.help_sections import SECTIONS, sections_of
-from edgemoe.errors import UserError, fault_of
+from edgemoe.commands.options.options_file import NOT_SET, UNSETTABLE, OptionsFile, default_file
+from edgemoe.errors import UserError
 from edgemoe.models.options.declared import option
 from edgemoe.models.options.study import study_keys
-from edgemoe.storage.files.retry import open_regular
 from edgemoe.storage.files.untrusted import shortened
 
 PREFIX = "EDGEMOE_"
@@ -34,20 +32,9 @@ USAGE_ERROR: Any = typer.BadParameter.__base__
 """click's UsageError, reached through typer because newer versions bundle a click of their own."""
 
 _FILE = "edgemoe.config-file"
-"""Key of the file's name in the `meta` of a command's context."""
+"""Key of the OptionsFile that was read in the `meta` of a command's context."""
 
 _HELP_ALL = "help_all"
-
-_MOST_BYTES = 64 << 10
-"""Bytes of a file of options."""
-
-_MOST_DOTS = 128
-"""Dots of a line of such a file."""
-
-_NOT_SET = ("print-config", "help-all")
-
-_OURS = ("config", *_NOT_SET)
-"""Options of this module, which no file can set."""
 
 
 class ConfiguredCommand(TyperCommand):
@@ -58,15 +45,20 @@ class ConfiguredCommand(TyperCommand):
         self.params += _own_options()
         for name, each in options_of(self).items():
             each.hidden = name == "help-all" and self.name not in SECTIONS  # --help has all of them
-            if name not in _NOT_SET:
+            if name not in NOT_SET:
                 each.envvar = variable(name)
                 each.show_envvar = False  # the epilog of `edgemoe --help` covers all options
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the arguments; raises UserError for an option of studies that is a key of --study here."""
+        """Parses the arguments.
+
+        Raises:
+            UserError: an option of studies that is a key of --study here, or a value of a file that its option refuses.
+        """
         try:
             return super().parse_args(ctx, args)
         except USAGE_ERROR as error:
+            _refuse_value(ctx, error)
             name = getattr(error, "option_name", "").removeprefix("--")
             if name in study_keys() and "study" in options_of(self):
                 found = f"--{name}, an option of bench and eval alone"
@@ -117,11 +109,11 @@ def long_name(parameter: Any) -> str:
 
 def effective(ctx: Any) -> Iterator[str]:
     """Yields lines of TOML that --config reads: every option, its value, and the source of the value."""
-    file = f"file, {ctx.meta.get(_FILE)}"
+    file = f"file, {file_read(ctx)}"
     origins = {"COMMANDLINE": "command line", "DEFAULT": "default", "DEFAULT_MAP": file}
     yield f"[{ctx.info_name}]"
     for name, each in options_of(ctx.command).items():
-        if name in _OURS:
+        if name in UNSETTABLE:
             continue
         value = ctx.params[each.name]
         source = ctx.get_parameter_source(each.name).name
@@ -130,111 +122,36 @@ def effective(ctx: Any) -> Iterator[str]:
         yield f"# {name} is not set" if unset else f"{name} = {_toml(value)}  # {origin}"
 
 
-def read_config(path: Path, command: str, commands: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Reads the options of a command from a file; the command's table wins over the top level.
-
-    Args:
-        path: the file.
-        command: its name.
-        commands: command's name -> options_of(command).
-
-    Returns:
-        option's name -> value.
-
-    Raises:
-        UserError: the file cannot be read, is no TOML, or has a key or a value that no option takes.
-    """
-    document = _parsed(path)
-    everywhere = {name for options in commands.values() for name in options}
-    common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict):
-            _check_key(path, key, commands, "a command")
-            taken = own if key == command else {}
-            for inner, one in value.items():
-                if not _is_study(inner, commands[key]):
-                    _check_key(path, inner, commands[key], f"an option of {key}")
-                _take(taken, path, inner, one, commands[key])
-        else:
-            _check_key(path, key, everywhere, "an option")
-            if key in commands[command] or _is_study(key, commands[command]):
-                _take(common, path, key, value, commands[command])
-    if "study" in common and "study" in own:
-        own["study"] = common["study"] + own["study"]
-    return common | own
+def file_read(ctx: Any) -> Path | None:
+    """The path of the file whose options a command has; None: there is none."""
+    file = ctx.meta.get(_FILE)
+    return file.path if file else None
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    """Parses a file of options. Its size and the parts of its keys are bounded: each part copies all earlier ones.
-
-    Raises:
-        UserError: the file cannot be read, is no TOML, or exceeds a bound.
-    """
-    wanted, action = (
-        f"a TOML file for --config {path}",
-        "give a file such as `edgemoe chat --print-config` prints",
-    )
-    try:
-        with open_regular(path) as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise UserError(wanted, f"more than {_MOST_BYTES} bytes", action)
-        if any(line.count(b".") > _MOST_DOTS for line in raw.splitlines()):
-            raise UserError(wanted, f"a line of more than {_MOST_DOTS} dots", action)
-        return tomllib.loads(raw.decode())
-    except (OSError, ValueError) as error:
-        raise UserError(wanted, fault_of(error)[:300], action) from error
-    except RecursionError as error:
-        raise UserError(wanted, "lists or tables too deep in each other", action) from error
-
-
-def _is_study(key: str, options: Collection[str]) -> bool:
-    """Whether a key is a setting of studies for a command that takes these by --study."""
-    return key in study_keys() and key not in options and "study" in options
-
-
-def _take(options: dict[str, Any], path: Path, key: str, value: Any, declared: dict[str, Any]) -> None:
-    """Adds a value to options in the form that its parser takes; a setting of studies is added to --study."""
-    if _is_study(key, declared):
-        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-        key, value = "study", f"{key}={text}"
-    fitting = _fitting(path, key, value, declared[key])
-    options[key] = [*options.get(key, ()), *fitting] if key == "study" else fitting
-
-
-def _check_key(path: Path, key: str, options: Collection[str], what: str) -> None:
-    if key not in options or key in _OURS:
-        near = get_close_matches(key, [name for name in options if name not in _OURS], 1)
-        action = f"did you mean {near[0]!r}?" if near else "look the name up in `edgemoe COMMAND --help`"
-        raise UserError(f"the name of {what} in {path}", shortened(key), action)
-
-
-def _fitting(path: Path, key: str, value: Any, option: Any) -> Any:
-    """Returns a value in the form that the option's parser takes; a repeated option also takes a single value."""
-    if option.multiple and isinstance(value, list) and all(map(_is_plain, value)):
-        return value
-    if option.is_flag and isinstance(value, bool):
-        return value
-    if not option.is_flag and _is_plain(value):
-        return [value] if option.multiple else value
-    wanted = "true or false" if option.is_flag else "a string or a number"
-    raise UserError(f"{wanted} for {key} in {path}", shortened(value), "write such a value")
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
+def _refuse_value(ctx: Any, error: Any) -> None:
+    """Raises UserError, with file and line, where a usage error is about a value of the file."""
+    parameter, file = getattr(error, "param", None), ctx.meta.get(_FILE)
+    if parameter is None or file is None or ctx.get_parameter_source(parameter.name).name != "DEFAULT_MAP":
+        return
+    name = long_name(parameter)
+    expected = f"a value that --{name} takes in {file.place_of(name, ctx.info_name)}"
+    found = f"{shortened(ctx.default_map[parameter.name])} ({error.message})"
+    raise UserError(expected, found, "write such a value") from None
 
 
 def _take_config(ctx: typer.Context, value: Path | None) -> None:
-    if value is None or ctx.resilient_parsing:
+    if ctx.resilient_parsing:
+        return
+    path = value or default_file()
+    if not value and not path.exists():
         return
     root: Any = ctx.find_root().command
     known = {name: options_of(command) for name, command in root.commands.items()}
     command = ctx.info_name or ""
-    chosen = read_config(value, command, known)
+    file = OptionsFile.read(path)
+    chosen = file.options_of(command, known)
     ctx.default_map = {known[command][name].name: one for name, one in chosen.items()}
-    ctx.meta[_FILE] = str(value)
+    ctx.meta[_FILE] = file
 
 
 def _print_help(ctx: typer.Context, flag: bool) -> None:
@@ -249,7 +166,8 @@ class OwnOptions:
     """Options that every command has."""
 
     config: Path | None = option(
-        "TOML file with options: their names as keys, for one command alone in a table of its name.",
+        "TOML file with options: their names as keys, for one command alone in a table of its name. Default: "
+        "~/.config/edgemoe/config.toml, where it exists.",
         callback=_take_config,
         is_eager=True,  # it gives the other options their defaults
         expose_value=False,

@@ -13,11 +13,14 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgemoe.errors import UserError
-from edgemoe.models.demo import DEMO, demo_by_name
+from edgemoe.models.demo import demo_by_name
 from edgemoe.models.options.groups import ModelOptions, complete_model
 
 MODEL_NAME = "model_name"
 """The parameter of a model that is given without --model."""
+
+_CONTEXT = "own_context"
+"""The parameter that says where options come from."""
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,12 +40,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         if opens:
-            values["model"] = _one_model(values["model"], values.pop(MODEL_NAME))
+            typed = values.pop(_CONTEXT).get_parameter_source("model").name == "COMMANDLINE"
+            values["model"] = _one_model(values["model"], values.pop(MODEL_NAME), typed=typed)
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in _declared(group)})
         command(**values)
 
-    parameters: list[inspect.Parameter] = [_MODEL] if opens else []
+    parameters: list[inspect.Parameter] = [_MODEL, _OWN_CONTEXT] if opens else []
     for name, parameter in signature.parameters.items():
         parameters += _options(groups[name]) if name in groups else [parameter]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -60,15 +64,23 @@ _MODEL = inspect.Parameter(
 )
 
 
-def _one_model(option: Path, argument: Path | None) -> Path:
-    """The model of --model, or the one that was given without it.
+_OWN_CONTEXT = inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def _one_model(option: Path, argument: Path | None, *, typed: bool) -> Path:
+    """The model that was given without --model, otherwise that of --model.
+
+    Args:
+        option: the value of --model.
+        argument: the model that was given without it; it goes before a variable and a file of options.
+        typed: whether --model is on the command line.
 
     Raises:
-        UserError: both are given, or a prompt stands where the model belongs.
+        UserError: both are on the command line, or a prompt stands where the model belongs.
     """
     if argument is None:
         return option
-    if option != DEMO:
+    if typed:
         raise UserError("one model", f"{argument} and --model {option}", "leave one of the two out")
     if any(each.isspace() for each in str(argument)) and not argument.exists():
         action = f"for a prompt, write edgemoe chat demo {shlex.quote(str(argument))}"

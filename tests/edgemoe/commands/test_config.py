@@ -23,14 +23,6 @@ from edgemoe.prefetch.base import MODES
 from edgemoe.storage.record.layout import LAYOUTS
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch):
-    """Removes edgemoe's variables from the environment of the tests."""
-    for name in os.environ:
-        if name.startswith("EDGEMOE_"):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def file(tmp_path):
     """Writes a configuration file."""
@@ -104,28 +96,32 @@ def test_the_printed_configuration_is_a_file(run, file):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vram-limits = 3", "id you mean 'vram-limit'?"),
-        ("vram_limit = 3", "id you mean 'vram-limit'?"),
-        ("[chat]\nruns = 3", "the name of an option of chat"),
-        ("[chatt]\nseed = 3", "id you mean 'chat'?"),
+        ("vram-limits = 3", "line 1, got 'vram-limits': did you mean 'vram-limit' or"),
+        (
+            "# seeds\n\nseed = 1\n[bench]\nruns = 3\n[chat]\nruns = 3",
+            "the name of an option of chat in FILE, line 7",
+        ),
+        ("[bench]\nruns = 3\n[chatt]\nseed = 3", "in FILE, line 3, got 'chatt': did you mean 'chat'?"),
+        ('system = """\nseeds = 1\n"""\nchat.seeds = 2', "in FILE, line 4, got 'seeds': did you mean 'seed"),
         ("config = 'other.toml'", "'config'"),
         ("json = 'yes'", "true or false for json"),
         ("context = true", "a string or a number for context"),
         ("levels = ['4', '8']", "a string or a number for levels"),
         ("seed = 2020-01-01", "a string or a number for seed"),
-        ("context = 'many'", "--context"),
+        ("seed = 1\ncontext = 'many'", "a value that --context takes in FILE, line 2, got 'many'"),
         ("seed = " + "[" * 5_000 + "]" * 5_000, "too deep"),
         (".".join("a" * 10_000) + " = 1", "a line of more than 128 dots"),
         ("# " + "x" * 70_000, "more than 65536 bytes"),
         ("context = 1", "--context"),
-        ("= 3", "a TOML file for --config"),
+        ("= 3", "a TOML file with options at FILE"),
     ],
 )
 def test_a_wrong_key_or_value_exits_2(run, file, text, message):
     """Unknown keys, with the nearest known key; values of a wrong type or out of range; a file that is no TOML."""
-    code, out, err = run("chat", "--config", file(text), "--print-config")
+    path = file(text)
+    code, out, err = run("chat", "--config", path, "--print-config")
     assert (code, out) == (2, "")
-    assert message in err
+    assert message.replace("FILE", str(path)) in " ".join(err.split())
 
 
 def test_a_missing_or_binary_file_exits_2(run, tmp_path):
@@ -135,6 +131,47 @@ def test_a_missing_or_binary_file_exits_2(run, tmp_path):
             (tmp_path / name).write_bytes(content)
         code, out, err = run("plan", "--config", tmp_path / name)
         assert (code, out, name in err) == (2, "", True)
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    """Writes the user's own file of options."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "edgemoe").mkdir()
+
+    def write(text: str):
+        path = tmp_path / "edgemoe" / "config.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_own_file_is_read_without_an_option(run, file, own_file, monkeypatch):
+    """--config names another file in its place, variables and flags win over it, and completion does not read it."""
+    assert printed(run, "chat")[1]["seed"] == "default"
+    path = own_file("seed = 1\ntop-k = 5\n[chat]\ncontext = 300\ntop-p = 0.5\n")
+    monkeypatch.setenv("EDGEMOE_TOP_P", "0.25")
+    values, origins = printed(run, "chat", "--top-k", 7)
+    names = ("seed", "context", "top-p", "top-k")
+    assert [values[name] for name in names] == [1, 300, 0.25, 7]
+    assert [origins[name] for name in names[:2]] == [f"file, {path}"] * 2
+    assert "context" not in printed(run, "plan")[0]
+    values, origins = printed(run, "chat", "--config", file("seed = 2"))
+    assert (values["seed"], origins["seed"].endswith("edgemoe.toml"), "context" in values) == (2, True, False)
+    own_file("seeds = 1")
+    code, _, err = run("chat", "--print-config")
+    assert (code, f"{path}, line 1, got 'seeds'" in " ".join(err.split())) == (2, True)
+    assert run("chat", "--help")[0] == 0
+
+
+def test_a_named_model_wins_over_the_own_file(run, own_file, tiny_store):
+    """The model as an argument goes before the file's, and --model next to it is refused as before."""
+    own_file("model = 'nowhere'\ncontext = 64\n")
+    code, out, _ = run("plan", tiny_store, "--json")
+    assert (code, json.loads(out)["context"]) == (0, 64)
+    code, _, err = run("plan", tiny_store, "--model", "nowhere")
+    assert (code, err.startswith("edgemoe: expected one model, got")) == (2, True)
 
 
 def test_a_mistyped_variable_gives_a_warning(run, monkeypatch):

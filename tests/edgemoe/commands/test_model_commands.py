@@ -298,7 +298,11 @@ def test_a_removal_that_was_killed_is_finished_later(run, store, monkeypatch):
 def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     """JSON and text contain every finding, and the suggested limit leaves memory free."""
     monkeypatch.setattr(doctor, "PROBE", 4 * PIECE)
-    code, out, _ = run("doctor", tmp_path / "not" / "yet", "--json")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    options = tmp_path / "edgemoe" / "config.toml"
+    options.parent.mkdir()
+    options.write_text("[doctor]\njson = true\n")
+    code, out, _ = run("doctor", tmp_path / "not" / "yet")
     found = json.loads(out)
     assert code == 0
     assert found["directory"] == str(tmp_path)
@@ -311,9 +315,12 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert found["vector_width"] in ("AVX512", "AVX2", "DEFAULT")
     assert 0 < found["vram_limit"] < found["ram_free"]
     assert {"lockable", "vram_free", "disk_free", "kv_bytes", "cores", "layout"} <= set(found)
-    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "edgemoe"}
+    assert found["options_file"] == str(options)
+    options.unlink()
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
+    assert f"options file none; {options} would be read" in " ".join(out.split())
     for word in (
         "direct reads",
         "to be locked",
