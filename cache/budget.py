@@ -18,11 +18,12 @@ class Budget:
 
     Attributes:
         used_bytes: bytes reserved.
+        most_bytes: the most bytes that were reserved at once.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used_bytes = 0
+        self.used_bytes = self.most_bytes = 0
         self._lock = threading.Lock()
 
     def reserve(self, name: str, nbytes: int) -> None:
@@ -41,6 +42,7 @@ class Budget:
                     minimum=minimum,
                 )
             self.used_bytes = minimum
+            self.most_bytes = max(self.most_bytes, minimum)
 
     def release(self, nbytes: int) -> None:
         """Returns `nbytes` of a reservation."""

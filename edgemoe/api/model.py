@@ -51,6 +51,7 @@ class Model:
     ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self._scheduler = Scheduler(engine, pace, keep=keep, disk=disk)
+        engine.peak.pause(engine.shape.experts, engine.plan.context)
         self._grammars: Grammars | None = None
         self._reading = threading.Lock()
 
@@ -222,7 +223,7 @@ class Model:
         """
         with self._reading:
             if self._grammars is None:
-                with self._scheduler.paused(), self.engine.peak.excluded():
+                with self._scheduler.paused():
                     vocabulary = Vocabulary(self.tokenizer, self.engine.shape.vocab, self.sampling.stop)
                 self._grammars = Grammars(vocabulary)
             return self._grammars

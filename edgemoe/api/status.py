@@ -61,7 +61,7 @@ class Status:
             and kept, the KV of ended requests.
         limit_bytes, kv_limit_bytes: the limit of the memory that `peak_bytes` counts, of both tiers without a device;
             the bytes planned for KV.
-        peak_bytes: the most memory that was taken (Engine.peak_bytes).
+        peak_bytes: the most memory that was taken (PeakMemory).
         resident: tier (vram, dram) -> level -> experts.
         experts: number of experts of the whole model.
         disk: the contents and counts of the prefix cache; None: there is none.

@@ -13,7 +13,7 @@ from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
-from edgemoe.machine.process import disk_read_bytes, peak_resident_bytes
+from edgemoe.machine.process import disk_read_bytes
 from edgemoe.prefetch.counts import TransferCounts
 
 
@@ -100,6 +100,6 @@ def take_sample(
         disk_read_bytes=None if disk is None else (disk_read_bytes() or 0) - disk,
         load_s=load_s,
         peak_vram_bytes=engine.peak.bytes,
-        peak_process_bytes=peak_resident_bytes(),
+        peak_process_bytes=engine.peak.process_bytes,
         tokens=tokens[request.prompt :],
     )

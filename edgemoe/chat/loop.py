@@ -12,6 +12,7 @@ from edgemoe.chat.slash_commands import run_command
 from edgemoe.console.input import Turn, TurnSource
 from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.machine.packages import how_to_reach
+from edgemoe.machine.process import collecting_growth
 from edgemoe.models.introduction import Introduction
 
 
@@ -51,7 +52,8 @@ def _read_and_prefetch(chat: Chat, turns: TurnSource, ctrl_c: CtrlC) -> Turn | N
     """Reads the next turn and prefetches experts meanwhile; None where Ctrl-C came directly after the turn."""
     turn: Turn | None = None
     try:
-        with idle_prefetch(chat.engine), ctrl_c.reading():
+        # A line editor's objects would else be freed while the model computes, and hide as much of its growth.
+        with collecting_growth(), idle_prefetch(chat.engine), ctrl_c.reading():
             turn = turns.read()
         if turn.cancelled:
             raise KeyboardInterrupt

@@ -17,7 +17,6 @@ from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.console.input import QUOTES, Completions, Turn
 from edgemoe.console.sizes import format_size
 from edgemoe.errors import UserError
-from edgemoe.machine.process import peak_resident_bytes
 from edgemoe.memory.describe import LABEL, plan_lines
 from edgemoe.models.options.run_settings import run_settings
 
@@ -173,7 +172,7 @@ def _mem(chat: Chat, argument: str) -> None:
         chat.say(f"{'damage':<{LABEL}}measured on {engine.rules.damage.origin}")
     chat.say(
         f"{'peak':<{LABEL}}{format_size(engine.peak.bytes)} of {format_size(plan.limit_bytes(engine.device))}, "
-        f"whole process {format_size(peak_resident_bytes())}"
+        f"whole process {format_size(engine.peak.process_bytes)}"
     )
     chat.say(_tier("in VRAM now" if engine.device else "in memory now", engine.vram, plan.experts))
     if engine.dram is not None:

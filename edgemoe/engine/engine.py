@@ -118,7 +118,8 @@ class Engine(Stepping):
         if self.rules.damage is None:
             store = self.store
             known = calibration_of(store.directory, store.manifest, self.plan.levels[0])
-            self.rules.damage = Damage.of(known or measure_on_random_tokens(self))
+            with self.peak.counting():
+                self.rules.damage = Damage.of(known or measure_on_random_tokens(self))
 
     @contextmanager
     def studied(self, study: Study) -> Iterator[None]:

@@ -13,7 +13,6 @@ from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
 from edgemoe.engine.text import TextStream
 from edgemoe.experts.use import fraction_at
-from edgemoe.machine.process import peak_resident_bytes
 from edgemoe.storage.base import LEVELS
 
 
@@ -63,7 +62,7 @@ class Answer:
     read_retries: int
     """Attempts after failures, of reads of experts that succeeded in the end; 0 on a sound disk."""
     peak_vram_bytes: int
-    """Peak of the memory that --vram-limit limits (Engine.peak_bytes)."""
+    """Peak of the memory that `limit_bytes` limits (PeakMemory)."""
     peak_process_bytes: int
     """Peak resident memory of the whole process, by the operating system's count."""
     vram_limit_bytes: int
@@ -193,7 +192,7 @@ class Generation:
             bytes_read={"ssd": moved.ssd_bytes, "dram": moved.dram_bytes},
             read_retries=moved.read_retries,
             peak_vram_bytes=engine.peak.bytes,
-            peak_process_bytes=peak_resident_bytes(),
+            peak_process_bytes=engine.peak.process_bytes,
             vram_limit_bytes=engine.plan.vram_limit_bytes,
             limit_bytes=engine.plan.limit_bytes(engine.device),
             finish_reason=request.reason or "",

@@ -65,6 +65,11 @@ class LimitedMemory:
         return self._split.bytes_of(self.blocks)
 
     @property
+    def most_bytes(self) -> int:
+        """Most bytes of RAM that were reserved at once, with the tier that has a limit of its own."""
+        return self.budget.most_bytes + self._split.bytes_of(self._plan.dram_blocks)
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes that sequences have reserved."""
         return self.budget.used_bytes - self._fixed_bytes - self.long_step_bytes - self.expert_bytes

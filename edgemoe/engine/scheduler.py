@@ -82,7 +82,7 @@ class Scheduler:
 
     def forget(self) -> None:
         """Frees the KV that is kept. Not to be called by a callback."""
-        with self.paused():
+        with self.paused(), self.engine.peak.counting():
             if self.kept_sequences:
                 self.kept_sequences.clear()
 
@@ -92,7 +92,7 @@ class Scheduler:
         Not to be called by a callback.
         """
         if self.kept_sequences and self.disk:
-            with self.paused():
+            with self.paused(), self.engine.peak.counting():
                 self.kept_sequences.save(tokens)
                 self.disk.flush()
 
@@ -158,7 +158,8 @@ class Scheduler:
         with self._turns.alone(lambda: request.ended):
             # Where it has ended, another thread's step may run, with requests that are cancelled.
             if not request.ended:
-                self.loop.end_cancelled()
+                with self.engine.peak.counting():
+                    self.loop.end_cancelled()
 
     def start(self, *, fill: bool = False) -> None:
         """Starts a thread that drives until `close`, if there is none.
@@ -206,16 +207,17 @@ class Scheduler:
 
     def _drive(self, until: Callable[[], bool]) -> None:
         """Runs steps, in turn with other threads that wait, until `until`."""
-        while not until():
-            self._turns.wait_for(lambda: until() or not self._turns.taken)
-            with DeferredInterrupt():  # Ctrl-C comes within the engine's step, or after all of it
-                if self._turns.take():
-                    try:
-                        # OpenMP would give each thread that drives a worker of its own.
-                        with torch_rules.one_thread():
-                            self.loop.step()
-                    finally:
-                        self._turns.end()
+        with self.engine.peak.counting():
+            while not until():
+                self._turns.wait_for(lambda: until() or not self._turns.taken)
+                with DeferredInterrupt():  # Ctrl-C comes within the engine's step, or after all of it
+                    if self._turns.take():
+                        try:
+                            # OpenMP would give each thread that drives a worker of its own.
+                            with torch_rules.one_thread():
+                                self.loop.step()
+                        finally:
+                            self._turns.end()
 
 
 def _closed() -> UserError:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from contextlib import suppress
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +18,9 @@ from edgemoe.machine.cgroups import cgroups
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE = 8 << 20
 """Bytes from which malloc maps a block by itself: dense weights are that large, most of a prompt's activations not."""
+
+_SIZES = re.compile(r"^(VmHWM|VmRSS|RssFile):\s+(\d+) kB", re.MULTILINE)
+"""The peak of a process, its resident memory, and pages of files among it, in /proc/self/status."""
 
 _CGROUP_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -28,9 +34,35 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def file_backed_bytes() -> int:
-    """Resident pages of files that this process maps, libraries above all, bytes; 0 where the kernel does not tell."""
-    return (_own_counter("status", "RssFile") or 0) * 1024
+@dataclass(frozen=True)
+class ResidentMemory:
+    """Resident memory of the whole process, bytes.
+
+    Args:
+        resident: all of it, now.
+        highest: the most of it since the process's start or `reset_peak`.
+        files: pages of mapped files among it, libraries above all; 0 where the kernel does not tell.
+    """
+
+    resident: int
+    highest: int
+    files: int
+
+    @classmethod
+    def now(cls) -> ResidentMemory:
+        """Reads it from the system."""
+        sizes = dict[str, int]()
+        with suppress(OSError):
+            fields = _SIZES.findall(Path("/proc/self/status").read_text())
+            sizes = {name: int(kilobytes) * 1024 for name, kilobytes in fields}
+        if "VmRSS" not in sizes:
+            return cls(resident_bytes(), peak_resident_bytes(), 0)
+        return cls(sizes["VmRSS"], sizes.get("VmHWM", sizes["VmRSS"]), sizes.get("RssFile", 0))
+
+    @property
+    def anonymous(self) -> int:
+        """Bytes that are no pages of files."""
+        return self.resident - self.files
 
 
 def peak_resident_bytes() -> int:
@@ -51,6 +83,15 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def collecting_growth() -> Iterator[None]:
+    """Frees Python's unreachable objects at the block's end, where the process has grown by a megabyte or more."""
+    before = resident_bytes()
+    yield
+    if resident_bytes() > before + (1 << 20):
+        gc.collect()
 
 
 def disk_read_bytes() -> int | None:

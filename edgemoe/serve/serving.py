@@ -70,6 +70,7 @@ class Serving:
 
     def open(self, model: Model) -> None:
         """Begins to serve."""
+        model.engine.peak.bound(lambda: model.engine.memory.most_bytes)
         self.metrics.watch(model)
         from edgemoe.api.chat_prompt import ChatPrompts
         from edgemoe.engine.token_texts import TokenTexts

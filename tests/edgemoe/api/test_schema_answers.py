@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 
 import pytest
 from scripted import chatml_model
 
-from edgemoe.engine.peak import PeakMemory
 from edgemoe.errors import UserError
-from edgemoe.machine.process import peak_resident_bytes
+from edgemoe.grammar.matcher import Vocabulary
 
 pytest.importorskip("llguidance")
 
@@ -64,25 +62,17 @@ def test_a_wrong_schema_leaves_nothing_behind(model):
     assert model.status().waiting == model.status().running == 0
 
 
-def test_tables_of_the_vocabulary_are_no_part_of_the_model(model, monkeypatch):
-    """peak_bytes leaves out by how much they have raised the process's peak."""
-    peak, engine = peak_resident_bytes(), model.engine
-    before, counted = engine.peak.resident_before, iter([peak, peak + 1_000_000])
-    monkeypatch.setattr("edgemoe.engine.peak.peak_resident_bytes", lambda: next(counted))
-    with engine.peak.excluded():
-        pass
-    assert engine.peak.resident_before == before + 1_000_000
-    engine.peak.resident_before = before
-
-
 @pytest.mark.e2e
 def test_no_step_runs_while_the_tables_are_made(tiny_store, monkeypatch):
-    """The memory that a step takes meanwhile would be left out of the peak."""
+    """A step would count their memory as the model's."""
     turns = []
     with chatml_model(tiny_store) as model:
-        monkeypatch.setattr(
-            PeakMemory, "excluded", lambda _: nullcontext(turns.append(model._scheduler._turns.taken))
-        )
+
+        def vocabulary(*given):
+            turns.append(model._scheduler._turns.taken)
+            return Vocabulary(*given)
+
+        monkeypatch.setattr("edgemoe.api.model.Vocabulary", vocabulary)
         model.generate(PROMPT, schema=WORD, max_new_tokens=2)
         assert turns == [True]
         assert not model._scheduler._turns.taken

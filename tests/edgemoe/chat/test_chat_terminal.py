@@ -235,3 +235,21 @@ def test_a_pipe(options, tmp_path):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert err.decode().splitlines()[-1] == "edgemoe: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("dram", "limit"), [((), 12), (("--dram-limit", "2MB"), 14)], ids=["one", "two tiers"]
+)
+def test_what_is_typed_and_pasted_is_no_part_of_the_peak(tiny_store, tmp_path, dram, limit):
+    """Lines of 100 KB that are pasted and removed again add nothing; the limits of both tiers count together."""
+    options = ("chat", "--model", tiny_store, "-n", 3, "-c", 1024, "--vram-limit", "12MB", *dram)
+    with Terminal(tmp_path, *options) as terminal:
+        terminal.ready()
+        peaks = [terminal.enter("the fox")]
+        for _ in range(2):
+            terminal.process.send("\x1b[200~" + "lazy dog " * 12_000 + "\x1b[201~")
+            peaks.append(terminal.enter("\x15the fox"))
+    first, *_, last = (re.search(rf"([\d.]+) of {limit} MB", each) for each in peaks)
+    assert first
+    assert last
+    assert abs(float(last[1]) - float(first[1])) < 0.5, peaks
