@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from edgemoe.kernels.native import library as native
 from edgemoe.machine.device import Device
 from edgemoe.machine.pages import in_huge_pages
 from edgemoe.prefetch.workers import SCAN_WORKERS
+from edgemoe.speed.rates import Rates
 from edgemoe.speed.tiers import copy_speed, read_speed, speed_of
 from edgemoe.storage.base import PlaneReader
 from edgemoe.storage.store.manifest import Manifest
@@ -72,7 +74,7 @@ def measure(store: StoreModel, levels: Iterable[int]) -> Bandwidth:
         ssd = {level: disk_speed(reader, store.manifest, level) for level in sorted(levels) if level}
         direct = reader.direct
     dram = copy_speed(store.device, PROBE_BYTES, PROBE_SECONDS / 2)
-    return Bandwidth(ssd, dram, _read_on(store.device) if store.device else read_memory(), direct)
+    return Bandwidth(ssd, dram, read_device(store.device) if store.device else read_memory(), direct)
 
 
 def disk_speed(reader: PlaneReader, manifest: Manifest, level: int) -> float:
@@ -104,7 +106,8 @@ def read_memory() -> float:
     return max(rates)
 
 
-def _read_on(device: Device) -> float:
+def read_device(device: Device) -> float:
+    """Bytes a second of reads of a device's own memory."""
     data = torch.ones(PROBE_BYTES, dtype=torch.float32, device=device.place)
 
     def read() -> None:
@@ -113,3 +116,20 @@ def _read_on(device: Device) -> float:
         device.computed().wait()
 
     return speed_of(read, _READS_PER_WAIT * data.nbytes, PROBE_SECONDS / 2)
+
+
+def machine_rates(disk: float, device: Device | None) -> dict[str, Rates]:
+    """Measures the rates of this machine for an estimate, without a store: cpu, and cuda with a device.
+
+    Args:
+        disk: bytes per second of reads of the disk, as it was measured.
+        device: None: there is no GPU.
+    """
+    day, seconds = date.today().isoformat(), PROBE_SECONDS / 4
+    places: dict[str, Device | None] = {"cpu": None} | ({"cuda": device} if device else {})
+    return {
+        place: Rates(
+            disk, copy_speed(each, PROBE_BYTES, seconds), read_device(each) if each else read_memory(), day
+        )
+        for place, each in places.items()
+    }

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
-from edgemoe.bench.summary import TIERS
 from edgemoe.evaluate.plot import write_figure
+from edgemoe.speed.bound import TIERS
 
 _PANELS: tuple[tuple[str, Callable[[dict[str, Any]], dict[str, float]]], ...] = (
     ("TTFT, s", lambda row: {"": row["ttft_s"]["mean"]}),

@@ -1,18 +1,14 @@
 """The samples of one row and arm, combined as one JSON object.
 
-The bound is the time that the bytes which a decoded token really moved take at the best rates of this machine:
-
-    bound = max((dense + experts) / BW_vram, copied / BW_dram, read / BW_ssd)
-
-The tiers work at the same time, so the slowest counts. Look-ahead reads during the dense weights' products too, so
-their time is not added to the disk's. Bytes are the moved ones, without cache hits. The disk's rate is the best
-of the probes and of the samples' own prompts.
+The bound (speed.bound) is of the bytes which a decoded token really moved, at the best rates of this machine.
+Look-ahead reads during the dense weights' products too, so their time is not added to the disk's. Bytes are the moved
+ones, without cache hits. The disk's rate is the best of the probes and of the samples' own prompts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -28,9 +24,8 @@ from edgemoe.experts.use import fraction_at
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import format_levels
 from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.speed.bound import TIERS, slowest, tier_seconds
 from edgemoe.storage.base import LEVELS
-
-TIERS = ("ssd", "dram", "vram")
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int | None]:
@@ -167,27 +162,17 @@ def decode_bound(
         "vram": sum(store.form.bytes_at(level) * n for level, n in decode.use.experts.items()),
     }
     per_step = {tier: moved[tier] / steps for tier in TIERS}
-    seconds = {tier: per_step[tier] / bandwidth[tier] for tier in TIERS}
     dense = store.dense_bytes_per_token
-    dense_s = dense / bandwidth["vram"]
-    bound_s = slowest({"dense": dense_s, **seconds})
+    seconds = tier_seconds(dense, per_step, bandwidth)
+    bound_s = slowest(seconds)
     return {
         "bytes_per_token": per_step | {"vram": per_step["vram"] + dense},
         "bandwidth": bandwidth,
         "bound_s": bound_s,
-        "bound_per_tier_s": {"dense": dense_s, **seconds},
+        "bound_per_tier_s": seconds,
         "fraction_of_bound": bound_s / mean_s,
         "fraction_per_tier": {tier: seconds[tier] / mean_s for tier in TIERS},
     }
-
-
-def slowest(seconds: Mapping[str, float]) -> float:
-    """The bound of a step: the time of its slowest tier. Dense weights and experts share the fastest tier's rate.
-
-    Args:
-        seconds: Time of each of TIERS for its experts, and of "dense".
-    """
-    return max(seconds["dense"] + seconds["vram"], seconds["dram"], seconds["ssd"])
 
 
 def _lookahead(counts: TransferCounts) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from operator import getitem
 from typing import Any
 
 from edgemoe.bench.prompts import RANDOM
-from edgemoe.bench.summary import TIERS
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted, markdown_tables
+from edgemoe.speed.bound import TIERS
 
 Report = dict[str, Any]
 Row = dict[str, Any]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgemoe.commands.findings import Findings
 from edgemoe.commands.options.config_file import file_read
-from edgemoe.commands.options.options_file import default_file
 from edgemoe.commands.options.shared import JsonOption
-from edgemoe.console.sizes import format_size
 from edgemoe.console.width import fitted
-from edgemoe.machine.packages import install_line
 
 if TYPE_CHECKING:
     from edgemoe.kernels.probe import Timing
     from edgemoe.machine.device import Device
-    from edgemoe.speed.device import DeviceSpeed
     from edgemoe.speed.disk import DiskSpeed
+    from edgemoe.speed.rates import Rates
 
 EXAMPLES = "Examples: edgemoe doctor | edgemoe doctor ~/stores --json"
 
@@ -29,12 +27,6 @@ PROBE = 128 << 20
 
 PIN_MOST = 8 << 30
 """Bytes pinned in the trial, at most: some systems refuse to pin more than half of memory, few refuse 8 GiB."""
-
-_KERNEL_NOTES = {
-    "planes": f" (Triton is missing: {install_line('triton')})",
-    "torch": " (the compiled kernel is missing: reinstall where a C compiler is)",
-    "native": " (edgemoe's own compiled code)",
-}
 
 FullOption = Annotated[
     bool,
@@ -52,9 +44,10 @@ def doctor_command(
     full: FullOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine and suggest limits.
+    """Measure this machine, suggest limits, and estimate the speed of models.
 
-    Reports the speed of the disk, the free memory, the GPU, and the fastest kernels. Takes some seconds.
+    Reports the speed of the disk and of memory, the free memory, the GPU, the fastest kernels, and what the models with
+    short names would do inside the suggested limits. Needs no network, and takes some seconds.
     """
     from edgemoe.models.cache import stores_directory
 
@@ -62,130 +55,7 @@ def doctor_command(
     if as_json:
         print(json.dumps(asdict(found) | {"options_file": options and str(options)}))
         return
-    lines = found.lines(full=full)
-    lines.insert(-1, f"options file    {options or f'none; {default_file()} would be read'}")
-    print(*(fitted(line, indent=16) for line in lines), sep="\n")
-
-
-@dataclass(frozen=True)
-class Findings:
-    """The measured machine. Field names are the JSON's. Sizes in bytes, speeds in bytes per second.
-
-    Args:
-        directory: a directory on the disk that was measured.
-        disk: its speed.
-        disk_free: free bytes of that disk.
-        kv_directory, kv_bytes: the directory of saved conversations' KV, and the bytes in it.
-        ram_free: available to this process, its memory cgroup considered.
-        vram_free: free memory of the first CUDA device; None without one.
-        gpu: name of that device; None without one.
-        vram_counted: whether the driver reports this process's memory; if not, peaks are estimates. None without a GPU.
-        gpu_link: memory pinned for the GPU in a trial, and the speed of copies from it; None without a GPU.
-        lockable: memory that may be locked (RLIMIT_MEMLOCK); None: without limit.
-        vector_width: the vectors that torch finds on the CPU: AVX512, AVX2 or DEFAULT.
-        kernel: computes experts here: native or torch on a CPU, triton or planes on a GPU.
-        layout: the fastest layout of stores here.
-        kernel_times: times of the compiled kernel's paths and of torch's, on the CPU; empty without a compiled one.
-        cores: available to this process.
-        vram_limit: suggested for --vram-limit.
-        dram_limit: suggested for --dram-limit; None: leave it out.
-    """
-
-    directory: str
-    disk: DiskSpeed
-    disk_free: int
-    kv_directory: str
-    kv_bytes: int
-    ram_free: int
-    vram_free: int | None
-    gpu: str | None
-    vram_counted: bool | None
-    gpu_link: DeviceSpeed | None
-    lockable: int | None
-    vector_width: str
-    kernel: str
-    layout: str
-    kernel_times: list[Timing]
-    cores: int
-    vram_limit: int
-    dram_limit: int | None
-
-    def lines(self, *, full: bool = False) -> list[str]:
-        """The findings as a table for people.
-
-        Args:
-            full: whether every rate of kernel_times has its place.
-        """
-        from edgemoe.speed.disk import PIECE
-
-        disk = self.disk
-        direct = "yes" if disk.direct else "no: reads go through the system's cache, slower"
-        lockable = "no limit" if self.lockable is None else format_size(self.lockable)
-        gpu = (
-            f"{self.gpu}, {format_size(self.vram_free or 0)} free" if self.gpu else "none that torch can use"
-        )
-        limits = f"--vram-limit {self.vram_limit // 10**6}MB"
-        if self.dram_limit is not None:
-            limits += f" --dram-limit {self.dram_limit // 10**6}MB"
-        return [
-            f"disk            {self.directory}, {format_size(self.disk_free)} free",
-            f"  read          {format_size(disk.read)}/s in pieces of {format_size(PIECE)}",
-            f"  write         {format_size(disk.write)}/s",
-            f"  direct reads  {direct}",
-            f"  saved KV      {format_size(self.kv_bytes)} in {self.kv_directory}",
-            f"memory          {format_size(self.ram_free)} free for this process",
-            f"  to be locked  {lockable}",
-            f"GPU             {gpu}",
-            *self._link(),
-            f"CPU             {self.cores} cores, {self.vector_width}",
-            f"  kernel        {self.kernel}{_KERNEL_NOTES.get(self.kernel, '')}",
-            f"  layout        {self.layout}",
-            *(self._kernel_times() if full else self._instructions()),
-            f"suggested       {limits}",
-        ]
-
-    def _instructions(self) -> list[str]:
-        """A line with the instructions that compute a new token; none without a compiled kernel."""
-        if not self.kernel_times:
-            return []
-        from edgemoe.kernels.probe import preferred
-
-        taken = preferred([one for one in self.kernel_times if one.path != "torch"])
-        tokens = ", ".join(f"{path} for {work}" for (work, rows), path in taken.items() if rows == "1")
-        return [f"  instructions  {tokens}; --full has the rates of all"]
-
-    def _kernel_times(self) -> list[str]:
-        """A line for each kind of work and number of rows: the path that is taken, the others by rate, then torch."""
-        if not self.kernel_times:
-            return []
-        from edgemoe.kernels.probe import preferred
-
-        by_sample: dict[tuple[str, str], list[Timing]] = {}
-        taken = preferred([one for one in self.kernel_times if one.path != "torch"])
-        for one in self.kernel_times:
-            by_sample.setdefault((one.work, one.rows), []).append(one)
-        lines = []
-        for (work, rows), timings in by_sample.items():
-            first = taken[work, rows]
-            ranked = sorted(timings, key=lambda one: (one.path != first, one.path == "torch", one.seconds))
-            rates = ", ".join(f"{one.path} {one.rate / 1e9:.0f}" for one in ranked)
-            lines.append(f"    {work}, {rows} rows: {rates}")
-        heading = (
-            "  instructions  billion products per second, those that are taken first; torch's for comparison"
-        )
-        return [heading, *lines]
-
-    def _link(self) -> list[str]:
-        link = self.gpu_link
-        if link is None:
-            return []
-        estimated = f"an upper estimate ({install_line('nvidia-ml-py')})"
-        counted = "by the driver" if self.vram_counted else estimated
-        speed = "" if link.copied is None else f", {format_size(round(link.copied))}/s from there to the GPU"
-        return [
-            f"  counted       {counted}",
-            f"  RAM locked    {format_size(link.pinned)} of {format_size(link.tried)} tried, for copies to it{speed}",
-        ]
+    print(*(fitted(line, indent=16) for line in found.lines(options, full=full)), sep="\n")
 
 
 def examine(directory: Path) -> Findings:
@@ -212,7 +82,7 @@ def examine(directory: Path) -> Findings:
     # By name, since `auto` skips a GPU without Triton and the report shall say that Triton is missing.
     device = open_device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = _gpu(device, ram)
-    vram_limit, dram_limit = suggested_limits(ram, gpu["vram_free"])
+    rates, limits = _rates(existing, disk, device), suggested_limits(ram, gpu["vram_free"])
     return Findings(
         directory=str(existing),
         disk=disk,
@@ -223,8 +93,8 @@ def examine(directory: Path) -> Findings:
         **gpu,
         lockable=_lockable(),
         **_cpu(device),
-        vram_limit=vram_limit,
-        dram_limit=dram_limit,
+        rates=rates,
+        **_limits(limits, rates, device),
     )
 
 
@@ -240,6 +110,29 @@ def _disk(directory: Path) -> tuple[Path, DiskSpeed]:
         raise UserError(
             f"a writable disk at {existing}, to measure it", str(error), "name another directory"
         ) from error
+
+
+def _rates(directory: Path, disk: DiskSpeed, device: Device | None) -> dict[str, Rates]:
+    """Measures the rates of memory, and keeps them for plans where the disk that was measured has the cache."""
+    from edgemoe.bench.bandwidth import machine_rates
+    from edgemoe.machine.user_cache import user_cache
+    from edgemoe.models.cache import rates_path
+    from edgemoe.speed.rates import keep_rates
+
+    rates = machine_rates(disk.read, device)
+    if directory.stat().st_dev == user_cache().stat().st_dev:
+        keep_rates(rates_path(), rates)
+    return rates
+
+
+def _limits(limits: tuple[int, int | None], rates: dict[str, Rates], device: Device | None) -> dict[str, Any]:
+    """The fields of Findings for suggested limits, with the models of the short list inside them."""
+    from edgemoe.models.plans.division import Division
+    from edgemoe.models.plans.short_list import short_list
+
+    vram, dram = limits
+    models = list(short_list(Division(vram, dram or 0), device, rates))
+    return {"vram_limit": vram, "dram_limit": dram, "models": models}
 
 
 def _cpu(device: Device | None) -> dict[str, Any]:

@@ -26,20 +26,26 @@ def plan_command(
 ) -> None:
     """Show how a memory limit is divided.
 
-    Also prints the smallest limit that works.
+    Also prints the smallest limit that works, and an estimate of the speed on this machine.
 
     Loads nothing. Of a model that is not converted yet only the headers are read, and nothing is converted.
     """
     from edgemoe.memory.describe import LABEL, plan_lines
+    from edgemoe.models.cache import rates_path
     from edgemoe.models.open import open_store
+    from edgemoe.models.plans.expected import expected_speed
+    from edgemoe.speed.rates import kept_rates
 
     choose = partial(run_settings, **with_studies(levels, study))
-    _, plan, settings = open_store(Opening(**vars(plan_options)), choose, convert=False)
+    store, plan, settings = open_store(Opening(**vars(plan_options)), choose, convert=False)
+    rates = kept_rates(rates_path(), "cuda" if store.device else "cpu")
+    expected = expected_speed(store, plan, settings, rates)
     if as_json:
-        print(json.dumps(plan.as_json()))
+        print(json.dumps(plan.as_json() | {"expected": expected.as_json()}))
     else:
         print(
             *(fitted(printable(line), indent=LABEL) for line in plan_lines(plan, settings)),
+            *(fitted(line, indent=LABEL) for line in expected.lines()),
             f"{'smallest limit':<{LABEL}}--vram-limit {format_least(plan.minimum_vram_bytes)}",
             sep="\n",
         )

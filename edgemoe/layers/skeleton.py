@@ -13,12 +13,13 @@ from edgemoe.families.meta_model import meta_model
 from edgemoe.families.table import family_of
 from edgemoe.layers import attention
 from edgemoe.layers.trial import try_step
-from edgemoe.machine.model_code import without_compiler
+from edgemoe.machine.model_code import without_advice, without_compiler
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.untrusted import foreign_code
 
 
 @without_compiler()
+@without_advice()
 def skeleton(directory: Path, config: Config) -> nn.Module:
     """The model of a store without any weights: transformers' modules on the meta device.
 

@@ -1,4 +1,4 @@
-"""Imports transformers' code without torch's compiler and distributed tensors, which no step uses."""
+"""Imports transformers' code without torch's compiler, distributed tensors and advice, which no step uses."""
 
 from __future__ import annotations
 
@@ -105,3 +105,16 @@ def _remove() -> None:
 def _unmarked(function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Callable[..., Any]:
     """A mark that leaves its function as it is, with arguments or without."""
     return function if function is not None else lambda each: each
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Keeps transformers from advising packages, within the block: edgemoe's own code does their work."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

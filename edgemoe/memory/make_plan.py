@@ -243,18 +243,18 @@ def _ways_to_fit(needs: _Needs, limit: int) -> list[str]:
     def suffices(**changes: int) -> bool:
         return replace(needs, limits=replace(limits, **changes)).minimum <= limit
 
-    context = CONTEXT_STEP * _most(
+    context = CONTEXT_STEP * _largest(
         lambda n: suffices(context=n * CONTEXT_STEP), limits.context // CONTEXT_STEP
     )
-    parallel = _most(lambda n: suffices(parallel=n), limits.parallel - 1)
+    parallel = _largest(lambda n: suffices(parallel=n), limits.parallel - 1)
     rows = needs.rows > BLOCK_ROWS and suffices(prefill_rows=BLOCK_ROWS)
     ways = {"--context": context, "--parallel": parallel, "--prefill-rows": BLOCK_ROWS if rows else 0}
     return [f"{option} {value}" for option, value in ways.items() if value]
 
 
-def _most(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that fits, where smaller numbers fit too; 0: not even 1."""
-    low, high = 0, most
+def _largest(fits: Callable[[int], bool], end: int) -> int:
+    """The largest number up to `end` that fits, where smaller numbers fit too; 0: not even 1."""
+    low, high = 0, end
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -53,6 +53,11 @@ def kernels_directory() -> Path:
     return user_cache() / "kernels"
 
 
+def rates_path() -> Path:
+    """The file of the rates of this machine's memories (speed.rates)."""
+    return user_cache() / "rates.json"
+
+
 def kv_directory() -> Path:
     """The directory of saved conversations' KV (kv.prefix_cache)."""
     return user_cache() / "kv"

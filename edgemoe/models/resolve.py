@@ -27,7 +27,7 @@ from edgemoe.models.conversion.first_use import DENSE_BITS, announce
 from edgemoe.models.conversion.named import hub_model
 from edgemoe.models.conversion.run import Check, Options, convert_checkpoint, convert_from_hub
 from edgemoe.models.conversion.waiting import convert_once
-from edgemoe.models.published.announced import announced_checkpoint, known_repository, published_name
+from edgemoe.models.published.announced import announced_checkpoint, announced_name, known_repository
 from edgemoe.storage.convert.checkpoint import Checkpoint, find_gguf
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 
@@ -129,7 +129,7 @@ def store_or_headers(model: Path, layout: str) -> Iterator[Path | Checkpoint]:
         touch(place.store)
         yield place.store
         return
-    if name := published_name(model):
+    if name := announced_name(model):
         yield announced_checkpoint(name)
         return
     from edgemoe.hub.checkpoint import open_streamed

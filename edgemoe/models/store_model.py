@@ -115,7 +115,11 @@ class StoreModel:
     @property
     def expert_bytes(self) -> int:
         """Bytes of all experts in memory, at their highest levels."""
-        return self._planned.bytes_of_all(self.manifest.max_level)
+        return self.bytes_of_all(self.manifest.max_level)
+
+    def bytes_of_all(self, level: int) -> int:
+        """Bytes of all experts in memory at a level, or at their layer's highest level if that is lower."""
+        return self._planned.bytes_of_all(level)
 
     @property
     def record_bytes(self) -> int:

@@ -234,6 +234,16 @@ def demo_store(demo_cache: Path) -> Path:
     return manifest.parent
 
 
+@pytest.fixture
+def one_short_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Leaves one name in the list that `doctor` plans, as each imports a model's class; the cache is another one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    from edgemoe.models.plans import short_list
+
+    monkeypatch.setattr(short_list, "SHORT_NAMES", {"qwen3": short_list.SHORT_NAMES["qwen3"]})
+    return "qwen3"
+
+
 @pytest.fixture(scope="session")
 def small_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of small_checkpoint.py. Read-only."""

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgemoe.bench.quality import EvaluationRow, quality_of
-from edgemoe.bench.summary import TIERS, slowest, summary
+from edgemoe.bench.summary import summary
 from edgemoe.console.sizes import format_size
 from edgemoe.policy.settings import RunSettings
+from edgemoe.speed.bound import TIERS, slowest
 from tools.peers.run import Outcome
 
 Json = dict[str, Any]

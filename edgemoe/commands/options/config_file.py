@@ -1,7 +1,7 @@
 """Options from a TOML file and from the environment: flags win over variables, and variables over the file.
 
-The file is that of --config, otherwise the user's own (options_file.default_file), where it exists. The variable of an
-option is `EDGEMOE_` and its name in capitals: `--vram-limit`, EDGEMOE_VRAM_LIMIT.
+--config names the file, otherwise the user's own is read (options_file.default_file), where it exists. The variable of
+an option is `EDGEMOE_` and its name in capitals: `--vram-limit`, EDGEMOE_VRAM_LIMIT.
 """
 
 from __future__ import annotations

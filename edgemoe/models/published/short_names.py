@@ -14,20 +14,27 @@ class ShortName:
     Args:
         repository: organisation/name on the Hub, with the quantization of a GGUF file.
         gigabytes: the size of its download in GB.
+        published: the model of published.sizes with the same sizes.
     """
 
     repository: str
     gigabytes: float
+    published: str
+
+    @property
+    def gguf(self) -> bool:
+        """Whether it is a GGUF file, whose tensors have the types of published.q4_k_m."""
+        return ":" in self.repository
 
 
 SHORT_NAMES = {
-    "olmoe": ShortName("allenai/OLMoE-1B-7B-0924-Instruct-GGUF:Q4_K_M", 4.2),
-    "gpt-oss": ShortName("openai/gpt-oss-20b", 13.8),
-    "gemma-4": ShortName("unsloth/gemma-4-26B-A4B-it-GGUF:UD-Q4_K_M", 17),
-    "glm-4.7": ShortName("unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", 18.3),
-    "qwen3": ShortName("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18.6),
-    "qwen3-coder": ShortName("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", 18.6),
-    "qwen3.6": ShortName("unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_M", 22.1),
+    "olmoe": ShortName("allenai/OLMoE-1B-7B-0924-Instruct-GGUF:Q4_K_M", 4.2, "OLMoE-1B-7B"),
+    "gpt-oss": ShortName("openai/gpt-oss-20b", 13.8, "gpt-oss-20b"),
+    "gemma-4": ShortName("unsloth/gemma-4-26B-A4B-it-GGUF:UD-Q4_K_M", 17, "Gemma-4-26B-A4B"),
+    "glm-4.7": ShortName("unsloth/GLM-4.7-Flash-GGUF:Q4_K_M", 18.3, "GLM-4.7-Flash"),
+    "qwen3": ShortName("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18.6, "Qwen3-30B-A3B"),
+    "qwen3-coder": ShortName("unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:Q4_K_M", 18.6, "Qwen3-30B-A3B"),
+    "qwen3.6": ShortName("unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_M", 22.1, "Qwen3.6-35B-A3B"),
 }
 """Name -> model, by size."""
 

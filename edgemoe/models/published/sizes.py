@@ -188,6 +188,15 @@ PUBLISHED = {
             {"v_head_dim": 128, "first_k_dense_replace": 1, "max_position_embeddings": 163_840},
         ),
     ),
+    "OLMoE-1B-7B": Published(
+        "allenai/OLMoE-1B-7B-0924-Instruct",
+        6.9,
+        _config(
+            *("olmoe", 16, 2048, 16, 50_304),
+            _routed("num_experts", 64, 8, 1024, inner_key="intermediate_size"),
+            {"num_key_value_heads": 16, "max_position_embeddings": 4096},
+        ),
+    ),
     "Phi-3.5-MoE": Published(
         "microsoft/Phi-3.5-MoE-instruct",
         41.9,

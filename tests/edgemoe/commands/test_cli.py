@@ -499,7 +499,10 @@ def test_plan(run, tiny_store, limit):
     assert 0 < parts <= made["vram_limit_bytes"]
     if limit:
         assert (made["vram_limit_bytes"], made["dram_limit_bytes"]) == (5_000_000, 100_000)
+    slow, fast = made["expected"]["tok_s"]
+    assert 0 < slow < fast < made["expected"]["bound_tok_s"][1]
     text = run("plan", "--model", tiny_store, *limit)[1]
+    assert "tokens per second, an estimate with rates that" in " ".join(text.split())
     assert f"smallest limit   --vram-limit {format_least(made['minimum_vram_bytes'])}\n" in text
 
 

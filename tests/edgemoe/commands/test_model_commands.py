@@ -295,7 +295,7 @@ def test_a_removal_that_was_killed_is_finished_later(run, store, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
+def test_doctor_reports_every_finding(run, tmp_path, monkeypatch, one_short_name):
     """JSON and text contain every finding, and the suggested limit leaves memory free."""
     monkeypatch.setattr(doctor, "PROBE", 4 * PIECE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -317,6 +317,11 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
     assert {"lockable", "vram_free", "disk_free", "kv_bytes", "cores", "layout"} <= set(found)
     assert {path.name for path in tmp_path.iterdir()} <= {"cache", "edgemoe"}
     assert found["options_file"] == str(options)
+    (model,) = found["models"]
+    assert (model["name"], model["download_bytes"]) == (one_short_name, 18_600_000_000)
+    assert model["fitting"] is None or 0 < model["tok_s"][0] < model["tok_s"][1]
+    rates = json.loads(run("plan", "demo", "--device", "cpu", "--json")[1])["expected"]["rates"]
+    assert (rates["ssd"], rates) == (found["disk"]["read"], found["rates"]["cpu"])
     options.unlink()
     code, out, _ = run("doctor", tmp_path)
     assert code == 0
@@ -327,6 +332,7 @@ def test_doctor_reports_every_finding(run, tmp_path, monkeypatch):
         "GPU",
         "layout",
         "--vram-limit",
+        "tokens per second",
         *(["--full has the rates", " for experts"] if times else []),
     ):
         assert word in out

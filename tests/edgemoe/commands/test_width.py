@@ -27,6 +27,7 @@ def test_descriptions_fit(run, tiny_store, command):
     assert "B" in out
 
 
+@pytest.mark.usefixtures("one_short_name")
 def test_doctor_fits(run, tmp_path, monkeypatch):
     """The machine, whatever the length of its directory."""
     monkeypatch.setattr(doctor, "PROBE", 4 * PIECE)

@@ -74,6 +74,7 @@ def test_memory_that_cannot_be_locked_is_used_unlocked(run, tiny_store, monkeypa
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("one_short_name")
 def test_doctor_reports_how_much_memory_may_be_locked(run, tmp_path: Path, monkeypatch):
     """The report has the system's limit on locked memory."""
     import resource
