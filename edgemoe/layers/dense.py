@@ -213,8 +213,12 @@ class DenseNorm(nn.Module):
             return made if torch.allclose(made(x), module(x), rtol=_ROUNDED, atol=0) else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalises bf16 [..., K] along its last dimension."""
-        return native.rms_norm(x.contiguous(), self.weight, self.variance_epsilon)
+        """Normalises [..., K] along its last dimension to bf16 [..., K].
+
+        x has bf16 numbers, though perhaps in float32: blocks of Nemotron-H convert it to the dtype of the norm's
+        weight, which is float32 here where the product alone is rounded.
+        """
+        return native.rms_norm(x.bfloat16().contiguous(), self.weight, self.variance_epsilon)
 
 
 def _differing(module: Any, own: DenseNorm) -> int:

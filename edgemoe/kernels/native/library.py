@@ -136,6 +136,12 @@ def threads() -> int:
 os.register_at_fork(after_in_child=threads.cache_clear)
 
 
+def _check_bf16(x: torch.Tensor) -> None:
+    """Refuses numbers that the kernel would read as others: it has their address alone."""
+    if x.dtype != torch.bfloat16:
+        raise ValueError(f"expected bf16 numbers, got {x.dtype}")
+
+
 def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """x W^T, accumulated in float32.
 
@@ -149,8 +155,9 @@ def dense_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | N
 
     Raises:
         MemoryError: no memory for a copy of x.
-        ValueError: K or N of the arguments differ.
+        ValueError: K or N of the arguments differ, or x is not bf16.
     """
+    _check_bf16(x)
     y = x.new_empty(x.shape[0], len(weight))
     if scale is not None and scale.numel() != len(weight):
         raise ValueError(f"expected {len(weight)} scales, got {scale.numel()}")
@@ -179,8 +186,9 @@ def head_products(
 
     Raises:
         MemoryError: no memory for a copy of x.
-        ValueError: sizes of the arguments differ.
+        ValueError: sizes of the arguments differ, or x is not bf16.
     """
+    _check_bf16(x)
     heads, tokens, cols = x.shape
     stride, *inner = weight.stride()
     if weight.shape[::2] != (heads, cols) or inner != [cols, 1] or not x.is_contiguous():
@@ -243,8 +251,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
     Raises:
         MemoryError: no memory for the call.
-        ValueError: K of the arguments differs.
+        ValueError: K of the arguments differs, or x is not bf16.
     """
+    _check_bf16(x)
     y = torch.empty_like(x)
     cols = weight.numel()
     if x.shape[-1] != cols:

@@ -159,13 +159,18 @@ def covered(model_type: str) -> Any:
 RUNS = [covered(name) for name in (*TRAITS, *TEXT_HALVES) if name in TEXT_HALVES or name in CAUSAL]
 
 
+SEEDS = {"gemma4_text": 5}
+"""model_type -> the seed of its tokens, where with seed 1 an early token's experts differ by rounding. Every later
+token sees that one: the median shows it, and transformers' bf16 differs from its float32 there as well."""
+
+
 @pytest.mark.parametrize("model_type", RUNS)
 def test_a_family_runs_as_transformers_runs_it(open_engine, tmp_path, model_type):
     """Converted and streamed with 6 experts in memory and look-ahead, in every way, and with quantized KV."""
     source = save_folder_model(folder_model(model_type), tmp_path / "model")
     store = tmp_path / "store"
     convert_checkpoint(source, store, max_level=8, layout="auto", dense_bits=16)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(SEEDS.get(model_type, 1))
     tokens = torch.randint(3, VOCABULARY, (PROMPT + NEW,), generator=generator).tolist()
     model = load_folder_model(model_type, source)
     want = reference(model, tokens)

@@ -15,6 +15,7 @@ from native_paths import PATHS, forced, running
 from pairwise import pairwise
 from record_codec import encode
 from records import KEY, MemoryReader, a_store, blocks_for
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHRMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from edgemoe.kernels import torch_int4 as cpu
@@ -434,6 +435,34 @@ def test_norms_are_transformers_own(size):
     assert quick is not None
     assert torch.equal(quick(x), norm(x))
     assert DenseNorm.try_from(torch.nn.LayerNorm(size).to(torch.bfloat16)) is None
+
+
+@needs_native
+def test_a_norm_with_a_float32_weight_takes_what_its_caller_converted():
+    """Nemotron-H's norm rounds the product alone, and its block converts the state to the weight's dtype before."""
+    generator = torch.Generator().manual_seed(0)
+    norm = NemotronHRMSNorm(128).to(torch.bfloat16)
+    norm.weight.data.normal_(1, 0.2, generator=generator)
+    quick = DenseNorm.try_from(norm)
+    x = (torch.randn(3, 7, 128, generator=generator) * 5).bfloat16()
+    assert quick is not None
+    assert quick.weight.dtype == torch.float32
+    made = quick(x.to(quick.weight.dtype))
+    assert made.dtype == torch.bfloat16
+    assert torch.equal(made, norm(x))
+
+
+@needs_native
+def test_numbers_of_another_type_are_refused():
+    """The kernel has the address of numbers alone, and would read float32 as bf16."""
+    x, weight = torch.ones(2, 64), torch.ones(64, 64).bfloat16()
+    for call in (
+        lambda: native.dense_product(x, weight, None),
+        lambda: native.rms_norm(x, weight[0], 1e-6),
+        lambda: native.head_products(x[None], weight[None]),
+    ):
+        with pytest.raises(ValueError, match=r"expected bf16 numbers, got torch.float32"):
+            call()
 
 
 @pytest.mark.e2e

@@ -152,8 +152,11 @@ def load_folder_model(model_type: str, directory: Path) -> Any:
 
 
 def _spread(name: str, tensor: torch.Tensor) -> None:
-    """Gives a tensor values that matter: at initialisation biases are zero, and experts drown in rounding."""
+    """Gives a tensor values that matter: at initialisation biases are zero, weights of norms are all the same number,
+    which rounds alike in every order, and experts drown in rounding."""
     leaf = name.rpartition(".")[2]
+    if leaf == "weight" and tensor.ndim == 1:
+        tensor.add_(torch.randn_like(tensor) * 0.1)
     if leaf in ("e_score_correction_bias", "expert_bias"):
         tensor.copy_(torch.randn_like(tensor) * 0.02 + 1)
     elif leaf == "sinks":
