@@ -75,9 +75,9 @@ class StoreOptions:
         autocompletion=one_of("auto", "cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cpu-generic", "cuda"),
     )
     dense_bits: str = option(
-        "Bits of the weights outside the experts: bf16, 8, or 4, on a CPU alone (embedding and head keep 8).",
+        "Bits of the weights outside the experts: bf16, 8, or on a CPU alone 6, 5 or 4 (embedding and head keep 8).",
         "bf16",
-        autocompletion=one_of("bf16", "8", "4"),
+        autocompletion=one_of("bf16", "8", "6", "5", "4"),
     )
 
 
@@ -153,5 +153,7 @@ def dense_bits_of(text: str) -> int:
     """Parses --dense-bits: bf16 or a number of DENSE_BITS."""
     bits = 16 if text == "bf16" else int(text) if text.isdecimal() else 0
     if bits not in DENSE_BITS:
-        raise UserError("bf16, 8 or 4 bits for the dense weights", text, "choose --dense-bits bf16, 8 or 4")
+        raise UserError(
+            "bf16, 8, 6, 5 or 4 bits for the dense weights", text, "choose --dense-bits bf16 or 8"
+        )
     return bits

@@ -41,7 +41,6 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     from edgemoe.models.calibration import calibration_of
     from edgemoe.models.store_model import StoreModel
     from edgemoe.storage.export.directory import EXPORT_NAME, UNFINISHED_NAME, verify_export
-    from edgemoe.storage.store.manifest import DENSE_NAME
     from edgemoe.storage.store.verify import verify
 
     if (store / EXPORT_NAME).is_file():
@@ -60,7 +59,7 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
     if not damage:
         try:
             opened = StoreModel.open(store)
-            check_dense(store, opened.config, dense_specs(store / DENSE_NAME))
+            check_dense(store, opened.config, dense_specs(store / opened.manifest.dense_name))
             # Logs a warning about one that cannot be used.
             calibration_of(opened.directory, opened.manifest, opened.manifest.max_level)
         except EdgemoeError as error:

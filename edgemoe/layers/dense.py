@@ -1,6 +1,6 @@
 """Linear layers, norms and embeddings, whose weights stay in memory.
 
-They replace torch's modules, which support neither 8-bit weights with a scale per output row nor weights of 4 bits.
+They replace torch's modules, which support neither 8-bit weights with a scale per output row nor weights in groups.
 On a CPU without bf16 instructions torch's bf16 product of several rows is also slower than a float32 product with
 converted slices.
 """
@@ -44,10 +44,10 @@ def padded_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 class DenseLinear(nn.Module):
-    """y = x W^T + b for a weight in bf16, int8 with a scale per row, or 4 bits (storage.store.dense_groups).
+    """y = x W^T + b for a weight in bf16, int8 with a scale per row, or 4 to 6 bits (storage.store.dense_groups).
 
     Attributes:
-        grouped: the weight has 4 bits: uint8 [N, 9 K / 16], where others have [N, K].
+        grouped: the weight has 4 to 6 bits: uint8 of dense_shapes.stored_shape, and not [N, K].
         out_features, in_features: N and K.
 
     Args:
@@ -72,7 +72,7 @@ class DenseLinear(nn.Module):
     def joined(cls, parts: Sequence[DenseLinear]) -> DenseLinear:
         """Joins layers into one layer that returns their results one after another: [..., sum of N].
 
-        The parts stay usable. Their weights become views of the joined one, except 4-bit weights, which keep theirs.
+        The parts stay usable. Their weights become views of the joined one, but weights in groups keep theirs.
 
         Args:
             parts: weights of one type; all with a bias or all without.
@@ -156,7 +156,7 @@ Watch = Callable[[DenseLinear, torch.Tensor], None]
 
 @contextmanager
 def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Calls `watch` with each layer of 4 bits of a model and its input, while modules run in the block."""
+    """Calls `watch` with each layer of 4 to 6 bits of a model and its input, while modules run in the block."""
     found = (each for each in model.modules() if isinstance(each, DenseLinear) and each.grouped)
     hooks = [
         each.register_forward_pre_hook(lambda module, inputs: watch(module, inputs[0])) for each in found

@@ -22,8 +22,8 @@ from edgemoe.storage.store.manifest import SCALE_SUFFIX
 T = TypeVar("T")
 
 _MATRICES = (nn.Linear, nn.Embedding)
-"""Modules whose matrices may be at 8 bits, and of linear layers at 4. Not their subclasses: some routers are linear
-layers that do more.
+"""Modules whose matrices may be at 8 bits, and of linear layers at 4 to 6. Not their subclasses: some routers are
+linear layers that do more.
 """
 
 _FACTOR = "embed_scale"
@@ -59,7 +59,7 @@ def require_tensors(model: Any, family: Family, specs: Mapping[str, Spec], direc
     """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
     Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; matrices of linear layers
-    may be U8, of 4 bits (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
+    may be U8, of 4 to 6 bits (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
     """
     left = {family.in_modules(name): spec for name, spec in specs.items()}
     join_parts(family, left, _joined_spec)
@@ -67,7 +67,7 @@ def require_tensors(model: Any, family: Family, specs: Mapping[str, Spec], direc
     wrong = []
     for name, shape, others in _parameters(model):
         found, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if "I8" in others else None
-        if (found, scale) not in [_stored(kind, shape) for kind in ("BF16", *others)]:
+        if (found, scale) not in [spec for kind in ("BF16", *others) for spec in _stored(kind, shape)]:
             wrong.append(f"{name} of {list(shape)}: {f'{found[0]} {list(found[1])}' if found else 'none'}")
     if wrong:
         raise MissingTensor(
@@ -121,11 +121,11 @@ def _tie(model: Any, tensors: dict[str, Any]) -> None:
                 tensors["lm_head.weight" + suffix] = table
 
 
-def _stored(kind: str, shape: tuple[int, ...]) -> tuple[Spec, Spec | None]:
-    """The specs of a parameter stored as a type, and of its scales."""
+def _stored(kind: str, shape: tuple[int, ...]) -> list[tuple[Spec, Spec | None]]:
+    """The specs that a parameter stored as a type may have, each with the spec of its scales."""
     if kind == dense_shapes.DTYPE:
-        return (kind, dense_shapes.stored_shape(shape)), None
-    return (kind, shape), ("BF16", shape[:1]) if kind == "I8" else None
+        return [((kind, dense_shapes.stored_shape(shape, bits)), None) for bits in dense_shapes.BITS]
+    return [((kind, shape), ("BF16", shape[:1]) if kind == "I8" else None)]
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:

@@ -33,7 +33,7 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
 
     Args:
         checkpoint: the checkpoint to convert; no weights are read.
-        dense_bits: bits of the store's dense weights, 16, 8 or 4.
+        dense_bits: bits of the store's dense weights, one of manifest.DENSE_BITS.
 
     Raises:
         ModelRefused, MissingTensor: its experts or dense tensors contradict config.json, or
@@ -53,7 +53,7 @@ def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int) -> Non
     Args:
         checkpoint: no weights are read.
         directory: the directory that has its config.json, for messages.
-        dense_bits: bits of a dense weight in the store, 16, 8 or 4.
+        dense_bits: bits of a dense weight in the store, one of manifest.DENSE_BITS.
 
     Raises:
         ModelRefused, MissingTensor: a tensor is missing, has another shape or is too many, or config.json has a value

@@ -1,4 +1,4 @@
-"""Codes dense matrices of 4 bits with error feedback: Hessians of their inputs, then one matrix after another."""
+"""Codes dense matrices of 4 to 6 bits with error feedback: Hessians of their inputs, then one matrix after another."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ from edgemoe.storage.threads import in_order, one_core_each
 MEMORY = 1_500_000_000
 """Bytes: limit of the Hessians that exist at a time, next to the model; those of one matrix are always allowed."""
 
-_LEVEL = {4: 1.0}
-
 
 class DenseCoding:
-    """Makes the bytes of every matrix of 4 bits.
+    """Makes the bytes of every matrix in groups.
 
     Args:
         store: the store, whose inputs are sampled at its highest level.
@@ -99,5 +97,8 @@ class DenseCoding:
         weight = self._weights.read(name).float()
         rows, cols = weight.shape
         spec = MatrixSpec.of(name, rows, cols, dense_shapes.GROUP)
-        codes, parameters = nested_codes(weight, ColumnOrder(hessian, spec.padded_cols), spec, _LEVEL)
-        return dense_groups.packed(codes, parameters)
+        bits = self._store.manifest.dense_bits
+        codes, parameters = nested_codes(
+            weight, ColumnOrder(hessian, spec.padded_cols), spec, {bits: 1.0}, bits
+        )
+        return dense_groups.packed(codes, parameters, bits)

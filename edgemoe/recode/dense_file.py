@@ -1,4 +1,4 @@
-"""Writes a store's file of dense weights again, where some have 4 bits."""
+"""Writes a store's file of dense weights again, where some have 4 to 6 bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgemoe.storage.store.recoded import RecodedLayers
 def write_dense(
     store: StoreModel, source: Path, windows: Sequence[Window], files: RecodedLayers, request: RecodeRequest
 ) -> None:
-    """Writes a new file of the dense weights, where some have 4 bits.
+    """Writes a new file of the dense weights, where some have 4 to 6 bits.
 
     Args:
         store: the store.
@@ -34,11 +34,11 @@ def write_dense(
     Raises:
         DoesNotFit, DamagedData: as DenseCoding.tensors.
     """
-    if store.manifest.dense_bits != dense_shapes.BITS:
+    if (bits := store.manifest.dense_bits) not in dense_shapes.BITS:
         return
     checkpoint = Checkpoint.open(source)
     family = family_of(checkpoint.config)
-    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, dense_shapes.BITS)
+    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, bits)
     coding = DenseCoding(store, family, weights, windows, request, request.threads or cores())
     with closing(coding.tensors()) as tensors:
         files.write_dense(weights.specs(), tensors)

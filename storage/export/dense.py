@@ -60,14 +60,21 @@ class DenseTensors:
         return self._stored[self._own[name]].dtype == "I8"
 
     def is_grouped(self, name: str) -> bool:
-        """Whether the store has a tensor as 4-bit codes in groups."""
+        """Whether the store has a tensor as codes in groups."""
         return self._stored[self._own[name]].dtype == dense_shapes.DTYPE
+
+    def bits(self, name: str) -> int:
+        """Bits of a tensor's codes; only where is_grouped."""
+        return dense_shapes.bits_of(self._stored[self._own[name]].spec[1])
 
     def affine(self, name: str, order: Callable[[torch.Tensor], torch.Tensor]) -> Affine:
         """Reads the codes of a tensor without the factor, its rows in an order; only where is_grouped."""
         codes, parameters = dense_groups.unpacked(self._stored.read(self._own[name]))
-        step, centre = parameters.float().transpose(0, 1).unbind(-1)
-        return Affine(order(codes >> 4), order(step), order(centre), 8.0, dense_shapes.GROUP)
+        scale, centre = parameters.float().transpose(0, 1).unbind(-1)
+        unit = 1 << (8 - self.bits(name))
+        middle = (136 - unit / 2) / unit  # of planes.dequantize, in codes
+        step = scale * (unit / 16)
+        return Affine(order(codes // unit), order(step), order(centre), middle, dense_shapes.GROUP)
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor in the store, without scales."""

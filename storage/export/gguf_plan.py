@@ -1,4 +1,4 @@
-"""Exports as GGUF: experts as Q4_1 or Q8_0, other matrices as F16, or as Q8_0 and Q4_1 where the store has codes."""
+"""Exports as GGUF: experts as Q4_1 or Q8_0; other matrices as F16, or Q8_0, Q5_1 or Q4_1 where the store has codes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ from edgemoe.storage.record.offsets import align
 
 _ACTION = "export as compressed-tensors or safetensors"
 _KINDS = {8: Kind.Q8_0, 4: Kind.Q4_1}
+_GROUPED = {6: Kind.Q8_0, 5: Kind.Q5_1, 4: Kind.Q4_1}
+"""Bits of codes in groups -> type of a dense tensor. GGUF has no type for such 6-bit codes: they are coded again."""
+
 _LARGEST = torch.finfo(torch.float16).max
 
 RowOrder = Callable[[torch.Tensor], torch.Tensor]
@@ -126,7 +129,7 @@ class GgufPlan:
         shape, kind = self._dense.shape(name), Kind.F32
         if len(shape) == 2 and "ffn_gate_inp" not in theirs:
             kind = Kind.Q8_0 if self._dense.is_coded(name) and shape[1] % BLOCK == 0 else Kind.F16
-            kind = Kind.Q4_1 if self._dense.is_grouped(name) else kind
+            kind = _GROUPED[self._dense.bits(name)] if self._dense.is_grouped(name) else kind
         part = theirs.split(".")[-2]
         order: RowOrder = _as_stored
         if (key := self._architecture.paired_rows.get(part)) is not None:
@@ -141,16 +144,16 @@ class GgufPlan:
         unit.regions.append(align(blocks_bytes(kind, shape), gguf.GGUF_DEFAULT_ALIGNMENT))
 
     def _dense_work(self, name: str, kind: Kind, order: RowOrder, region: int) -> Made:
+        if self._dense.is_grouped(name):
+            own = self._dense.affine(name, order)
+            blocks = torch.empty(own.shape[0], blocks_bytes(kind, (own.shape[1],)), dtype=torch.uint8)
+            encode(kind, own, blocks)
+            return Made([(region, raw(blocks))])
         if kind is Kind.Q8_0:
             codes, scales = map(order, self._dense.codes(name))
             wide = scales.half().unsqueeze(1).expand(-1, codes.shape[1] // BLOCK)
             blocks = torch.empty(codes.shape[0], blocks_bytes(kind, codes.shape[1:]), dtype=torch.uint8)
             q8_0(codes.view(torch.uint8), wide, blocks)
-            return Made([(region, raw(blocks))])
-        if kind is Kind.Q4_1:
-            own = self._dense.affine(name, order)
-            blocks = torch.empty(own.shape[0], blocks_bytes(kind, (own.shape[1],)), dtype=torch.uint8)
-            encode(kind, own, blocks)
             return Made([(region, raw(blocks))])
         weight = order(self._dense.read(name))
         if kind is Kind.F16 and weight.numel() and float(weight.abs().max()) > _LARGEST:

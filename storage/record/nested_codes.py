@@ -34,7 +34,7 @@ _MIDDLE = {4: 16 * _NIBBLES + 7.5, 2: 64 * (_NIBBLES // 4) + 31.5}
 _PLACES = torch.arange(16, dtype=torch.int32).unsqueeze(1)
 
 Importance = Mapping[int, float]
-"""Level -> weight of its squared distances. It has levels 2 and 4, and 8 where the record has it."""
+"""Level -> weight of its squared distances: 2 and 4, and 8 where the record has it; or one level alone, 4, 5 or 6."""
 
 
 class ColumnOrder:
@@ -76,10 +76,11 @@ def nested_codes(
         order: made from the Hessian of its inputs.
         spec: padded shape and groups.
         importance: weights of the levels.
-        bits: the number of bits of a code where `importance` has level 8, one of offsets.BITS.
+        bits: the number of bits of a code where `importance` has a level above 4, one of offsets.BITS.
 
     Returns:
-        codes and parameters, as `encode.quantize_matrix`. Without level 8 the lower four bits of the codes are 0.
+        codes and parameters, as `encode.quantize_matrix`. Without a level above 4 the lower four bits of the codes are
+        0, and at level 5 or 6 the lower 8 - bits bits do not count.
     """
     padding = (0, spec.padded_cols - spec.cols, 0, spec.padded_rows - spec.rows)
     padded = F.pad(weight.float(), padding)
@@ -110,12 +111,13 @@ class _Columns:
         weight: float32 [rows, K], in the order of coding.
         levels: ascending.
         importance: weights of the levels.
-        bits: the number of bits of a code at level 8.
+        bits: the number of bits of a code at a level above 4.
     """
 
     def __init__(self, weight: torch.Tensor, levels: list[int], importance: Importance, bits: int) -> None:
         self._levels, self._importance = levels, importance
-        self._unit, self._rest = 1 << (8 - bits), REST[bits]
+        self._unit = 1 << (8 - bits)
+        self._rest = float(REST[bits]) if levels[-1] == 8 else (self._unit - 1) / 2
         self._left = weight.t().expand(len(levels), -1, -1).contiguous()
         """float32 [levels, K, rows]: the remainder of the weights that each level still has to reproduce."""
 
@@ -161,7 +163,7 @@ class _Columns:
         cost: torch.Tensor | None = None
         for level, target in zip(self._levels, wanted, strict=True):
             off = target - _MIDDLE[min(level, 4)]
-            if level == 8:  # it reaches every value of the sixteen that share the upper bits
+            if level > 4:  # it reaches every value of the sixteen that share the upper bits
                 off.abs_().sub_(7.5).clamp_min_(0)
             part = off.square_().mul_(self._importance[level])
             cost = part if cost is None else cost.add_(part)
@@ -170,7 +172,7 @@ class _Columns:
         low = torch.zeros_like(top)
         values = []
         for level, target in zip(self._levels, wanted, strict=True):
-            if level == 8:
+            if level > 4:
                 low = (target - 16 * top - self._rest).div_(self._unit).round_()
                 low = low.clamp_(0, 16 // self._unit - 1).mul_(self._unit).add_(self._rest)
                 values.append(16 * top + low)

@@ -1,10 +1,10 @@
-"""Dense weights of a store: all weights outside of experts, in bf16, at 8 bits or at 4.
+"""Dense weights of a store: all weights outside of experts, in bf16, at 8 bits or at 4 to 6.
 
 At 8 bits every output row of a matrix has one symmetric scale:
 
     scale = max |w| / 127, rounded up to bf16        code = round(w / scale)        w ~ code * scale
 
-At 4 bits the matrices of attention and of dense layers are in groups (`dense_groups`), and all others at 8 bits.
+At 4 to 6 bits the matrices of attention and of dense layers are in groups (`dense_groups`), and all others at 8 bits.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class DenseWeights:
 
     Weights become bf16, as in transformers when a model is loaded in bf16, except for the few that the family keeps in
     float32. At 8 bits, matrices `*.weight` become codes and scales, except routers, which choose experts and are small.
-    At 4 bits they become groups, where the family allows it (ExpertNames.keeps_rows) and all matrices of one module
-    have shapes for it, so that their rows can be joined; the others stay at 8.
+    At 4 to 6 bits they become groups, where the family allows it (ExpertNames.keeps_rows) and all matrices of one
+    module have shapes for it, so that their rows can be joined; the others stay at 8.
 
     Args:
         checkpoint: the source.
         experts: names of the tensors that hold expert weights.
         family: the family of the checkpoint; it names routers, float32 tensors and unused tensors.
-        bits: 16, 8 or 4 per weight of a matrix.
+        bits: per weight of a matrix, one of manifest.DENSE_BITS.
 
     Raises:
         ModelRefused: a tensor is not floating point, or has the name of another tensor's scales.
     """
 
     def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
-        self._checkpoint = checkpoint
+        self._checkpoint, self._bits = checkpoint, bits
         there = checkpoint.names()
         self.names = sorted(name for name in there - experts if not family.is_unused(name))
         self._full = {name for name in self.names if family.keeps_precision(name)}
@@ -82,7 +82,7 @@ class DenseWeights:
             and 0 not in checkpoint[name].shape
             and not family.is_router(name)
         }
-        self._grouped = self._in_groups(family) if bits == 4 else set()
+        self._grouped = self._in_groups(family) if bits in dense_shapes.BITS else set()
         self._eight_bit -= self._grouped
         for name in self.names:
             _ = checkpoint[name].dtype
@@ -94,7 +94,7 @@ class DenseWeights:
                 )
 
     def _in_groups(self, family: ExpertNames) -> set[str]:
-        """Names of the matrices of 4 bits, among the matrices of 8 or fewer."""
+        """Names of the matrices in groups, among the matrices of 8 or fewer bits."""
         named = {name for name in self._eight_bit if not family.keeps_rows(name)}
         others = {_module_of(name) for name in named if not dense_shapes.fits(self._checkpoint[name].shape)}
         return {name for name in named if _module_of(name) not in others}
@@ -105,7 +105,7 @@ class DenseWeights:
         for name in self.names:
             shape = self._checkpoint[name].shape
             if name in self._grouped:
-                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape))
+                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape, self._bits))
             elif name in self._eight_bit:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
@@ -115,7 +115,7 @@ class DenseWeights:
 
     @property
     def grouped(self) -> list[str]:
-        """Names of the matrices of 4 bits, in the order of the file."""
+        """Names of the matrices in groups, in the order of the file."""
         return [name for name in self.names if name in self._grouped]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ class DenseWeights:
         """Yields name and tensor, one at a time.
 
         Args:
-            coded: makes the bytes of a matrix of 4 bits, called in the order of `grouped`; None: codes are rounded to
+            coded: makes the bytes of a matrix in groups, called in the order of `grouped`; None: codes are rounded to
                 nearest.
 
         Raises:
@@ -162,7 +162,7 @@ class DenseWeights:
                 continue
             weight = self.read(name)
             if name in self._grouped:
-                yield name, dense_groups.quantize_groups(weight)
+                yield name, dense_groups.quantize_groups(weight, self._bits)
             elif name in self._eight_bit:
                 codes, scales = quantize_rows(weight)
                 del weight

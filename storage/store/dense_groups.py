@@ -1,24 +1,26 @@
-"""Dense matrices of 4 bits: groups of 64 inputs share a scale and a centre.
+"""Dense matrices of 4 to 6 bits: groups of 64 inputs share a scale and a centre.
 
-A matrix [N, K] is uint8 [N, 9 K / 16], N a multiple of 32 and K of 64. Its bytes are as in an expert's record at
-level 4 with this one matrix, as the compiled kernel reads them:
+A matrix [N, K] is uint8 of `dense_shapes.stored_shape`, N a multiple of 32 and K of 64. Its bytes are as in an expert's
+record at level 4 with this one matrix, as the compiled kernel reads them, and the bits after the fourth:
 
-    group parameters, bf16 [K / 64, N, 2] | the codes' top two bits | their next two bits
+    group parameters, bf16 [K / 64, N, 2] | the codes' top two bits | their next two bits | at 5 and 6 bits the rest
 
-Codes and parameters are as from `planes.quantize`, and the order of codes is cpu-avx2-paired, whatever layout the
-experts of the store have.
+Codes and parameters are as from `planes.quantize`, and a code counts as the middle of all codes with its upper bits.
+The order of codes is cpu-avx2-paired, whatever layout the experts of the store have. The last plane is in the order
+in which the kernel unpacks nibbles (`next_bits` in csrc/experts/planes.h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from edgemoe.storage.record.layout import LAYOUTS
-from edgemoe.storage.record.planes import dequantize, merge, quantize, split
-from edgemoe.storage.store.dense_shapes import GROUP, ROWS
+from edgemoe.storage.record.planes import Bytes, dequantize, merge, quantize, split
+from edgemoe.storage.store.dense_shapes import DTYPE, GROUP, ROWS, bits_of, matrix_shape, stored_shape
 
 _LAYOUT = LAYOUTS["cpu-avx2-paired"]
 
@@ -27,19 +29,20 @@ _SLICE = 1 << 22
 
 
 def columns_of(weight: torch.Tensor) -> int:
-    """K of a weight [N, K] in bf16 or int8, or of the bytes of a matrix of 4 bits."""
-    cols = weight.shape[1]
-    return cols * 16 // 9 if weight.dtype == torch.uint8 else cols
+    """K of a weight [N, K] in bf16 or int8, or of the bytes of a matrix."""
+    grouped = weight.dtype == torch.uint8
+    return matrix_shape((DTYPE, tuple(weight.shape)))[1] if grouped else weight.shape[1]
 
 
-def quantize_groups(weight: torch.Tensor) -> torch.Tensor:
-    """Quantizes a matrix to 4 bits.
+def quantize_groups(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Quantizes a matrix to 4, 5 or 6 bits.
 
     Args:
         weight: floating point [N, K] that `fits`; finite. Not changed.
+        bits: one of dense_shapes.BITS.
 
     Returns:
-        uint8 [N, 9 K / 16].
+        uint8 of `dense_shapes.stored_shape`.
     """
     rows, cols = weight.shape
     codes = torch.empty(rows, cols, dtype=torch.uint8)
@@ -48,66 +51,94 @@ def quantize_groups(weight: torch.Tensor) -> torch.Tensor:
     for start in range(0, rows, step):
         part = slice(start, start + step)
         codes[part], parameters[:, part] = quantize(weight[part].float(), GROUP)
-    return packed(codes, parameters)
+    return packed(codes, parameters, bits)
 
 
-def packed(codes: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+def packed(codes: torch.Tensor, parameters: torch.Tensor, bits: int) -> torch.Tensor:
     """The bytes of a matrix.
 
     Args:
-        codes: uint8 [N, K], of which the upper four bits count.
+        codes: uint8 [N, K], of which the upper `bits` bits count.
         parameters: bf16 [K / 64, N, 2], as `planes.quantize` returns them.
+        bits: one of dense_shapes.BITS.
 
     Returns:
-        uint8 [N, 9 K / 16].
+        uint8 of `dense_shapes.stored_shape`.
     """
-    base, d4 = split(_LAYOUT.pack(codes >> 4).numpy())
-    parts = parameters.contiguous().view(torch.uint8).flatten(), torch.from_numpy(base), torch.from_numpy(d4)
-    return torch.cat(parts).view(len(codes), -1)
+    planes = list(split(_LAYOUT.pack(codes >> 4).numpy()))
+    if bits > 4:
+        rest = (codes >> (8 - bits)) & ((1 << (bits - 4)) - 1)
+        planes.append(_next_plane(_LAYOUT.pack(rest).numpy(), bits - 4))
+    parts = parameters.contiguous().view(torch.uint8).flatten(), *map(torch.from_numpy, planes)
+    return torch.cat(parts).view(stored_shape(tuple(codes.shape), bits))
 
 
 def unpacked(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [N, K], whose lower four bits are 0, and parameters, as `packed` takes them."""
-    rows, cols = len(matrix), columns_of(matrix)
-    parameters, base, d4 = _parts(matrix)
+    """Codes uint8 [N, K], whose lower 8 - bits bits are 0, and parameters, as `packed` takes them."""
+    rows, cols, bits = len(matrix), columns_of(matrix), bits_of(tuple(matrix.shape))
+    parameters, base, d4, *later = _parts(matrix)
     nibbles = np.concatenate((d4.flatten().numpy(), base.flatten().numpy()))
     merge(nibbles)
     codes = _LAYOUT.unpack(torch.from_numpy(nibbles).view(2, -1), rows, cols)
-    return codes.bitwise_left_shift_(4), parameters
+    if later:
+        rest = torch.from_numpy(_next_nibbles(later[0].flatten().numpy(), bits - 4))
+        codes = codes << (bits - 4) | _LAYOUT.unpack(rest.view(2, -1), rows, cols)
+    return codes << (8 - bits), parameters
 
 
 def decoded(matrix: torch.Tensor) -> torch.Tensor:
     """The weights of a matrix, float32 [N, K]."""
-    return dequantize(*unpacked(matrix), 4)
+    return dequantize(*unpacked(matrix), bits_of(tuple(matrix.shape)))
 
 
 def joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One matrix of the rows of several, one after another."""
-    parameters, base, d4 = zip(*map(_parts, matrices), strict=True)
-    whole = torch.cat(parameters, 1).view(torch.uint8).flatten(), *map(torch.cat, (base, d4))
-    return torch.cat([part.flatten() for part in whole]).view(sum(map(len, matrices)), -1)
+    """One matrix of the rows of several of the same bits, one after another."""
+    parameters, *planes = zip(*map(_parts, matrices), strict=True)
+    whole = torch.cat(parameters, 1).view(torch.uint8).flatten(), *map(torch.cat, planes)
+    shape = sum(map(len, matrices)), *matrices[0].shape[1:]
+    return torch.cat([part.flatten() for part in whole]).view(shape)
 
 
 def rows_of(matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """A matrix of some of the rows in another order, int64 [n], n a multiple of 32."""
     codes, parameters = unpacked(matrix)
-    return packed(codes[order], parameters[:, order])
+    return packed(codes[order], parameters[:, order], bits_of(tuple(matrix.shape)))
 
 
 def slice_of(matrix: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """The weights of rows [start, end), multiples of 32, in float32."""
-    parameters, base, d4 = _parts(matrix)
-    blocks = slice(start // ROWS, end // ROWS)
+    parameters, *planes = _parts(matrix)
     raw = parameters[:, start:end].contiguous().view(torch.uint8)
-    return decoded(
-        torch.cat([each.flatten() for each in (raw, base[blocks], d4[blocks])]).view(end - start, -1)
-    )
+    pieces = raw, *(plane[start // ROWS : end // ROWS] for plane in planes)
+    return decoded(torch.cat([each.flatten() for each in pieces]).view(end - start, *matrix.shape[1:]))
 
 
-def _parts(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Parameters bf16 [K / 64, N, 2], and both planes, uint8 [N / 32, 8 K], which share the matrix's memory."""
-    rows, cols = len(matrix), columns_of(matrix)
-    sizes = rows * cols // 16, rows * cols // 4, rows * cols // 4
-    raw, base, d4 = matrix.reshape(-1).split(sizes)
+def _parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Parameters bf16 [K / 64, N, 2], and the planes, uint8 [N / 32, ...], which share the matrix's memory."""
+    rows, cols, bits = len(matrix), columns_of(matrix), bits_of(tuple(matrix.shape))
+    sizes = [rows * cols // GROUP * 4, *(rows * cols // 8 * width for width in (2, 2, bits - 4) if width)]
+    flat = matrix.reshape(-1)
+    raw, *planes = (flat[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True))
     parameters = raw.view(torch.bfloat16).view(cols // GROUP, rows, 2)
-    return parameters, base.view(rows // ROWS, -1), d4.view(rows // ROWS, -1)
+    return parameters, *(plane.view(rows // ROWS, -1) for plane in planes)
+
+
+def _next_plane(nibbles: Bytes, width: int) -> Bytes:
+    """The plane of the bits after the fourth, from codes of `width` bits in the places of a layout's nibbles."""
+    pairs = np.stack(np.split(nibbles, 2), -1).reshape(-1, 2, 2, 16)  # [4 columns, lane, half of it, byte]
+    first, last = pairs[:, :, 0], pairs[:, :, 1]
+    step = (first & 15) | (last & 15) << width | (first >> 4) << 2 * width | (last >> 4) << 3 * width
+    if width == 1:
+        step = step[::2] | step[1::2] << 4
+    return step.reshape(-1).astype(np.uint8)
+
+
+def _next_nibbles(plane: Bytes, width: int) -> Bytes:
+    """The reverse of `_next_plane`."""
+    step = plane.reshape(-1, 2, 16)
+    if width == 1:
+        step = np.stack((step & 15, step >> 4), 1).reshape(-1, 2, 16)
+    mask = (1 << width) - 1
+    first, last = ((step >> r * width & mask) | (step >> (r + 2) * width & mask) << 4 for r in range(2))
+    pairs = np.stack((first, last), 2).reshape(-1, 2)
+    return np.ascontiguousarray(pairs.T).reshape(-1)

@@ -47,7 +47,7 @@ _DENSE_NAMES = re.compile(r"dense(-[0-9a-f]{8})?\.safetensors", re.ASCII)
 SCALE_SUFFIX = "_scale"
 """The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
 
-DENSE_BITS = (16, 8, 4)
+DENSE_BITS = (16, 8, 6, 5, 4)
 """Numbers of bits of a dense weight. At 4 some matrices have 8 (storage.store.dense)."""
 
 FORMAT_VERSION = 2
@@ -239,7 +239,7 @@ class Manifest:
         columns = read_planes(content, geometry)
         dense_bits = read_integer(content, "dense_bits", 4, 16)
         if dense_bits not in DENSE_BITS:
-            raise ValueError(f"dense_bits {dense_bits}, not 16, 8 or 4")
+            raise ValueError(f"dense_bits {dense_bits}, not 16, 8, 6, 5 or 4")
         files, layers = read_files(content), read_layers(content, geometry, columns)
         names = [layer.file for layer in layers.values()]
         if len({*names, *files}) < len(names) + len(files):

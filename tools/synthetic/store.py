@@ -20,6 +20,7 @@ from edgemoe.bench.synthetic.workload import PRESETS, random_dense
 from edgemoe.console.progress import ByteProgress
 from edgemoe.errors import EdgemoeError
 from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import DENSE_BITS
 from tools.command_line import failed, make_parser
 from tools.synthetic.gguf_dense import Gguf
 from tools.synthetic.sizes import add_sizes, shape_of
@@ -34,7 +35,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_sizes(parser)
     parser.add_argument("--max-level", type=int, choices=(8, 4), default=8, help="bits of an expert weight")
     parser.add_argument(
-        "--dense-bits", type=int, choices=(16, 8, 4), default=16, help="of the other matrices"
+        "--dense-bits", type=int, choices=DENSE_BITS, default=16, help="of the other matrices"
     )
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="of the records; default: this CPU's")
     parser.add_argument("destination", type=Path, metavar="DST", help="the store's directory")

@@ -1,4 +1,4 @@
-"""A synthetic store's dense tensors: names, shapes, and at 8 and 4 bits their codes and scales."""
+"""A synthetic store's dense tensors: names, shapes, and at 8 bits and fewer their codes and scales."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def dense_specs(shape: Shape, bits: int) -> dict[str, tuple[str, tuple[int, ...]
     out: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, size in shape.dense().items():
         matrix = bits < 16 and len(size) == 2 and not name.endswith("mlp.gate.weight")
-        if matrix and bits == 4 and dense_shapes.fits(size) and not name.endswith(_OUTER):
-            out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(size))
+        if matrix and bits in dense_shapes.BITS and dense_shapes.fits(size) and not name.endswith(_OUTER):
+            out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(size, bits))
         elif matrix:
             out |= {name: ("I8", size), name + SCALE_SUFFIX: ("BF16", size[:1])}
         else:
@@ -37,7 +37,7 @@ def dense_tensors(shape: Shape, dense: Dense, bits: int) -> Iterator[tuple[str, 
     for name, size in shape.dense().items():
         tensor = dense(name, size)
         if specs[name][0] == dense_shapes.DTYPE:
-            yield name, dense_groups.quantize_groups(tensor)
+            yield name, dense_groups.quantize_groups(tensor, bits)
         elif specs[name][0] == "I8":
             codes, scales = quantize_rows(tensor)
             yield name, codes

@@ -40,7 +40,7 @@ class Synthetic:
     Args:
         shape: the model's shape.
         max_level: bits of an expert weight, 8 or 4.
-        dense_bits: bits of the other matrices, 16 or 8.
+        dense_bits: bits of the other matrices, one of manifest.DENSE_BITS.
     """
 
     shape: Shape

@@ -6,9 +6,10 @@ import torch
 
 from edgemoe.kernels.native.structures import DenseWeight
 from edgemoe.storage.store.dense_groups import columns_of
+from edgemoe.storage.store.dense_shapes import bits_of
 
-_BITS = {torch.bfloat16: 16, torch.int8: 8, torch.uint8: 4}
-"""Type of a dense weight's tensor -> bits of a weight (csrc/dense/dense.h)."""
+_BITS = {torch.bfloat16: 16, torch.int8: 8}
+"""Type of a dense weight's tensor -> bits of a weight (csrc/dense/dense.h); uint8 tells them by its shape."""
 
 
 def dense_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> DenseWeight:
@@ -18,5 +19,5 @@ def dense_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> DenseWeigh
         row_scale=None if scale is None else scale.data_ptr(),
         rows=len(weight),
         cols=columns_of(weight),
-        bits=_BITS[weight.dtype],
+        bits=_BITS.get(weight.dtype) or bits_of(tuple(weight.shape)),
     )

@@ -31,7 +31,7 @@ class Options(TypedDict):
     Args:
         max_level: 8, 4, or None for the highest level that the source's precision justifies.
         layout: a name, or `auto`.
-        dense_bits: 16, 8 or 4.
+        dense_bits: one of manifest.DENSE_BITS.
     """
 
     max_level: int | None
@@ -130,9 +130,11 @@ def _checked(options: Options) -> dict[str, Any]:
     if level not in (None, 8, 4):
         raise UserError("8 or 4 as highest level", str(level), "choose --max-level 8 or 4")
     if bits not in DENSE_BITS:
-        wanted = "bf16, 8 or 4 bits for the dense weights"
-        raise UserError(wanted, str(bits), "choose --dense-bits bf16, 8 or 4")
-    if bits == 4 and options["layout"] == "cuda":
+        wanted = "bf16, 8, 6, 5 or 4 bits for the dense weights"
+        raise UserError(wanted, str(bits), "choose --dense-bits bf16 or 8")
+    if bits < 8 and options["layout"] == "cuda":
         wanted = "dense weights of 8 or 16 bits, for a GPU"
-        raise UserError(wanted, "--dense-bits 4 --layout cuda", "choose --dense-bits 8, or another layout")
+        raise UserError(
+            wanted, f"--dense-bits {bits} --layout cuda", "choose --dense-bits 8, or another layout"
+        )
     return options | {"layout": choose_layout(options["layout"])}

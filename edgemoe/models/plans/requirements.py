@@ -23,7 +23,7 @@ MOST_PARALLEL = 64
 def require_settings(
     settings: RunSettings, directory: Path, manifest: Manifest, device: Device | None
 ) -> None:
-    """Refuses a level that a store does not have, copies into no device, and dense weights of 4 bits on one.
+    """Refuses a level that a store does not have, copies into no device, and dense weights of 4 to 6 bits on one.
 
     Raises:
         UserError: with the option that is to be changed.

@@ -45,20 +45,23 @@ def family_store(tmp_path_factory):
 
 
 @pytest.mark.e2e
-def test_gguf_keeps_dense_codes_of_4_bits(run, family_store, tmp_path):
-    """As Q4_1, whose numbers are the store's to the rounding of float16, in llama.cpp's order of rows."""
-    _, store = family_store("mixtral", dense_bits=4, sliding_window=None)
+@pytest.mark.parametrize(
+    ("bits", "kind", "error"), [(4, "Q4_1", 2**-9), (5, "Q5_1", 2**-9), (6, "Q8_0", 2**-7)]
+)
+def test_gguf_has_dense_codes_in_groups(run, family_store, tmp_path, bits, kind, error):
+    """Of 4 and 5 bits the store's numbers to the rounding of float16, in llama.cpp's row order; 6 are coded again."""
+    _, store = family_store("mixtral", dense_bits=bits, sliding_window=None)
     assert run("export", store, tmp_path / "out", "--format", "gguf")[0] == 0
     kinds = {
         tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(tmp_path / "out/model.gguf").tensors
     }
-    assert kinds["blk.0.attn_q.weight"] == gguf.GGMLQuantizationType.Q4_1
+    assert kinds["blk.0.attn_q.weight"] == gguf.GGMLQuantizationType[kind]
     read, dense = Checkpoint.open(tmp_path / "out"), load_file(store / "dense.safetensors")
     grouped = [name for name, tensor in dense.items() if tensor.dtype == torch.uint8]
     assert len(grouped) >= 4
     for name in grouped:
         want = dense_groups.decoded(dense[name])
-        assert (read[name].read().float() - want).norm() < 2**-9 * want.norm()
+        assert (read[name].read().float() - want).norm() < error * want.norm()
 
 
 @pytest.mark.e2e

@@ -116,16 +116,16 @@ def test_dense_products_are_the_reference_bit_for_bit(path, shape):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("shape", [(64, 320), (96, 64)])
-def test_dense_products_at_4_bits_are_the_reference_bit_for_bit(path, shape):
+@pytest.mark.parametrize(("bits", "shape"), [(4, (64, 320)), (4, (96, 64)), (5, (96, 320)), (6, (96, 320))])
+def test_dense_products_in_groups_are_the_reference_bit_for_bit(path, bits, shape):
     """A token's numbers are the same alone and among any others, and NaN stays in its row."""
     generator = torch.Generator().manual_seed(shape[1])
     weight = torch.randn(shape, generator=generator)
     x = (torch.randn(300, shape[1], generator=generator) * 10).bfloat16()
     x[3], x[4] = 0, 1e-37
     codes, parameters = quantize(weight, 64)
-    want = plain_c.expert((codes >> 4).contiguous(), parameters, 4, 64, x)
-    matrix = dense_groups.quantize_groups(weight)
+    want = plain_c.expert((codes >> (8 - bits)).contiguous(), parameters, bits, 64, x)
+    matrix = dense_groups.quantize_groups(weight, bits)
     for rows in (*ROWS, 257, 300):
         assert torch.equal(native.dense_product(x[:rows], matrix, None), want[:rows]), rows
     x[1, 5] = float("nan")

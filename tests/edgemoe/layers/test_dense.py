@@ -32,7 +32,7 @@ def growth(product: Callable[[int], object]) -> int:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("bits", [5, 6, 8, 16])
 @pytest.mark.parametrize("kernel", ["the fastest", "torch"])
 def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, bits):
     """Products of each new number of rows keep no code or buffers of their own, and are right."""
@@ -43,9 +43,9 @@ def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, b
     if bits == 8:
         weight, scale = quantize_rows(weight.float())
         exact = weight.double() * scale.double().unsqueeze(1)
-    if bits == 4:
-        weight = dense_groups.quantize_groups(weight.float())
-        exact = dequantize(*quantize(exact.float(), 64), 4).double()
+    if bits < 8:
+        weight = dense_groups.quantize_groups(weight.float(), bits)
+        exact = dequantize(*quantize(exact.float(), 64), bits).double()
     linear, x = DenseLinear(weight, scale, None), torch.randn(512, 256).bfloat16()
 
     def product(rows: int) -> None:

@@ -1,4 +1,4 @@
-"""Dense weights of 4 bits that were coded again: their products, and their bytes after an interruption."""
+"""Dense weights of 4 to 6 bits that were coded again: their products, and their bytes after an interruption."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def recoded(store: Path, source: Path, text: Path) -> Manifest:
     return recode(StoreModel.open(store), source, RecodeRequest(text, TOKENS, "low"))
 
 
-@pytest.fixture(scope="module")
-def grouped(checkpoint, tmp_path_factory) -> Path:
-    """The tiny model with dense weights of 4 bits. Read-only."""
+@pytest.fixture(scope="module", params=[4, 6])
+def grouped(request, checkpoint, tmp_path_factory) -> Path:
+    """The tiny model with dense weights in groups. Read-only."""
     directory = tmp_path_factory.mktemp("grouped") / "store"
-    convert_checkpoint(checkpoint, directory, max_level=8, layout="auto", dense_bits=4)
+    convert_checkpoint(checkpoint, directory, max_level=8, layout="auto", dense_bits=request.param)
     return directory
 
 

@@ -147,13 +147,14 @@ def test_dense_weights_at_8_bits(checkpoint, tmp_path):
     assert matrices == 2 + 3 * 4 + 3  # embedding and head, attention, and the dense layer's MLP
 
 
-def test_dense_weights_at_4_bits(checkpoint, tmp_path):
+@pytest.mark.parametrize("bits", [4, 6])
+def test_dense_weights_in_groups(checkpoint, tmp_path, bits):
     """Matrices of attention and of the dense layer are in groups of 64 inputs; embedding and head have 8 bits.
 
     A module one of whose matrices has no whole groups keeps 8 bits in all of them, as their rows are joined.
     """
-    run(checkpoint, tmp_path / "store", dense_bits=4)
-    assert Manifest.load(tmp_path / "store").dense_bits == 4
+    run(checkpoint, tmp_path / "store", dense_bits=bits)
+    assert Manifest.load(tmp_path / "store").dense_bits == bits
     dense, source = (
         load_file(tmp_path / "store/dense.safetensors"),
         load_file(checkpoint / "model.safetensors"),
@@ -162,9 +163,9 @@ def test_dense_weights_at_4_bits(checkpoint, tmp_path):
     for name, tensor in dense.items():
         if tensor.dtype != torch.uint8:
             continue
-        want = dequantize(*quantize(source[name].float(), 64), 4)
+        want = dequantize(*quantize(source[name].float(), 64), bits)
         assert torch.equal(dense_groups.decoded(tensor), want)
-        assert tensor.numel() == want.numel() * 4.5 / 8
+        assert tensor.numel() == want.numel() * (bits + 0.5) / 8
         found.add(name)
     assert {name.split(".", 3)[3] for name in found} == {f"self_attn.{each}_proj.weight" for each in "qkvo"}
     assert len(found) == 3 * 4

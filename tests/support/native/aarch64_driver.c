@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { NUMBER, BUFFER, FLOAT, POOL };
-enum { MOST_BUFFERS = 128, MOST_ARGUMENTS = 15, THREADS = 2 };
+enum { MOST_BUFFERS = 512, MOST_ARGUMENTS = 15, THREADS = 2 };
 
 typedef struct { uint8_t *bytes; int64_t size, pointers, *at; } buffer;
 

@@ -11,7 +11,7 @@ from aarch64 import POOL, Call, Structures
 
 from edgemoe.kernels.native import structures as c
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
-from edgemoe.storage.store import dense_groups
+from edgemoe.storage.store import dense_groups, dense_shapes
 
 SHAPES = [(64, 64, 64), (96, 128, 32), (80, 100, 64), (64, 576, 64)]
 """Rows, columns and group of an expert's first matrix: a block, a short chunk, a last block of 16 rows with padded
@@ -163,18 +163,19 @@ def clamped_gate(down: MatrixSpec) -> Structures:
 
 
 def dense_weight(weight: Any, scale: Any, rows: int, cols: int, bits: int) -> Structures:
-    """A dense weight of 16, 8 or 4 bits."""
+    """A dense weight of 16, 8, 6, 5 or 4 bits."""
     scaled = {} if scale is None else {"row_scale": scale}
     return Structures(c.DenseWeight, {"weight": weight, "rows": rows, "cols": cols, "bits": bits} | scaled)
 
 
 def dense_calls() -> Iterator[Call]:
-    """Products with int8 and bf16 weights, for columns that vectors divide and others, also with NaN; and of 4 bits."""
+    """Products with int8 and bf16 weights, for columns that vectors divide and others, also with NaN; and in groups."""
     grouped = torch.randn(96, 320, generator=torch.Generator().manual_seed(4))
-    codes = dense_groups.quantize_groups(grouped).numpy()
-    for tokens in (1, 3, 33):
-        y, x = np.zeros((tokens, 96), np.uint16), bf16(tokens, 320, scale=10)
-        yield Call("dense_product", (POOL, dense_weight(codes, None, 96, 320, 4), x, *x.shape, y, 96))
+    for bits in dense_shapes.BITS:
+        codes = dense_groups.quantize_groups(grouped, bits).numpy()
+        for tokens in (1, 3, 33):
+            y, x = np.zeros((tokens, 96), np.uint16), bf16(tokens, 320, scale=10)
+            yield Call("dense_product", (POOL, dense_weight(codes, None, 96, 320, bits), x, *x.shape, y, 96))
     for rows, cols in ((64, 256), (33, 304), (5, 100), (64, 17), (70, 576)):
         for tokens in (1, 3, 13, 33):
             x = bf16(tokens, cols, scale=10)

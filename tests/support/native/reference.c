@@ -27,8 +27,8 @@ static float largest_of(const uint16_t *x, int64_t n) {
 void reference_expert(const uint8_t *codes, const uint16_t *pairs, int64_t level, int64_t rows, int64_t cols, int64_t group,
                       const uint16_t *x, int64_t tokens, uint16_t *y) {
     const int64_t chunk = group < 64 ? group : 64;
-    const float most = level == 8 ? 8191 : 127, unit = level == 8 ? 1 / 16.0f : 1;
-    const float zero = level == 8 ? -8.46875f : level == 4 ? -8.0f : -6.5f;
+    const float most = level == 8 ? 8191 : 127, unit = level == 8 ? 1 / 16.0f : level == 6 ? 0.25f : level == 5 ? 0.5f : 1;
+    const float zero = level == 8 ? -8.46875f : level == 6 ? -8.375f : level == 5 ? -8.25f : level == 4 ? -8.0f : -6.5f;
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t r = 0; r < rows; r++) {
             float total = 0;

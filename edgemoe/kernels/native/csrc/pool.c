@@ -113,9 +113,9 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
 #if defined(__x86_64__)
-int edgemoe_supported_38(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_39(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #else
-int edgemoe_supported_38(void) { return 1; }
+int edgemoe_supported_39(void) { return 1; }
 #endif
 
 void edgemoe_close(pool *p) {
@@ -149,5 +149,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_38(void) { return 0; }
+int edgemoe_supported_39(void) { return 0; }
 #endif

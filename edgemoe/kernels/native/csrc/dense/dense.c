@@ -87,10 +87,11 @@ AVX2 static void dense_task(void *argument, int64_t task) {
 AVX2 int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y,
                                int64_t y_cols) {
     const int64_t rows = w->rows, cols = w->cols;
-    if (x_cols != cols || y_cols != rows || (w->bits != 16 && w->bits != 8 && w->bits != 4)) return WRONG_SHAPE;
+    const int in_planes = w->bits == 4 || w->bits == 5 || w->bits == 6;
+    if (x_cols != cols || y_cols != rows || (w->bits != 16 && w->bits != 8 && !in_planes)) return WRONG_SHAPE;
     if ((w->row_scale != NULL) != (w->bits == 8)) return WRONG_SHAPE;
     if (w->bits == 8) return dense_int8(p, w->weight, w->row_scale, rows, cols, x, tokens, y);
-    if (w->bits == 4) return dense_planes(p, w->weight, rows, cols, x, tokens, y);
+    if (in_planes) return dense_planes(p, w->weight, w->bits, rows, cols, x, tokens, y);
     const int64_t most = use_bf16 ? tokens : min_of(tokens, BATCH_TOKENS);
     float *wide = pool_acquire(p, use_bf16 ? 0 : (size_t)(most * cols) * sizeof(float));
     if (!wide) return OUT_OF_MEMORY;

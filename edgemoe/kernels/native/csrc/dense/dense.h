@@ -7,7 +7,7 @@
 typedef struct {
     const void *weight;        /* bf16, int8, or the bytes of storage/store/dense_groups.py */
     const uint16_t *row_scale; /* bf16 [rows], of int8; otherwise NULL */
-    int64_t rows, cols, bits;  /* 16, 8 or 4 bits per weight */
+    int64_t rows, cols, bits;  /* 16, 8, 6, 5 or 4 bits per weight */
 } dense_weight;
 
 /* y [tokens, y_cols] = x [tokens, x_cols] W^T, x and y bf16. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */

@@ -1,5 +1,5 @@
-/* Products with dense weights of 4 bits. A weight lies as one matrix of an expert does, and is multiplied as one at level 4,
- * with 8-bit activations (experts/planes.h): every path gives the same bits, for any number of tokens. */
+/* Products with dense weights of 4 to 6 bits. A weight lies as one matrix of an expert does, with its bits after the fourth in d8,
+ * and is multiplied as one, with 8-bit activations (experts/planes.h): every path gives the same bits, for any number of tokens. */
 #include "dense_planes.h"
 
 #include "../experts/products.h"
@@ -29,9 +29,10 @@ AVX2 static void planes_task(void *argument, int64_t task) {
     product_run_task(&job->product, &job->weight, contiguous_per_thread(task, job->tasks, job->threads));
 }
 
-int dense_planes(pool *p, const uint8_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens, uint16_t *y) {
+int dense_planes(pool *p, const uint8_t *weight, int64_t bits, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens, uint16_t *y) {
     const int64_t parameters = cols / DENSE_GROUP * rows * 4, half = rows * cols / 4, most = min_of(tokens, BATCH_TOKENS);
-    const matrix m = {.rows = rows, .cols = cols, .group = DENSE_GROUP, .half = half, .parameter_bytes = parameters, .limit = 4};
+    const matrix m = {.rows = rows, .cols = cols, .group = DENSE_GROUP, .half = half, .parameter_bytes = parameters,
+                      .limit = bits, .low_half = rows * cols / 8 * (bits - 4)};
     if (rows % BLOCK_ROWS || !matrix_fits(&m)) return WRONG_SHAPE;
     const int64_t chunks = most * (cols / CHUNK), blocks = rows / BLOCK_ROWS;
     float *scratch = pool_acquire(p, (size_t)chunks * (2 * sizeof(float) + CHUNK) + (size_t)most);
@@ -44,7 +45,8 @@ int dense_planes(pool *p, const uint8_t *weight, int64_t rows, int64_t cols, con
         now = min_of(tokens, most);
         planes_job job = {
             .product = {.m = &m, .count = 1, .chunk = CHUNK, .rows = now, .blocks_per_task = units, .x = x, .formats = formats, .a8 = a8, .y = y},
-            .weight = {.parameters = weight, .base = weight + parameters, .d4 = weight + parameters + half, .level = 4, .tokens = now},
+            .weight = {.parameters = weight, .base = weight + parameters, .d4 = weight + parameters + half,
+                       .d8 = weight + parameters + 2 * half, .level = bits > 4 ? 8 : 4, .tokens = now},
             .tasks = ceil_div(blocks, units), .threads = pool_threads(p)};
         pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
         pool_run(p, planes_task, &job, job.tasks);

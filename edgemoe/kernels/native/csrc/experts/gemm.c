@@ -24,11 +24,12 @@ INLINE void tile_sums_a14(enum dot dot, const uint8_t *tile, const int8_t *x, in
 }
 
 /* Adds the A8 sums; the tokens lie `chunk` bytes apart. */
-INLINE void tile_sums_a8(const uint8_t *tile, const int8_t *x, int64_t chunk, int tokens, __m256i codes[2][TILE_TOKENS]) {
-    for (int64_t left = chunk / 4; left > 0; left -= A8_STEPS) {
+INLINE void tile_sums_a8(int64_t level, const uint8_t *tile, const int8_t *x, int64_t chunk, int tokens, __m256i codes[2][TILE_TOKENS]) {
+    const int64_t steps = a8_steps(level);
+    for (int64_t left = chunk / 4; left > 0; left -= steps) {
         __m256i of_16[2][TILE_TOKENS];
         for (int t = 0; t < tokens; t++) of_16[0][t] = of_16[1][t] = _mm256_setzero_si256();
-        for (int64_t i = min_of(left, A8_STEPS); i > 0; i--, tile += 4 * BLOCK_ROWS, x += 4) {
+        for (int64_t i = min_of(left, steps); i > 0; i--, tile += 4 * BLOCK_ROWS, x += 4) {
             const __m256i upper = _mm256_load_si256((const __m256i *)tile);
             const __m256i lower = _mm256_load_si256((const __m256i *)tile + 1);
             for (int t = 0; t < tokens; t++) {
@@ -43,7 +44,7 @@ INLINE void tile_sums_a8(const uint8_t *tile, const int8_t *x, int64_t chunk, in
     }
 }
 
-/* tile_sums_a8 with four products an instruction, of codes below 16. */
+/* tile_sums_a8 with four products an instruction, of codes below 64. */
 INLINE void tile_sums_vnni(enum dot dot, const uint8_t *tile, const int8_t *x, int64_t chunk, int tokens, __m256i codes[2][TILE_TOKENS]) {
     for (int64_t i = 0; i < chunk / 4; i++, tile += 4 * BLOCK_ROWS, x += 4) {
         const __m256i upper = _mm256_load_si256((const __m256i *)tile), lower = _mm256_load_si256((const __m256i *)tile + 1);
@@ -63,7 +64,7 @@ INLINE void tile_products(enum dot dot, const uint8_t *tile, const int8_t *x, in
     for (int t = 0; t < tokens; t++) codes[0][t] = codes[1][t] = _mm256_setzero_si256();
     if (level == 8) tile_sums_a14(dot, tile, x, chunk, tokens, codes);
     else if (dot != DOT_PLAIN) tile_sums_vnni(dot, tile, x, chunk, tokens, codes);
-    else tile_sums_a8(tile, x, chunk, tokens, codes);
+    else tile_sums_a8(level, tile, x, chunk, tokens, codes);
     for (int t = 0; t < tokens; t++) {
         const __m256 by = _mm256_set1_ps(unit * scale[t]), all = _mm256_set1_ps(sum[t]);
         const __m256 shift = _mm256_set1_ps(zero * sum[t]);

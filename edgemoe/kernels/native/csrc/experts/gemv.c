@@ -46,15 +46,15 @@ INLINE void widen_a14(sums h, sums l, __m256i out[4]) {
     }
 }
 
-/* Adds the sums of a chunk of 4 n columns at level 4 or 2; n is a multiple of A8_STEPS. */
-INLINE void chunk_sums_a8(int with_d4, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
-    for (; n > 0; n -= A8_STEPS) {
+/* Adds the sums of a chunk of 4 n columns at a level below 8; n is a multiple of a8_steps. */
+INLINE void chunk_sums_a8(int64_t level, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n, __m256i out[4]) {
+    for (; n > 0; n -= a8_steps(level)) {
         sums s = zero_sums();
         /* A full unroll would reorder the sums to more than there are registers for. */
 #pragma GCC unroll 2
-        for (int i = 0; i < A8_STEPS; i++, at += 32, x += 4) {
+        for (int i = 0; i < a8_steps(level); i++, at += 32, x += 4) {
             __m256i w[4];
-            upper_nibbles(with_d4, e, at, w);
+            unpack_codes(level, m, e, at, w);
             s = add_products(s, w, spread_four(x));
         }
         widen_a8(s, out);
@@ -96,12 +96,12 @@ INLINE __m256i fold_lanes(__m256i first, __m256i last) {
 /* chunk_sums with four products an instruction. n % 2 == 0. */
 INLINE void chunk_sums_vnni(enum dot dot, int64_t level, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n,
                             __m256i out[4]) {
-    __m256i high[4][2], low[4][2]; /* level 8: the sum is 128 high + low; levels 4 and 2: low */
+    __m256i high[4][2], low[4][2]; /* level 8: the sum is 128 high + low; others: low */
     for (int r = 0; r < 4; r++) high[r][0] = high[r][1] = low[r][0] = low[r][1] = _mm256_setzero_si256();
     for (const int64_t step = level == 8 ? 8 : 4; n > 0; n -= 2, at += 64, x += 2 * step) {
         __m256i a[4], b[4], c[4], d[4], rows[2];
-        upper_nibbles(level > 2, e, at, a);
-        upper_nibbles(level > 2, e, at + 32, b);
+        unpack_codes(level < 8 ? level : 4, m, e, at, a);
+        unpack_codes(level < 8 ? level : 4, m, e, at + 32, b);
         if (level == 8) {
             lower_nibbles(m, e, at, c);
             lower_nibbles(m, e, at + 32, d);
@@ -129,8 +129,7 @@ INLINE void chunk_sums(enum dot dot, int64_t level, const matrix *m, const exper
         return;
     }
     for (int r = 0; r < 4; r++) out[r] = _mm256_setzero_si256();
-    if (level == 2) chunk_sums_a8(0, e, at, x, n, out);
-    else if (level == 4) chunk_sums_a8(1, e, at, x, n, out);
+    if (level < 8) chunk_sums_a8(level, m, e, at, x, n, out);
     else {
         chunk_sums_a14(0, m, e, at, x, n, out);
         for (int r = 0; r < 4; r++) out[r] = _mm256_slli_epi32(out[r], 4);
@@ -167,9 +166,13 @@ AVX2 void gemv_block(enum path path, const matrix *m, const expert *e, int64_t b
 #define AT_LEVEL(dot, level) gemv_at_level(dot, level, m, e, block, chunk, x, scale, sum, stride, y)
 #define ANY_LEVEL(dot) \
     do { \
-        if (level_of(m, e) == 2) AT_LEVEL(dot, 2); \
-        else if (level_of(m, e) == 4) AT_LEVEL(dot, 4); \
-        else AT_LEVEL(dot, 8); \
+        switch (level_of(m, e)) { \
+        case 2: AT_LEVEL(dot, 2); break; \
+        case 4: AT_LEVEL(dot, 4); break; \
+        case 5: AT_LEVEL(dot, 5); break; \
+        case 6: AT_LEVEL(dot, 6); break; \
+        default: AT_LEVEL(dot, 8); \
+        } \
     } while (0)
     if (IS_AVX512(path)) gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
     else if (dot == DOT_PLAIN) ANY_LEVEL(DOT_PLAIN);

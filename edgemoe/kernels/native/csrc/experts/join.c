@@ -1,5 +1,5 @@
 /* Codes of a chunk of 32 rows, joined by 256-bit instructions: by level 8 in pairs of columns of a row, 0 and 2, 1 and 3, 4 and 6,
- * ...; by levels 4 and 2 in fours: 0 2 1 3, 4 6 5 7, ... */
+ * ...; by other levels in fours: 0 2 1 3, 4 6 5 7, ... */
 #include "join.h"
 
 #if COMPILED
@@ -10,10 +10,10 @@ INLINE __m256i row_major(__m256i v) {
     return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(v, 0xD8), order);
 }
 
-/* Joins the codes of 4 columns of 32 rows at level 4 or 2. */
-INLINE void join_level_4(int with_d4, const expert *e, int64_t at, uint8_t *tile) {
+/* Joins the codes of 4 columns of 32 rows at a level below 8. */
+INLINE void join_codes(int64_t level, const matrix *m, const expert *e, int64_t at, uint8_t *tile) {
     __m256i rows[4];
-    upper_nibbles(with_d4, e, at, rows);
+    unpack_codes(level, m, e, at, rows);
     for (int r = 0; r < 4; r++) _mm256_store_si256((__m256i *)tile + r, row_major(rows[r]));
 }
 
@@ -44,10 +44,15 @@ INLINE void join_fours_level_8(const matrix *m, const expert *e, int64_t at, uin
 /* Joins the codes of a chunk of 4 n columns of 32 rows. */
 INLINE void join_32_rows(const matrix *m, const expert *e, int64_t at, int64_t n, int by_fours, uint8_t *tile) {
     for (int64_t i = 0; i < n; i++, at += 32, tile += 4 * BLOCK_ROWS) {
-        if (level_of(m, e) == 2) join_level_4(0, e, at, tile);
-        else if (level_of(m, e) == 4) join_level_4(1, e, at, tile);
-        else if (by_fours) join_fours_level_8(m, e, at, tile);
-        else join_level_8(m, e, at, tile);
+        switch (level_of(m, e)) {
+        case 2: join_codes(2, m, e, at, tile); break;
+        case 4: join_codes(4, m, e, at, tile); break;
+        case 5: join_codes(5, m, e, at, tile); break;
+        case 6: join_codes(6, m, e, at, tile); break;
+        default:
+            if (by_fours) join_fours_level_8(m, e, at, tile);
+            else join_level_8(m, e, at, tile);
+        }
     }
 }
 

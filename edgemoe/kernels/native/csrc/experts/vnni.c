@@ -14,14 +14,17 @@ INLINE_VNNI __m512i fold_halves(__m512i a, __m512i b) {
 
 INLINE_VNNI __m512i load_bytes_512(const uint8_t *from) { return _mm512_loadu_si512(from); }
 
+/* Unpacked rows of two columns' nibbles, or of their next bits, to four columns of a row in each dword. */
+INLINE_VNNI __m512i fours_512(__m512i v) {
+    return _mm512_permutexvar_epi16(_mm512_set_epi16(31, 23, 30, 22, 29, 21, 28, 20, 27, 19, 26, 18, 25, 17, 24, 16, 15, 7, 14, 6,
+                                                     13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0), v);
+}
+
 /* Unpacks 8 columns of 32 rows, a byte each: rows[0] has the first 4 columns of rows 0-7, in the activations' order, then
  * the last 4 of the same rows; rows[1] has rows 8-15, rows[2] 16-23, rows[3] 24-31. a and b as in unpack_nibbles. */
 INLINE_VNNI void unpack_nibbles_512(__m512i a, __m512i b, __m512i rows[4]) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    const __m512i order = _mm512_set_epi16(31, 23, 30, 22, 29, 21, 28, 20, 27, 19, 26, 18, 25, 17, 24, 16, 15, 7, 14, 6, 13,
-                                           5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0);
-    const __m512i first = _mm512_permutexvar_epi16(order, _mm512_unpacklo_epi8(a, b));
-    const __m512i last = _mm512_permutexvar_epi16(order, _mm512_unpackhi_epi8(a, b));
+    const __m512i first = fours_512(_mm512_unpacklo_epi8(a, b)), last = fours_512(_mm512_unpackhi_epi8(a, b));
     rows[0] = _mm512_and_si512(first, nibble);
     rows[1] = _mm512_and_si512(last, nibble);
     rows[2] = _mm512_and_si512(_mm512_srli_epi16(first, 4), nibble);
@@ -50,6 +53,25 @@ INLINE_VNNI void upper_nibbles_512(int with_d4, const expert *e, int64_t at, __m
     unpack_nibbles_512(a, b, rows);
 }
 
+/* planes.h: unpack_codes of 8 columns, as unpack_nibbles_512 has them. */
+INLINE_VNNI void unpack_codes_512(int64_t level, const matrix *m, const expert *e, int64_t at, __m512i rows[4]) {
+    upper_nibbles_512(level > 2, e, at, rows);
+    if (level <= 4) return;
+    const int count = level == 6 ? 2 : 1;
+    const __m512i mask = _mm512_set1_epi8((char)(level == 6 ? 3 : 1));
+    const uint8_t *from = next_codes(level, m, e, at);
+    prefetch(from + PREFETCH_DISTANCE);
+    __m512i d;
+    if (level == 6) d = load_bytes_512(from);
+    else {
+        const __m512i both = _mm512_broadcast_i64x4(load_bytes(from));
+        d = _mm512_mask_srli_epi64(both, 0xF0, both, 4); /* the last 4 columns' bits, in the upper half */
+    }
+    d = fours_512(d);
+    for (int r = 0; r < 4; r++) /* a | (b & mask) */
+        rows[r] = _mm512_ternarylogic_epi32(_mm512_slli_epi16(rows[r], count), _mm512_srli_epi16(d, r * count), mask, 0xF8);
+}
+
 /* The 4 bytes at `first` throughout the lower half, the 4 at `last` throughout the upper one. */
 INLINE_VNNI __m512i broadcast_two_fours(const int8_t *first, const int8_t *last) {
     return _mm512_mask_set1_epi32(_mm512_set1_epi32(four_bytes(first)), 0xFF00, four_bytes(last));
@@ -65,7 +87,19 @@ INLINE_VNNI void fours_of_nibbles(__m512i a, __m512i b, __m512i fours[2]) {
     fours[1] = _mm512_permutex2var_epi16(upper, _mm512_add_epi16(order, _mm512_set1_epi16(16)), lower);
 }
 
-/* join_fours, for 32 rows. */
+/* join_fours, for 32 rows at level 6 or 5. */
+INLINE_VNNI void join_narrow_512(int64_t level, const matrix *m, const expert *e, int64_t at, uint8_t *tile) {
+    for (int64_t i = 0; i < CHUNK; i += 8, at += 64, tile += 8 * BLOCK_ROWS) {
+        __m512i rows[4];
+        unpack_codes_512(level, m, e, at, rows);
+        for (int h = 0; h < 2; h++) {
+            _mm512_store_si512(tile + 64 * h, _mm512_shuffle_i64x2(rows[2 * h], rows[2 * h + 1], 0x44));
+            _mm512_store_si512(tile + 64 * h + 128, _mm512_shuffle_i64x2(rows[2 * h], rows[2 * h + 1], 0xEE));
+        }
+    }
+}
+
+/* join_fours, for 32 rows at another level. */
 INLINE_VNNI void join_32_rows_512(int64_t level, const matrix *m, const expert *e, int64_t at, uint8_t *tile) {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t i = 0; i < CHUNK; i += 8, at += 64, tile += 8 * BLOCK_ROWS) {
@@ -93,17 +127,19 @@ VNNI void join_fours_avx512(const matrix *m, const expert *e, int64_t block, int
     if (m->rows - block * BLOCK_ROWS < BLOCK_ROWS) join_fours(m, e, block, c, tile);
     else if (level_of(m, e) == 2) join_32_rows_512(2, m, e, at, tile);
     else if (level_of(m, e) == 4) join_32_rows_512(4, m, e, at, tile);
+    else if (level_of(m, e) == 5) join_narrow_512(5, m, e, at, tile);
+    else if (level_of(m, e) == 6) join_narrow_512(6, m, e, at, tile);
     else join_32_rows_512(8, m, e, at, tile);
 }
 
 /* Sums of a chunk of 4 n columns of 32 rows, 16 in each. */
 INLINE_VNNI void chunk_sums_512(int64_t level, const matrix *m, const expert *e, int64_t at, const int8_t *x, int64_t n,
                                 __m512i out[2]) {
-    __m512i high[4], low[4], rows[4], lower[4]; /* level 8: the sum is 128 high + low; levels 4 and 2: low */
+    __m512i high[4], low[4], rows[4], lower[4]; /* level 8: the sum is 128 high + low; others: low */
     for (int r = 0; r < 4; r++) high[r] = low[r] = _mm512_setzero_si512();
     for (; n > 0; n -= 2, at += 64, x += level == 8 ? 16 : 8) {
-        upper_nibbles_512(level > 2, e, at, rows);
         if (level < 8) {
+            unpack_codes_512(level, m, e, at, rows);
             const __m512i v = broadcast_two_fours(x, x + 4);
             for (int r = 0; r < 4; r++) low[r] = add_dot_bytes(low[r], rows[r], v);
             continue;
@@ -111,6 +147,7 @@ INLINE_VNNI void chunk_sums_512(int64_t level, const matrix *m, const expert *e,
         const uint8_t *a = low_codes(m, e, at), *b = a + m->low_half;
         prefetch(a + PREFETCH_DISTANCE);
         prefetch(b + PREFETCH_DISTANCE);
+        upper_nibbles_512(1, e, at, rows);
         unpack_nibbles_512(load_bytes_512(a), load_bytes_512(b), lower);
         const __m512i h = broadcast_two_fours(x, x + 8), l = broadcast_two_fours(x + 4, x + 12);
         for (int r = 0; r < 4; r++) {
@@ -158,12 +195,16 @@ INLINE_VNNI void gemv_at_level(int64_t level, const matrix *m, const expert *e, 
 
 VNNI void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                           const float *sum, int64_t stride, uint16_t *y) {
-    if (level_of(m, e) == 2) gemv_at_level(2, m, e, block, chunk, x, scale, sum, stride, y);
-    else if (level_of(m, e) == 4) gemv_at_level(4, m, e, block, chunk, x, scale, sum, stride, y);
-    else gemv_at_level(8, m, e, block, chunk, x, scale, sum, stride, y);
+    switch (level_of(m, e)) {
+    case 2: gemv_at_level(2, m, e, block, chunk, x, scale, sum, stride, y); break;
+    case 4: gemv_at_level(4, m, e, block, chunk, x, scale, sum, stride, y); break;
+    case 5: gemv_at_level(5, m, e, block, chunk, x, scale, sum, stride, y); break;
+    case 6: gemv_at_level(6, m, e, block, chunk, x, scale, sum, stride, y); break;
+    default: gemv_at_level(8, m, e, block, chunk, x, scale, sum, stride, y);
+    }
 }
 
-/* gemv_at_level for `tokens` tokens, a constant of 2 to 4, at level 4 or 2: each code is unpacked once for all of them. */
+/* gemv_at_level for `tokens` tokens, a constant of 2 to 4, at a level below 8: each code is unpacked once for all of them. */
 INLINE_VNNI void few_at_level(int tokens, int64_t level, const matrix *m, const expert *e, int64_t block, int64_t chunk,
                               const int8_t *x, const float *scale, const float *sum, int64_t stride, uint16_t *y) {
     const float unit = code_unit(level), zero = zero_point(level);
@@ -175,7 +216,7 @@ INLINE_VNNI void few_at_level(int tokens, int64_t level, const matrix *m, const 
         for (int t = 0; t < tokens; t++)
             for (int r = 0; r < 4; r++) codes[t][r] = _mm512_setzero_si512();
         for (int64_t i = 0; i < chunk; i += 8, at += 64) {
-            upper_nibbles_512(level > 2, e, at, rows);
+            unpack_codes_512(level, m, e, at, rows);
             for (int t = 0; t < tokens; t++) {
                 const int8_t *of_token = x + t * chunk + i;
                 const __m512i v = broadcast_two_fours(of_token, of_token + 4);
@@ -203,17 +244,24 @@ INLINE_VNNI void few_at_level(int tokens, int64_t level, const matrix *m, const 
 
 VNNI void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                          const float *sum, int64_t stride, int64_t tokens, uint16_t *y) {
-#define FEW(n) \
-    case n: \
-        if (level_of(m, e) == 2) few_at_level(n, 2, m, e, block, chunk, x, scale, sum, stride, y); \
-        else few_at_level(n, 4, m, e, block, chunk, x, scale, sum, stride, y); \
-        break
-    switch (tokens) {
-        FEW(2);
-        FEW(3);
-        FEW(4);
-    default: gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y);
+#define FEW(level, n) \
+    case n: few_at_level(n, level, m, e, block, chunk, x, scale, sum, stride, y); break
+#define ANY_FEW(level) \
+    do { \
+        switch (tokens) { \
+            FEW(level, 2); \
+            FEW(level, 3); \
+            FEW(level, 4); \
+        default: gemv_block_vnni(m, e, block, chunk, x, scale, sum, stride, y); \
+        } \
+    } while (0)
+    switch (level_of(m, e)) {
+    case 2: ANY_FEW(2); break;
+    case 5: ANY_FEW(5); break;
+    case 6: ANY_FEW(6); break;
+    default: ANY_FEW(4);
     }
+#undef ANY_FEW
 #undef FEW
 }
 

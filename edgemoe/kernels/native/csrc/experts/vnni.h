@@ -7,7 +7,7 @@
 void gemv_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                      const float *sum, int64_t stride, uint16_t *y);
 
-/* The same for `tokens` tokens, 1 to FEW_TOKENS, at level 4 or 2; x, scale and sum are those of the first. */
+/* The same for `tokens` tokens, 1 to FEW_TOKENS, at a level below 8; x, scale and sum are those of the first. */
 enum { FEW_TOKENS = 4 };
 void few_block_vnni(const matrix *m, const expert *e, int64_t block, int64_t chunk, const int8_t *x, const float *scale,
                     const float *sum, int64_t stride, int64_t tokens, uint16_t *y);
