@@ -66,8 +66,15 @@ def recode_command(
         print(printable(f"{store}: {made}"))
 
 
-def recode_store(directory: Path, checkpoint: Path, sample: SampleOptions, limits: LimitOptions) -> str:
-    """Codes a store again; returns a description of its codes."""
+def recode_store(
+    directory: Path,
+    checkpoint: Path,
+    sample: SampleOptions,
+    limits: LimitOptions,
+    *,
+    choose_dense: bool = False,
+) -> str:
+    """Codes a store again, and chooses the bits of its dense weights; returns a description of its codes."""
     from edgemoe.console.loading import starting
     from edgemoe.errors import UserError
     from edgemoe.families.table import require_known
@@ -82,5 +89,5 @@ def recode_store(directory: Path, checkpoint: Path, sample: SampleOptions, limit
         from edgemoe.recode.request import RecodeRequest
         from edgemoe.recode.run import recode
     opened = open_model(Opening(directory, **vars(limits)))
-    request = RecodeRequest(sample.text, sample.samples, sample.favour, *sizes)
+    request = RecodeRequest(sample.text, sample.samples, sample.favour, *sizes, choose_dense=choose_dense)
     return str(recode(opened, checkpoint, request).codes)

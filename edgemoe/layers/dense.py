@@ -156,8 +156,8 @@ Watch = Callable[[DenseLinear, torch.Tensor], None]
 
 @contextmanager
 def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Calls `watch` with each layer of 4 to 6 bits of a model and its input, while modules run in the block."""
-    found = (each for each in model.modules() if isinstance(each, DenseLinear) and each.grouped)
+    """Calls `watch` with each linear layer of a model and its input, while modules run in the block."""
+    found = (each for each in model.modules() if isinstance(each, DenseLinear))
     hooks = [
         each.register_forward_pre_hook(lambda module, inputs: watch(module, inputs[0])) for each in found
     ]

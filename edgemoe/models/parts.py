@@ -43,13 +43,17 @@ class StoreParts:
     dense: list[Spec]
 
     @classmethod
-    def read(cls, directory: Path) -> StoreParts:
+    def read(cls, directory: Path, manifest: Manifest | None = None) -> StoreParts:
         """Reads store.json, the small files and the dense header, and compares them with each other.
+
+        Args:
+            directory: directory of the store.
+            manifest: a manifest to take instead of store.json.
 
         Raises:
             UserError, DamagedData: with the wrong file or field.
         """
-        manifest = Manifest.load(directory)
+        manifest = manifest or Manifest.load(directory)
         refuse_special_files(directory)
         check_small_files(directory, manifest)
         config = bounded_config(read_json(directory, "config.json"))

@@ -87,6 +87,14 @@ class StoreModel:
         form = kernel.form(manifest.geometry, LAYOUTS[manifest.layout], kernel.layout)
         return cls(directory, manifest, parts.config, parts.shape(device), form, kernel, device)
 
+    def with_manifest(self, manifest: Manifest) -> StoreModel:
+        """Returns the store with other files of weights in its directory, which a manifest describes.
+
+        Raises:
+            UserError, DamagedData: as `open`.
+        """
+        return self._of(self.directory, StoreParts.read(self.directory, manifest), self.compute, self.device)
+
     def with_kv(self, form: KVFormat) -> StoreModel:
         """Returns the store for a model whose keys and values are stored in another format.
 

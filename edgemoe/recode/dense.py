@@ -97,7 +97,7 @@ class DenseCoding:
         weight = self._weights.read(name).float()
         rows, cols = weight.shape
         spec = MatrixSpec.of(name, rows, cols, dense_shapes.GROUP)
-        bits = self._store.manifest.dense_bits
+        bits = self._weights.bits
         codes, parameters = nested_codes(
             weight, ColumnOrder(hessian, spec.padded_cols), spec, {bits: 1.0}, bits
         )

@@ -37,6 +37,7 @@ class RecodeRequest:
         favour: a key of IMPORTANCE.
         vram_limit, dram_limit: bytes, as for a chat.
         threads: threads that code; None: one for each core of this process. The result does not depend on it.
+        choose_dense: chooses the bits of dense weights too, of a store where these are bf16 (recode.dense_choice).
     """
 
     text: Path | None
@@ -45,6 +46,7 @@ class RecodeRequest:
     vram_limit: int | None = None
     dram_limit: int = 0
     threads: int | None = None
+    choose_dense: bool = False
 
 
 def codable_weights(source: Path, max_level: int | None) -> tuple[ExpertWeights, str]:

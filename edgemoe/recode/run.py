@@ -11,6 +11,7 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.machine.cgroups import cores
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.coding import Coding
+from edgemoe.recode.dense_choice import DenseTrial
 from edgemoe.recode.dense_file import write_dense
 from edgemoe.recode.request import WINDOW, RecodeRequest, codes_of, weights_of, windows_of
 from edgemoe.recode.sample import ExpertSample
@@ -52,7 +53,8 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
     experts = weights_of(store, checkpoint)
     windows = windows_of(store, request)
     codes = codes_of(store.manifest, windows, request)
-    if store.manifest.codes == codes:
+    chosen = store.manifest.dense_choice is not None or not request.choose_dense
+    if store.manifest.codes == codes and chosen:
         remove_others(store.directory, store.manifest)
         return store.manifest
     folder = store.directory / FOLDER
@@ -65,6 +67,9 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
                 write_dense(store, checkpoint, sample.windows, made, request)
                 require_unchanged(checkpoint, store.manifest.source)
             manifest = made.finish()
+            if not chosen:
+                trial = DenseTrial(StoreModel.open(store.directory), checkpoint, request, sample.windows)
+                manifest = trial.run()
             shutil.rmtree(folder, ignore_errors=True)
             return manifest
 

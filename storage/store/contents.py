@@ -8,6 +8,7 @@ from typing import Any
 
 from edgemoe.storage.base import LEVELS, Plane
 from edgemoe.storage.store.calibration import load_calibration
+from edgemoe.storage.store.dense_shapes import BITS
 from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 
 
@@ -39,7 +40,8 @@ def describe(directory: Path) -> dict[str, Any]:
         "plane_bytes": _plane_bytes(manifest),
         "expert_bytes": manifest.expert_bytes,
         "dense_bits": manifest.dense_bits,
-        "dense_codes": str(manifest.codes) if manifest.dense_name != DENSE_NAME else None,
+        "dense_codes": _dense_codes(manifest),
+        "dense_choice": str(manifest.dense_choice) if manifest.dense_choice else None,
         "dense_bytes": manifest.files[manifest.dense_name].size
         if manifest.dense_name in manifest.files
         else 0,
@@ -47,6 +49,12 @@ def describe(directory: Path) -> dict[str, Any]:
         "compensators": describe_compensators(manifest),
         "codes_by_layer": list(_codes_by_layer(manifest)),
     }
+
+
+def _dense_codes(manifest: Manifest) -> str | None:
+    """Describes how codes of dense weights were chosen; None: rounded to nearest, or there are none."""
+    coded = manifest.dense_bits in BITS and manifest.dense_name != DENSE_NAME
+    return str(manifest.codes) if manifest.codes and coded else None
 
 
 def _bits_per_weight(manifest: Manifest, level: int) -> float:

@@ -68,7 +68,7 @@ class DenseWeights:
     """
 
     def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
-        self._checkpoint, self._bits = checkpoint, bits
+        self._checkpoint, self.bits = checkpoint, bits
         there = checkpoint.names()
         self.names = sorted(name for name in there - experts if not family.is_unused(name))
         self._full = {name for name in self.names if family.keeps_precision(name)}
@@ -105,7 +105,7 @@ class DenseWeights:
         for name in self.names:
             shape = self._checkpoint[name].shape
             if name in self._grouped:
-                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape, self._bits))
+                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape, self.bits))
             elif name in self._eight_bit:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
@@ -162,7 +162,7 @@ class DenseWeights:
                 continue
             weight = self.read(name)
             if name in self._grouped:
-                yield name, dense_groups.quantize_groups(weight, self._bits)
+                yield name, dense_groups.quantize_groups(weight, self.bits)
             elif name in self._eight_bit:
                 codes, scales = quantize_rows(weight)
                 del weight

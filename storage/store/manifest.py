@@ -21,6 +21,7 @@ from edgemoe.storage.files.untrusted import shortened
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.probes import PROBES
 from edgemoe.storage.store.codes import CalibratedCodes, read_codes
+from edgemoe.storage.store.dense_choice import DenseChoice, read_dense_choice
 from edgemoe.storage.store.manifest_entries import (
     MAX_OFFSET,
     FileEntry,
@@ -74,6 +75,7 @@ class Manifest:
             middle expert of every layer; None if unknown.
         compensators: the compensators of its experts; None without any.
         codes: how the experts' codes were chosen; None: rounded to nearest, or the source's own codes.
+        dense_choice: the measurement that chose dense_bits; None: there was none.
     """
 
     source: str
@@ -87,6 +89,7 @@ class Manifest:
     source_error: float | None = None
     compensators: CompensatorIndex | None = None
     codes: CalibratedCodes | None = None
+    dense_choice: DenseChoice | None = None
 
     @property
     def coded_source(self) -> str:
@@ -147,6 +150,8 @@ class Manifest:
             content["bits"] = bits_json(self.geometry)
         if self.codes:
             content["codes"] = self.codes.to_json()
+        if self.dense_choice:
+            content["dense_choice"] = self.dense_choice.to_json()
         if self.compensators:
             content["compensators"] = self.compensators.to_json()
         return json_line(content)
@@ -249,11 +254,9 @@ class Manifest:
             raise ValueError(f"source_format and source_error {shortened(described)}")
         counts = {number: len(layer.records) for number, layer in layers.items()}
         compensators = read_compensators(content.get("compensators"), geometry, counts)
-        codes = read_codes(content.get("codes"))
-        source = read_text(content, "source")
-        return cls(
-            source, layout, of_probe, geometry, dense_bits, layers, files, *described, compensators, codes
-        )
+        chosen = read_codes(content.get("codes")), read_dense_choice(content.get("dense_choice"))
+        sizes = geometry, dense_bits, layers, files
+        return cls(read_text(content, "source"), layout, of_probe, *sizes, *described, compensators, *chosen)
 
 
 def is_dense_name(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Changes of a finished store's store.json: compensators, and experts with other codes."""
+"""Changes of a finished store's store.json: compensators, and experts or dense weights with other codes."""
 
 from __future__ import annotations
 
@@ -73,12 +73,28 @@ def save_codes(
     return made
 
 
+def save_dense(directory: Path, made: Manifest) -> None:
+    """Replaces the dense weights in the store.json of a store atomically, with their choice and the codes.
+
+    Args:
+        directory: directory of the store.
+        made: the store's manifest with other dense weights.
+
+    Raises:
+        EdgemoeError: as save_compensators.
+    """
+    entries: dict[str, Any] = {"dense_bits": made.dense_bits, "files": files_json(made.files)}
+    entries["codes"] = made.codes.to_json() if made.codes else None
+    entries["dense_choice"] = made.dense_choice.to_json() if made.dense_choice else None
+    _update(directory, entries)
+
+
 def _update(directory: Path, entries: Mapping[str, Any]) -> None:
     """Replaces entries of store.json atomically, and removes entries whose value is None; all else in it stays."""
     path = directory / MANIFEST_NAME
     content = read_object(strict_json(read_whole(path)), "the manifest") | dict(entries)
     for name in [name for name, value in entries.items() if value is None]:
-        del content[name]
+        content.pop(name, None)
     raw = json_line(content)
     with replacing(path, len(raw)) as fd:
         write_all(fd, raw)

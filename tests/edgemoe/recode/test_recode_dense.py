@@ -73,7 +73,7 @@ def test_products_lose_less_and_a_stopped_run_ends_with_the_same_bytes(
     lost = {"before": 0.0, "after": 0.0}
     inputs = inputs_of(grouped, foxes_text)
     matrices = {name for name, tensor in before.items() if tensor.dtype == torch.uint8}
-    assert matrices == inputs.keys()
+    assert matrices <= inputs.keys()
     for name in matrices:
         for when, tensors in (("before", before), ("after", after)):
             off = dense_groups.decoded(tensors[name]).double() - source[name].double()

@@ -18,6 +18,7 @@ from edgemoe.errors import BadManifest, UserError
 from edgemoe.storage.base import ByteRange
 from edgemoe.storage.record.probes import PROBES
 from edgemoe.storage.store.codes import CalibratedCodes
+from edgemoe.storage.store.dense_choice import DenseChoice
 from edgemoe.storage.store.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, RecordEntry
 
@@ -35,6 +36,7 @@ MANIFEST = Manifest(
     {3: LAYER, 7: OTHER},
     {"config.json": FileEntry(12, 0xAB), "dense.safetensors": FileEntry(34, 0xCD)},
     codes=CalibratedCodes({2: 1, 4: 4}, "a.txt", 512, "0123abcd"),
+    dense_choice=DenseChoice(0.002, {4: 0.003, 8: -1e-6}, 2048),
 )
 Content = dict[str, Any]
 
@@ -213,6 +215,10 @@ FAULTS = {
     "codes whose run is a path": put("codes", "run", "../../ab"),
     "codes without tokens": put("codes", "tokens", 0),
     "codes that are a list": put("codes", []),
+    "a KL that is no number": put("dense_choice", "experts", "0.1"),
+    "an endless KL": put("dense_choice", "added", {"4": 1e999}),
+    "a KL of bits that are no number": put("dense_choice", "added", {"four": 0.1}),
+    "a choice without tokens": put("dense_choice", "tokens", 0),
     "a file of negative size": put("files", "config.json", 0, -1),
     "a file without a size": put("files", "config.json", ["0" * 16]),
 }
