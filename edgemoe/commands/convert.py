@@ -9,24 +9,21 @@ from typing import Annotated
 import typer
 
 from edgemoe.commands.compensate import CompensatorOptions, compensate_store
+from edgemoe.commands.dense_bits import AUTO, check_checkpoint, choose_dense_bits, dense_bits_of
 from edgemoe.commands.options.groups import grouped
 from edgemoe.commands.options.shared import JsonOption, KeepSourceOption
 from edgemoe.commands.recode import SampleOptions, recode_store
 from edgemoe.commands.verify import inspect_command
 from edgemoe.errors import UserError
 from edgemoe.models.options.declared import one_of, option
-from edgemoe.models.options.groups import LimitOptions, Opening
+from edgemoe.models.options.groups import LimitOptions
 from edgemoe.storage.compensators.index import check_choices
 from edgemoe.storage.store.codes import SELF
-from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
 
 EXAMPLES = (
     "Examples: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8 "
     "| edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --compensate 32"
 )
-
-AUTO = "auto"
-"""Value of --dense-bits that measures."""
 
 SourceArgument = Annotated[
     Path,
@@ -107,23 +104,15 @@ def convert_command(
     from edgemoe.models.conversion.named import convert_named
 
     _check(source, store, compensate, compensators, calibrate, samples)
-    auto = store.dense_bits == AUTO
-    if calibrate is not None:
-        from edgemoe.recode.request import codable_weights
-
-        codable_weights(source, store.max_level)
-    if auto:
-        from edgemoe.recode.dense_choice import require_level_8
-
-        require_level_8(source, store.max_level)
-    bits = bits_before_choice(destination) if auto else dense_bits_of(store.dense_bits)
-    convert_named(source, destination, keep_source=keep_source, **vars(store) | {"dense_bits": bits})
+    check_checkpoint(source, store.max_level, store.dense_bits, calibrated=calibrate is not None)
+    how = vars(store) | {"dense_bits": dense_bits_of(store.dense_bits, destination)}
+    convert_named(source, destination, keep_source=keep_source, **how)
     if calibrate is not None:
         text = None if calibrate == SELF else Path(calibrate)
         favour = "high" if store.max_level == 8 else "low"
         sample = SampleOptions(text, samples or SampleOptions().samples, favour)
-        recode_store(destination, source, sample, LimitOptions(), choose_dense=auto)
-    elif auto:
+        recode_store(destination, source, sample, LimitOptions(), choose_dense=store.dense_bits == AUTO)
+    elif store.dense_bits == AUTO:
         choose_dense_bits(destination, source)
     if compensate is not None:
         compensate_store(destination, source if source.exists() else None, compensate, compensators)
@@ -164,33 +153,3 @@ def _check(
     if store.dense_bits == AUTO and store.layout == "cuda":
         wanted = "a store for a CPU, for --dense-bits auto"
         raise UserError(wanted, "--layout cuda", "choose --dense-bits 8, or another layout")
-
-
-def bits_before_choice(destination: Path) -> int:
-    """Bits of the dense weights that --dense-bits auto converts with: those that a finished store has by its choice."""
-    if (destination / MANIFEST_NAME).exists():
-        found = Manifest.load(destination)
-        if found.dense_choice:
-            return found.dense_bits
-    return 16
-
-
-def choose_dense_bits(directory: Path, checkpoint: Path) -> None:
-    """Chooses the bits of a store's dense weights, unless they have been chosen."""
-    from edgemoe.models.open import open_model
-    from edgemoe.recode.dense_choice import DenseTrial
-    from edgemoe.recode.request import RecodeRequest
-
-    opened = open_model(Opening(directory))
-    if not opened.manifest.dense_choice:
-        DenseTrial(opened, checkpoint, RecodeRequest(None, 0, "low"), ()).run()
-
-
-def dense_bits_of(text: str) -> int:
-    """Parses --dense-bits, other than auto: bf16 or a number of DENSE_BITS."""
-    bits = 16 if text == "bf16" else int(text) if text.isdecimal() else 0
-    if bits not in DENSE_BITS:
-        raise UserError(
-            "bf16, 8, 6, 5 or 4 bits for the dense weights", text, "choose --dense-bits bf16 or 8"
-        )
-    return bits

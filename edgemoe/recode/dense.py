@@ -21,7 +21,7 @@ from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.threads import in_order, one_core_each
 
 MEMORY = 1_500_000_000
-"""Bytes: limit of the Hessians that exist at a time, next to the model; those of one matrix are always allowed."""
+"""Bytes: limit of the Hessians that exist at a time, next to the model. A single one is always allowed."""
 
 
 class DenseCoding:

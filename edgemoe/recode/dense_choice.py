@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-import xxhash
 
 from edgemoe.calibrate.windows import Window, written_window
 from edgemoe.console.progress import CountProgress
 from edgemoe.console.width import say
 from edgemoe.engine.engine import Engine
-from edgemoe.errors import UserError
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.score import Text, prompt_logits, setting_quality
-from edgemoe.families.table import family_of
-from edgemoe.machine.cgroups import cores
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
-from edgemoe.recode.dense import DenseCoding
-from edgemoe.recode.request import WINDOW, RecodeRequest, codes_of
-from edgemoe.storage.convert.checkpoint import Checkpoint
-from edgemoe.storage.convert.expert_weights import ExpertWeights
-from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.recode.dense_candidates import DenseCandidates
+from edgemoe.recode.request import WINDOW, RecodeRequest
 from edgemoe.storage.store.dense_choice import DenseChoice
-from edgemoe.storage.store.dense_file import write_dense_file
-from edgemoe.storage.store.dense_shapes import BITS
-from edgemoe.storage.store.manifest import Manifest, is_dense_name
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.manifest_updates import save_dense
 from edgemoe.storage.store.recoded import remove_others
 
@@ -42,19 +31,6 @@ WINDOWS = 4
 
 _FIRST = 1 << 16
 """Number of the first of them: the sample that codes are calibrated on has others."""
-
-
-def require_level_8(source: Path, max_level: int | None) -> None:
-    """Refuses a checkpoint whose store would lack the level with which 4 bits are compared.
-
-    Raises:
-        UserError: the store would have level 4 alone.
-    """
-    checkpoint = Checkpoint.open(source)
-    found = ExpertWeights(checkpoint, family_of(checkpoint.config)).geometry(max_level).max_level
-    if found < 8:
-        wanted = "a store with level 8, with which --dense-bits auto compares 4 bits"
-        raise UserError(wanted, f"{found} bits for experts of {source}", "choose --dense-bits 6, 5 or 4")
 
 
 class DenseTrial:
@@ -70,10 +46,8 @@ class DenseTrial:
     def __init__(
         self, store: StoreModel, source: Path, request: RecodeRequest, sample: Sequence[Window]
     ) -> None:
-        self._store, self._request, self._sample = store, request, sample
-        self._checkpoint = Checkpoint.open(source)
-        self._family = family_of(self._checkpoint.config)
-        self._experts = ExpertWeights(self._checkpoint, self._family).names
+        self._store, self._request = store, request
+        self._candidates = DenseCandidates(store, source, request, sample)
 
     def run(self) -> Manifest:
         """Measures, prints the choice, and makes the store use it; returns the store's manifest.
@@ -91,7 +65,7 @@ class DenseTrial:
                 windows += self._write(engine, logits)
                 experts = self._measure(engine, windows, logits, "experts at 4 bits")
             for bits in CANDIDATES:
-                files[bits] = self._candidate(bits)
+                files[bits] = self._candidates.write(bits)
                 with self._engine(store.with_manifest(files[bits]), 4) as engine:
                     kl = self._measure(engine, windows, logits, f"dense weights of {bits} bits")
                 added[bits] = kl - experts
@@ -133,26 +107,3 @@ class DenseTrial:
         engine.sequences.end(sequence)
         assert quality.kl is not None
         return quality.kl
-
-    def _candidate(self, bits: int) -> Manifest:
-        """Writes a file of dense weights; returns the manifest of the store with it."""
-        store, request = self._store, self._request
-        weights = DenseWeights(self._checkpoint, self._experts, self._family, bits)
-        made = replace(store.manifest, dense_bits=bits)
-        coded = bool(self._sample) and bits in BITS
-        if coded:
-            made = replace(made, codes=codes_of(made, list(self._sample), request))
-        parts = [made.source, bits, made.codes.run if coded and made.codes else None]
-        name = f"dense-{xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())[:8]}.safetensors"
-        path = store.directory / name
-        with suppress(FileNotFoundError):
-            path.unlink()
-        if coded:
-            threads = request.threads or cores()
-            coding = DenseCoding(store, self._family, weights, self._sample, request, threads)
-            with closing(coding.tensors()) as tensors:
-                entry = write_dense_file(path, weights.specs(), tensors)
-        else:
-            entry = write_dense_file(path, weights.specs(), weights.tensors())
-        files = {other: each for other, each in made.files.items() if not is_dense_name(other)}
-        return replace(made, files=files | {name: entry})

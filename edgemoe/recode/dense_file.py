@@ -11,11 +11,13 @@ from edgemoe.families.table import family_of
 from edgemoe.machine.cgroups import cores
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.dense import DenseCoding
+from edgemoe.recode.dense_choice import DenseTrial
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.store import dense_shapes
 from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.recoded import RecodedLayers
 
 
@@ -42,3 +44,26 @@ def write_dense(
     coding = DenseCoding(store, family, weights, windows, request, request.threads or cores())
     with closing(coding.tensors()) as tensors:
         files.write_dense(weights.specs(), tensors)
+
+
+def finish_dense(
+    files: RecodedLayers, source: Path, request: RecodeRequest, windows: Sequence[Window]
+) -> Manifest:
+    """Makes the store use its new files, then chooses the bits of its dense weights if the request says so.
+
+    Args:
+        files: the new files, complete.
+        source: the checkpoint of the store.
+        request: the limits, and the number of threads.
+        windows: the sample, complete.
+
+    Returns:
+        the manifest of the store.
+
+    Raises:
+        DoesNotFit, DamagedData: as DenseTrial.run.
+    """
+    made = files.finish()
+    if not request.chooses(made):
+        return made
+    return DenseTrial(StoreModel.open(files.directory), source, request, windows).run()

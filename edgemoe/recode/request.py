@@ -48,6 +48,10 @@ class RecodeRequest:
     threads: int | None = None
     choose_dense: bool = False
 
+    def chooses(self, manifest: Manifest) -> bool:
+        """Whether the bits of a store's dense weights are still to be chosen."""
+        return self.choose_dense and manifest.dense_choice is None
+
 
 def codable_weights(source: Path, max_level: int | None) -> tuple[ExpertWeights, str]:
     """Opens a checkpoint some of whose experts' matrices can be coded in another way.
@@ -119,3 +123,16 @@ def codes_of(manifest: Manifest, windows: list[Window], request: RecodeRequest) 
     run = xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())[:8]
     text = request.text.name if request.text else SELF
     return CalibratedCodes(importance, text, len(windows) * WINDOW, run)
+
+
+def require_level_8(source: Path, max_level: int | None) -> None:
+    """Refuses a checkpoint whose store would lack the level with which 4 bits are compared.
+
+    Raises:
+        UserError: the store would have level 4 alone.
+    """
+    checkpoint = Checkpoint.open(source)
+    found = ExpertWeights(checkpoint, family_of(checkpoint.config)).geometry(max_level).max_level
+    if found < 8:
+        wanted = "a store with level 8, with which --dense-bits auto compares 4 bits"
+        raise UserError(wanted, f"{found} bits for experts of {source}", "choose --dense-bits 6, 5 or 4")

@@ -11,8 +11,7 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.machine.cgroups import cores
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.coding import Coding
-from edgemoe.recode.dense_choice import DenseTrial
-from edgemoe.recode.dense_file import write_dense
+from edgemoe.recode.dense_file import finish_dense, write_dense
 from edgemoe.recode.request import WINDOW, RecodeRequest, codes_of, weights_of, windows_of
 from edgemoe.recode.sample import ExpertSample
 from edgemoe.recode.sampling import take_sample
@@ -53,8 +52,7 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
     experts = weights_of(store, checkpoint)
     windows = windows_of(store, request)
     codes = codes_of(store.manifest, windows, request)
-    chosen = store.manifest.dense_choice is not None or not request.choose_dense
-    if store.manifest.codes == codes and chosen:
+    if store.manifest.codes == codes and not request.chooses(store.manifest):
         remove_others(store.directory, store.manifest)
         return store.manifest
     folder = store.directory / FOLDER
@@ -66,10 +64,7 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
                 made = _write(store, experts, sample, windows, codes, request)
                 write_dense(store, checkpoint, sample.windows, made, request)
                 require_unchanged(checkpoint, store.manifest.source)
-            manifest = made.finish()
-            if not chosen:
-                trial = DenseTrial(StoreModel.open(store.directory), checkpoint, request, sample.windows)
-                manifest = trial.run()
+            manifest = finish_dense(made, checkpoint, request, sample.windows)
             shutil.rmtree(folder, ignore_errors=True)
             return manifest
 

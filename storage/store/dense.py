@@ -61,7 +61,7 @@ class DenseWeights:
         checkpoint: the source.
         experts: names of the tensors that hold expert weights.
         family: the family of the checkpoint; it names routers, float32 tensors and unused tensors.
-        bits: per weight of a matrix, one of manifest.DENSE_BITS.
+        bits: bits per weight of a matrix, one of manifest.DENSE_BITS.
 
     Raises:
         ModelRefused: a tensor is not floating point, or has the name of another tensor's scales.

@@ -73,19 +73,19 @@ def save_codes(
     return made
 
 
-def save_dense(directory: Path, made: Manifest) -> None:
+def save_dense(directory: Path, manifest: Manifest) -> None:
     """Replaces the dense weights in the store.json of a store atomically, with their choice and the codes.
 
     Args:
         directory: directory of the store.
-        made: the store's manifest with other dense weights.
+        manifest: the store's manifest with other dense weights.
 
     Raises:
         EdgemoeError: as save_compensators.
     """
-    entries: dict[str, Any] = {"dense_bits": made.dense_bits, "files": files_json(made.files)}
-    entries["codes"] = made.codes.to_json() if made.codes else None
-    entries["dense_choice"] = made.dense_choice.to_json() if made.dense_choice else None
+    entries: dict[str, Any] = {"dense_bits": manifest.dense_bits, "files": files_json(manifest.files)}
+    entries["codes"] = manifest.codes.to_json() if manifest.codes else None
+    entries["dense_choice"] = manifest.dense_choice.to_json() if manifest.dense_choice else None
     _update(directory, entries)
 
 

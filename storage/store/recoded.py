@@ -35,11 +35,12 @@ class RecodedLayers:
         codes: how the new codes are chosen.
 
     Attributes:
+        directory: directory of the store.
         counts: layer -> its number of experts.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, codes: CalibratedCodes) -> None:
-        self._directory, self._geometry, self._codes = directory, manifest.geometry, codes
+        self.directory, self._geometry, self._codes = directory, manifest.geometry, codes
         self.counts = {layer: len(found.records) for layer, found in sorted(manifest.layers.items())}
         self._complete = complete_layers(directory, self._geometry, codes.run)
         self._dense: dict[str, FileEntry] = {}
@@ -51,12 +52,12 @@ class RecodedLayers:
     def require_free(self) -> None:
         """Raises DoesNotFit if the disk has too little space for the files that are missing."""
         sizes = (self.counts[layer] * self._geometry.of_layer(layer).record_bytes for layer in self.missing())
-        require_free(self._directory / MANIFEST_NAME, sum(sizes))
+        require_free(self.directory / MANIFEST_NAME, sum(sizes))
 
     def write(self, layer: int, records: Iterable[Bytes], error: SourceError) -> None:
         """Writes the file of a layer. Arguments and errors: see layer_file.write_layer."""
         count, run = self.counts[layer], self._codes.run
-        found = write_layer(self._directory, layer, self._geometry, count, records, error, run)
+        found = write_layer(self.directory, layer, self._geometry, count, records, error, run)
         self._complete[layer] = found, error
 
     def write_dense(
@@ -64,7 +65,7 @@ class RecodedLayers:
     ) -> None:
         """Writes a new file of dense weights. Arguments and errors: see dense_file.write_dense_file."""
         name = f"dense-{self._codes.run}.safetensors"
-        self._dense[name] = write_dense_file(self._directory / name, specs, tensors)
+        self._dense[name] = write_dense_file(self.directory / name, specs, tensors)
 
     def finish(self) -> Manifest:
         """Makes the store use the new files, once all are written, and removes what belongs to the old codes.
@@ -76,9 +77,9 @@ class RecodedLayers:
             error.add(self._complete[layer][1])
         layers = {layer: self._complete[layer][0] for layer in self.counts}
         source_error = error.relative if error.total else None
-        made = save_codes(self._directory, self._codes, layers, source_error, self._dense)
-        (self._directory / CALIBRATION_NAME).unlink(missing_ok=True)
-        remove_others(self._directory, made)
+        made = save_codes(self.directory, self._codes, layers, source_error, self._dense)
+        (self.directory / CALIBRATION_NAME).unlink(missing_ok=True)
+        remove_others(self.directory, made)
         return made
 
 

@@ -12,6 +12,7 @@ from edgemoe.families.table import family_of
 from edgemoe.machine.cgroups import cores
 from edgemoe.speed.disk import measure_disk
 from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.run import store_bytes
 
 BIG_BYTES = 1_000_000_000
@@ -26,12 +27,15 @@ CORE_RATE = 100_000_000
 DOWNLOAD_RATE = 50_000_000
 """Bytes of source downloaded a second: an assumption, as nothing is downloaded yet."""
 
+CODED_WEIGHTS = 2_300_000
+"""Experts' weights that a core codes per second by error feedback (docs/benchmarks/2026-11-26-calibrated-codes.md)."""
+
 PROBE = 64 << 20
 """Bytes written and read to measure the disk: a multiple of disk_speed.PIECE."""
 
 
 def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bool = False) -> None:
-    """Prints two lines on stderr if the source has at least BIG_BYTES: sizes and free disk, then the duration.
+    """Prints on stderr if the source has at least BIG_BYTES: sizes and free disk, the duration, and better codes.
 
     Args:
         checkpoint: the source; for a model of the Hub, its headers suffice.
@@ -45,7 +49,8 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
     size = checkpoint.nbytes
     if size < BIG_BYTES:
         return
-    store = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=DENSE_BITS)
+    family = family_of(checkpoint.config)
+    store = store_bytes(checkpoint, family, max_level=None, dense_bits=DENSE_BITS)
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     say(
@@ -53,6 +58,14 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
         f"into a store of {format_size(store)} in {directory} ({format_size(free)} free)\n"
         f"this takes about {_estimate(size, store, existing, download)}; if interrupted, the next use resumes it"
     )
+    experts = ExpertWeights(checkpoint, family)
+    if not experts.has_codes(None):
+        count = len(experts.layers) * experts.count
+        minutes = experts.geometry(None).weights * count / (CODED_WEIGHTS * cores()) / 60
+        say(
+            "`edgemoe convert CHECKPOINT STORE --calibrate self --dense-bits 6` makes a store of a checkpoint on "
+            f"disk that loses less at 2 and 4 bits and reads fewer bytes per token, in about {minutes:.0f} min more"
+        )
 
 
 def _estimate(size: int, store: int, directory: Path, download: bool) -> str:

@@ -171,8 +171,16 @@ def test_the_announced_figures(monkeypatch, capsys, checkpoint, tmp_path, disk, 
     opened = Checkpoint.open(checkpoint)
     monkeypatch.setattr(opened, "_weights", {"all": SimpleNamespace(nbytes=57_000_000_000)})
     monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
+    layers = SimpleNamespace(weights=4_600_000)
+    experts = SimpleNamespace(
+        layers=range(48), count=128, geometry=lambda level: layers, has_codes=lambda level: coded
+    )
+    monkeypatch.setattr(first_use, "ExpertWeights", lambda *parts: experts)
+    coded = download
     first_use.announce(opened, "big", tmp_path / "a" / "b", download=download)
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, *others = capsys.readouterr().err.splitlines()
+    # 6,144 experts, of which a core codes one in two seconds; codes of the source are kept.
+    assert [line.endswith("in about 102 min more") for line in others] == ([] if coded else [True])
     assert "57 GB of weights" in first
     assert "a store of 31 GB in" in first
     assert f"about {estimate}; " in second

@@ -59,16 +59,16 @@ def test_a_conversion_measures_and_writes_the_bits_that_it_chose(
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "message"),
     [
         (("--max-level", "4"), "a store with level 8, with which --dense-bits auto"),
         (("--layout", "cuda"), "for a CPU"),
     ],
 )
 def test_a_store_that_cannot_be_measured_is_refused_before_it_is_made(
-    run, checkpoint, tmp_path, options, wanted
+    run, checkpoint, tmp_path, options, message
 ):
     """The message names the option; nothing is written."""
     code, _, err = run("convert", checkpoint, tmp_path / "store", "--dense-bits", "auto", *options)
-    assert (code, wanted in " ".join(err.split())) == (2, True)
+    assert (code, message in " ".join(err.split())) == (2, True)
     assert not (tmp_path / "store").exists()

@@ -1,0 +1,67 @@
+"""The bits of dense weights that `convert --dense-bits` names or measures. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgemoe.errors import UserError
+from edgemoe.models.options.groups import Opening
+from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
+
+AUTO = "auto"
+"""Value of --dense-bits that measures."""
+
+
+def check_checkpoint(source: Path, max_level: int | None, dense_bits: str, *, calibrated: bool) -> None:
+    """Refuses a checkpoint whose codes cannot be calibrated, or whose dense weights cannot be measured.
+
+    Args:
+        source: the checkpoint.
+        max_level, dense_bits: options of the store.
+        calibrated: whether codes are to be calibrated.
+
+    Raises:
+        UserError, ModelRefused: with the option to change.
+    """
+    if calibrated:
+        from edgemoe.recode.request import codable_weights
+
+        codable_weights(source, max_level)
+    if dense_bits == AUTO:
+        from edgemoe.recode.request import require_level_8
+
+        require_level_8(source, max_level)
+
+
+def dense_bits_of(text: str, destination: Path) -> int:
+    """Parses --dense-bits.
+
+    Args:
+        text: bf16, auto, or a number of DENSE_BITS.
+        destination: the store, which may exist.
+
+    Returns:
+        bits to convert with; for auto the bits of a finished store that has been measured, else 16.
+
+    Raises:
+        UserError: another text.
+    """
+    if text == AUTO:
+        found = Manifest.load(destination) if (destination / MANIFEST_NAME).exists() else None
+        return found.dense_bits if found and found.dense_choice else 16
+    bits = 16 if text == "bf16" else int(text) if text.isdecimal() else 0
+    if bits not in DENSE_BITS:
+        wanted = "auto, bf16, 8, 6, 5 or 4 bits for the dense weights"
+        raise UserError(wanted, text, "choose --dense-bits auto, bf16 or 8")
+    return bits
+
+
+def choose_dense_bits(directory: Path, checkpoint: Path) -> None:
+    """Chooses the bits of a store's dense weights, unless they have been chosen."""
+    from edgemoe.models.open import open_model
+    from edgemoe.recode.dense_choice import DenseTrial
+    from edgemoe.recode.request import RecodeRequest
+
+    opened = open_model(Opening(directory))
+    if not opened.manifest.dense_choice:
+        DenseTrial(opened, checkpoint, RecodeRequest(None, 0, "low"), ()).run()
