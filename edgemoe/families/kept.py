@@ -51,9 +51,9 @@ def _kept(values: str, traits: Traits) -> Family:
     path = user_cache() / "families" / f"{name}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
         return _read(_unsealed(path.read_bytes()), traits)
-    from edgemoe.machine.model_code import without_compiler
+    from edgemoe.machine.model_code import without_advice, without_compiler
 
-    with without_compiler():
+    with without_compiler(), without_advice():
         from edgemoe.families.derive import derive
 
         family = derive(json.loads(values), traits)

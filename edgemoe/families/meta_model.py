@@ -14,7 +14,6 @@ from torch import nn
 
 from edgemoe.errors import ModelRefused
 from edgemoe.families.base import SAME_MODULES
-from edgemoe.machine.model_code import without_advice
 from edgemoe.storage.convert.config import Config, bounded_config
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN
 
@@ -53,7 +52,7 @@ def meta_model(bounded: Config, *, attention: str, experts: str) -> Any:
     config = kind.from_dict(kind._decode_special_floats(values) | {"model_type": model_type} | _LOGITS_ONLY)
     bounded_config(config.to_dict())
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    with torch.device("meta"), without_advice():
+    with torch.device("meta"):
         model = (AutoModelForCausalLM if causal else AutoModel).from_config(
             config, dtype=torch.bfloat16, attn_implementation=attention, trust_remote_code=False
         )

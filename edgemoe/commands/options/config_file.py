@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from edgemoe.commands.options.groups import grouped
+from edgemoe.commands.options.groups import MODEL_NAME, grouped
 from edgemoe.commands.options.help_sections import SECTIONS, sections_of
 from edgemoe.commands.options.options_file import NOT_SET, UNSETTABLE, OptionsFile, default_file
 from edgemoe.errors import UserError
@@ -117,6 +117,8 @@ def effective(ctx: Any) -> Iterator[str]:
             continue
         value = ctx.params[each.name]
         source = ctx.get_parameter_source(each.name).name
+        if name == "model" and ctx.params.get(MODEL_NAME):
+            value, source = ctx.params[MODEL_NAME], "COMMANDLINE"
         origin = origins.get(source, f"environment, {variable(name)}")
         unset = value is None or value in ([], ())
         yield f"# {name} is not set" if unset else f"{name} = {_toml(value)}  # {origin}"

@@ -170,6 +170,8 @@ def test_a_named_model_wins_over_the_own_file(run, own_file, tiny_store):
     own_file("model = 'nowhere'\ncontext = 64\n")
     code, out, _ = run("plan", tiny_store, "--json")
     assert (code, json.loads(out)["context"]) == (0, 64)
+    values, origins = printed(run, "plan", tiny_store)
+    assert (values["model"], origins["model"]) == (str(tiny_store), "command line")
     code, _, err = run("plan", tiny_store, "--model", "nowhere")
     assert (code, err.startswith("edgemoe: expected one model, got")) == (2, True)
 
