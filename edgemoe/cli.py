@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from edgemoe import __version__
 from edgemoe.commands import (
@@ -29,7 +31,7 @@ from edgemoe.commands.options.config_file import USAGE_ERROR, ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord
 from edgemoe.console.streams import standard_streams
 from edgemoe.console.width import say
-from edgemoe.errors import EdgemoeError
+from edgemoe.errors import EdgemoeError, UserError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, by the convention of shells."""
@@ -42,8 +44,20 @@ class _Warnings(logging.Handler):
         say(self.format(record))
 
 
+class _Commands(TyperGroup):
+    """Answers a command that does not exist, such as another program's, with the one that is meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], self.commands, 1)
+            action = f"did you mean {near[0]}?" if near else "`edgemoe chat MODEL` runs a model"
+            raise UserError("a command of edgemoe", repr(args[0]), f"{action} (`edgemoe --help` lists all)")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="edgemoe",
+    cls=_Commands,
     help="Type `edgemoe chat` to talk to the small model that comes with edgemoe, or `edgemoe chat qwen3 --vram-limit "
     "6GB` to download a real one and run it inside 6 GB. edgemoe runs Mixture-of-Experts models that are larger than "
     "memory: it keeps the parts that are used often in memory, and reads the others from the SSD.",

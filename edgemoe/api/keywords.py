@@ -108,7 +108,7 @@ def _example(name: str, value: object) -> str:
         return f'{name}="{value}"'
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", value):
         return f"{name}={value}"
-    return f"{name}=... of that type"
+    return f"{name}=True" if hint is bool else f"a number without quotes, such as {name}=8"
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def as_summary(report: Report) -> str:
     counts = [f"{facts[name]} {what}" for name, what in _COUNTS if name in facts]
     lines = [
         f"{facts['model']}: {', '.join(counts)}",
-        "first s: seconds to the first token",
+        "first s: seconds to the first token; 8/4/2/0 r 0.9: bits of experts, fewer where they matter less",
         "" if "batch" in rows[0] else _LEGEND,
         "--full prints all figures and conditions, --json each run too",
     ]

@@ -123,8 +123,10 @@ def _set(chat: Chat, argument: str) -> None:
         chat.say(then.run.doubt)
     engine.configure(then.run)
     chat.conversation.set_sampling(then.sampling)
-    of_levels = words[0] in ("levels", "exact", "retention") or words[0] not in then.values()
-    chat.say(f"set: {then.run.name}" if of_levels else f"set: {words[0]} {then.values()[words[0]]}")
+    values = then.values()
+    of_levels = words[0] in ("levels", "exact", "retention") or words[0] not in values
+    names = list(values)[: min(len(then.run.levels), 2)] if of_levels else [words[0]]
+    chat.say(f"set: {', '.join(f'{name} {values[name]}' for name in names)}")
 
 
 def _system(chat: Chat, argument: str) -> None:

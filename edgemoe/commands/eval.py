@@ -64,7 +64,7 @@ def eval_command(
     demo = opening.model == DEMO
     reference = measure.reference or (DEMO if demo else None)
     if not measure.text and not measure.tasks:
-        raise UserError("something to measure", "neither --text nor --tasks", "give one or both")
+        raise UserError("a text to measure", "neither --text nor --tasks", "give --text FILE or --tasks")
     per_kind = _tasks_per_kind(measure.task_count, tasks=measure.tasks)
     _require_parts(measure, reference)
     from edgemoe.models.open import open_model
@@ -231,6 +231,7 @@ def _show(report: EvalReport, measure: MeasureOptions, *, as_json: bool) -> None
         accuracy = table.task_lines(report.rows) if measure.tasks else []
         blocks = (
             table.quality_lines(report.rows),
+            table.legend_lines(report.rows),
             table.together_lines(report.rows),
             table.routing_lines(report.routing),
             table.similarity_lines(report.similarity),

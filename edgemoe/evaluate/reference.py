@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 from edgemoe.console.sizes import format_least, format_size
 from edgemoe.errors import DoesNotFit, MissingTensor, UserError
@@ -50,6 +51,7 @@ class Reference:
                 "%s is not the checkpoint that the store was converted from: KL compares two models",
                 checkpoint,
             )
+        disable_progress_bar()  # the evaluation has a line of its own
         with foreign_code(f"a checkpoint in {checkpoint} that transformers loads", values=opened.config):
             model, report = AutoModelForCausalLM.from_pretrained(
                 checkpoint, dtype=torch.bfloat16, trust_remote_code=False, output_loading_info=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgemoe.console.width import fitted
 from edgemoe.evaluate.arm import TABLE, signal_name
 from edgemoe.evaluate.claims import Claim
 from edgemoe.evaluate.hotness import HotnessRow
@@ -74,6 +75,15 @@ _COLUMNS: dict[str, list[_Column]] = {
     "skipping": [("others", lambda row: "scaled" if row.renormalise else "unscaled"), *_QUALITY],
 }
 
+_LEGEND = (
+    "setting: in 8/4/2/0 r 0.9 experts have 8, 4, 2 or 0 bits, fewer where they matter less (--levels, --retention)",
+    "phase: a prompt at once (prefill), or one token after another (decode)",
+    "KL: distance from the bf16 model's answers, 0 is equal, +-: its standard error; top-1: share of tokens that both "
+    "take for the likeliest",
+    "bits read: mean bits per weight of experts; share high: share of experts at the highest level",
+)
+"""Explains the table's columns."""
+
 _VERDICTS = {True: "holds", False: "DOES NOT HOLD", None: "no difference beyond noise"}
 
 
@@ -87,6 +97,11 @@ def quality_lines(rows: Sequence[EvalRow]) -> list[str]:
             body = [[cell(row) for _, cell in columns] for row in chosen]
             lines += title + _aligned([[name for name, _ in columns], *body], flush=2)
     return lines
+
+
+def legend_lines(rows: Sequence[EvalRow]) -> list[str]:
+    """Returns the lines that explain the columns of quality_lines; none without such a table."""
+    return [fitted(line) for line in _LEGEND] if any(row.perplexity is not None for row in rows) else []
 
 
 def routing_lines(rows: Sequence[RoutingRow]) -> list[str]:

@@ -40,7 +40,11 @@ def test_an_unknown_keyword_names_the_known_ones():
         ({"exact": "4"}, "a whole number for exact, got '4', of type str"),
         ({"retention": "0.9"}, "a number for retention, got '0.9', of type str"),
         ({"levels": (4, 2)}, 'a string for levels, got (4, 2), of type tuple: write levels="4/2"'),
-        ({"lynx": "on"}, "True or False for lynx"),
+        ({"lynx": "on"}, "True or False for lynx, got 'on', of type str: write lynx=True"),
+        (
+            {"context": "long"},
+            "a whole number for context, got 'long', of type str: write a number without quotes",
+        ),
         (
             {"vram_limit": 3e9},
             "a string or a whole number for vram_limit, got 3000000000.0, of type float: write "

@@ -77,7 +77,7 @@ def test_a_chat_at_a_terminal(options, tmp_path):
 
         listed = terminal.enter("/he\t")
         assert [name for name in COMMANDS if f"  /{name} " not in listed] == []
-        assert "set: 8/4 r 0.9" in terminal.enter("/set retent\t0.9")
+        assert "set: levels 8/4, retention 0.9" in terminal.enter("/set retent\t0.9")
         assert "retention       0.9" in terminal.enter("/set")
         assert "id you mean /set?" in terminal.enter("/sett levels 8")
         assert "above 0, at most 1" in terminal.enter("/set retention 2")

@@ -163,6 +163,16 @@ def test_a_kernel_is_forced_without_a_change_of_answer(run, tiny_store):
     assert (code, "expected one of auto, avx2" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("word", "action"),
+    [("run", "`edgemoe chat MODEL` runs a model"), ("cht", "did you mean chat?")],
+)
+def test_an_unknown_command_names_one_that_exists(run, word, action):
+    """Programs like this one have `run`; a word that is close to a command's name is taken for it."""
+    code, _, err = run(word, "demo")
+    assert (code, f"got '{word}': {action}" in err) == (2, True)
+
+
 def test_version_and_short_help(run):
     """--version prints the package's version; -h is --help, for each command too."""
     assert run("--version") == (0, f"edgemoe {__version__}\n", "")
@@ -277,9 +287,9 @@ def test_chat_at_scheduled_levels(checkpoint, tmp_path):
     assert mixed["effective_retention"] < 1
     assert mixed["reused"] > 0
     assert [line for line in done.stderr.splitlines() if line.startswith("set: ")] == [
-        "set: 4",
-        "set: 4/2 r 0.75",
-        "set: 4/2 r 0.5",
+        "set: levels 4",
+        "set: levels 4/2, retention 0.75",
+        "set: levels 4/2, retention 0.5",
     ]
 
 

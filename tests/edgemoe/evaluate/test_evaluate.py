@@ -419,14 +419,16 @@ def test_the_command_prints_json_or_a_table(command, tiny_store, checkpoint, tex
         "4/2 r 0.75 (1 of 2): text: 2 of 2 (100 %), 0 s left",
         "4/2 r 0.9 (2 of 2): text: 2 of 2 (100 %), 0 s left",
     ]
+    assert "Loading weights" not in progress  # transformers' bar
     last = f"4/2 r 0.9, decode: perplexity {rows[-1]['perplexity']:.3f}, KL {rows[-1]['kl']:.5f}, "
     assert progress.splitlines()[-1].startswith(last)
     names = ["bf16", "4/2 r 0.75", "4/2 r 0.75", "4/2 r 0.9", "4/2 r 0.9"]
     assert [row["setting"] for row in rows] == names
     error, out, _ = command(*words)
     assert error is None
-    table = out.split("\n\n")[0].splitlines()[1:]
+    (_, *table), legend = (block.splitlines() for block in out.split("\n\n"))
     assert [line.split("  ")[0] for line in table] == names
+    assert {"setting", "phase", "KL", "bits read"} <= {line.partition(":")[0] for line in legend}
     assert [f"{row['perplexity']:.3f}" in line for row, line in zip(rows, table, strict=True)] == [True] * 5
 
 
