@@ -9,6 +9,7 @@
 #   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows
 #   make check                                         format, lint, types, imports and all tests
 #   make install [TORCH_BUILD=cpu|cuda]                make only .venv with the edgemoe command
+#   make dist [ARGS="--architectures x86_64"]          build a release in dist/: an sdist, and wheels with the compiled kernel
 
 VENV := .venv
 PYTHON = $(VENV)/bin/python
@@ -31,7 +32,7 @@ or-interrupted = || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
 
 KERNELS := $(wildcard edgemoe/kernels/native/csrc/*.[ch] edgemoe/kernels/native/csrc/*/*.[ch])
 
-.PHONY: help chat serve test test-fast test-folders test-lowest check install
+.PHONY: help chat serve test test-fast test-folders test-lowest check install dist
 
 # The first target, for make alone. The list is the comment at the top of this file.
 help:
@@ -60,6 +61,10 @@ check: $(VENV)/.installed-dev
 	@tools/check
 
 install: $(VENV)/.installed
+
+dist: $(VENV)/.installed
+	$(PIP) install --editable '.[dist]'
+	@$(PYTHON) -m tools.dist $(ARGS)
 
 $(VENV)/.installed: pyproject.toml Makefile $(KERNELS)
 	$(create-venv)

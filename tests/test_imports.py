@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -295,7 +296,6 @@ def test_every_package_is_installed() -> None:
     directories = {path.parent for top in TOPS for path in (ROOT / top).rglob("*.py")}
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert sorted(setup["packages"]) == sorted(dotted(directory) for directory in directories)
-    assert setup["package-dir"] == {f"edgemoe.{name}": name for name in PLACES}
     assert [d for d in directories if not (d / "__init__.py").is_file()] == []
     assert (ROOT / "edgemoe" / "py.typed").is_file()
 
@@ -329,6 +329,17 @@ def test_import_is_cheap(tmp_path: Path) -> None:
     newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", changelog, re.MULTILINE)
     assert newest
     assert (done.stdout, done.stderr) == (newest[1] + "\n", "")
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_folder_of_the_checkout_is_no_module_of_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the checkout is on the import path, `import cache` fails with the reason, and never gives edgemoe's."""
+    monkeypatch.setattr(sys, "path", [str(ROOT)])
+    with pytest.raises(
+        ImportError, match=rf"got a folder of edgemoe's checkout, which is edgemoe\.{name}: start in"
+    ):
+        importlib.import_module(name)
+    assert name not in sys.modules
 
 
 @pytest.mark.e2e

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import plain_c
 import pytest
@@ -19,6 +21,7 @@ from records import KEY, MemoryReader, blocks_for
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native import paths
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.storage.record.decode import decode
 from edgemoe.storage.record.forms import PlaneForm
@@ -39,6 +42,24 @@ ROWS = (1, 3, 12, 13, 16, 31, 33, 64, 130)
 def path(request):
     with forced(request.param):
         yield request.param
+
+
+def test_a_processor_has_the_paths_of_its_flags():
+    """The system lists the features that programs may use; AMX needs its permission in addition."""
+    if platform.machine() != "x86_64":
+        pytest.skip("test_neon.py has the processors of aarch64")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split())
+    avx512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"} <= flags
+    wanted = {
+        "avx2": {"avx2", "fma"} <= flags,
+        "avx-vnni": "avx_vnni" in flags or avx512,
+        "avx512-vnni": avx512,
+        "avx512-bf16": avx512 and "avx512_bf16" in flags,
+    }
+    available = paths.available()
+    assert {path: path in available for path in wanted} == wanted
+    assert "amx" not in available or {"amx_tile", "amx_int8", "amx_bf16"} <= flags
 
 
 class Experts:

@@ -31,7 +31,7 @@ INLINE void delta_replace(const delta_token *t, int64_t i, int rows, int64_t str
                           const float *held, float *sums) {
     const float *row = from + i * stride, *k = t->k + i, *q = t->q + i, *keep = t->keep + i * t->keep_step;
     float *after = to + i * stride;
-#pragma GCC ivdep
+    INDEPENDENT
     for (int64_t j = 0; j < width; j++) {
         float sum = sums[j];
         for (int r = 0; r < rows; r++) {

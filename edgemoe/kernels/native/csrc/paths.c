@@ -13,27 +13,44 @@ int use_bf16 = 0;
 
 enum dot vnni_dot = DOT_PLAIN;
 
-static int has_avx512(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl");
+/* Registers of CPUID's answer. */
+enum cpuid_register { A, B, C, D };
+
+/* Whether the processor's answer to CPUID has all of `bits`. __builtin_cpu_supports would need a part of the compiler's runtime
+ * library that not every compiler has: with zig's it denies everything. */
+static int has(unsigned leaf, unsigned subleaf, enum cpuid_register in, unsigned bits) {
+    unsigned found[4] = {0};
+    return __get_cpuid_count(leaf, subleaf, &found[A], &found[B], &found[C], &found[D]) && (found[in] & bits) == bits;
 }
 
-static int has_avx512_vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-
-static int has_avx512_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
-
-/* By CPUID, since older compilers do not know the name. */
-static int has_avx_vnni(void) {
-    unsigned a = 0, b, c, d;
-    return COMPILED_AVX_VNNI && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+/* Whether the operating system saves these registers of a thread, by their bits in XCR0. */
+static int saves(unsigned bits) {
+    enum { OSXSAVE = 1 << 27 };
+    unsigned low, high;
+    if (!has(1, 0, C, OSXSAVE)) return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & bits) == bits;
 }
+
+int has_avx2(void) {
+    enum { FMA = 1 << 12, AVX = 1 << 28, AVX2_BIT = 1 << 5, XMM_YMM = 0x6 };
+    return saves(XMM_YMM) && has(1, 0, C, FMA | AVX) && has(7, 0, B, AVX2_BIT);
+}
+
+static int has_avx512_vnni(void) {
+    const unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11, xmm_to_zmm_and_masks = 0xe6;
+    return saves(xmm_to_zmm_and_masks) && has(7, 0, B, f | dq | bw | vl) && has(7, 0, C, vnni);
+}
+
+static int has_avx512_bf16(void) { return has_avx512_vnni() && has(7, 1, A, 1 << 5); }
+
+static int has_avx_vnni(void) { return COMPILED_AVX_VNNI && has(7, 1, A, 1 << 4); }
 
 /* Linux saves a thread's tiles only in a process that has requested permission; the request fails without AMX. */
 static int has_amx(void) {
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d = 0;
-    const int present = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
-    return COMPILED_AMX && present && has_avx512_vnni() && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, BF16_TILE_INT8 = 1 << 22 | 1 << 24 | 1 << 25 };
+    const int present = COMPILED_AMX && has(7, 0, D, BF16_TILE_INT8) && has_avx512_vnni();
+    return present && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 
 int edgemoe_paths(void) {
@@ -42,8 +59,7 @@ int edgemoe_paths(void) {
     const int avx512 = has_avx512_vnni();
     vnni_dot = has_avx_vnni() ? DOT_VEX : avx512 ? DOT_EVEX : DOT_PLAIN;
     found = 1 << PATH_AVX2 | (vnni_dot != DOT_PLAIN) << PATH_AVX_VNNI | avx512 << PATH_AVX512_VNNI |
-            (avx512 && has_avx512_bf16()) << PATH_AVX512_BF16 | has_amx() << PATH_AMX |
-            1 << PATH_AMX_EMULATED;
+            has_avx512_bf16() << PATH_AVX512_BF16 | has_amx() << PATH_AMX | 1 << PATH_AMX_EMULATED;
     return found;
 }
 

@@ -52,6 +52,9 @@ int edgemoe_bf16(int use);
 enum dot { DOT_PLAIN, DOT_VEX, DOT_EVEX, DOT_SDOT, DOT_USDOT };
 
 #if defined(__x86_64__)
+/* Whether the processor has AVX2 and FMA, and the system saves their registers: without them no function here can run. */
+int has_avx2(void);
+
 /* Of PATH_AVX_VNNI on this processor. */
 extern enum dot vnni_dot;
 

@@ -4,6 +4,7 @@
  * cannot be compiled, or the processor has neither AVX2 nor NEON, torch's operators do the same work (torch_int4.py).
  */
 #include "pool.h"
+#include "paths.h"
 
 #if COMPILED
 #include <pthread.h>
@@ -113,7 +114,7 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
 #if defined(__x86_64__)
-int edgemoe_supported_39(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+int edgemoe_supported_39(void) { return has_avx2(); }
 #else
 int edgemoe_supported_39(void) { return 1; }
 #endif

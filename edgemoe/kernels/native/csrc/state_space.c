@@ -46,7 +46,7 @@ INLINE void space_columns(const float *k, const float *q, float keep, int64_t ke
         const float *row = from + i * stride;
         float *after = to + i * stride;
         if (from != to) delta_soon(after + 4 * stride, stride, width, 1);
-#pragma GCC ivdep
+        INDEPENDENT
         for (int64_t j = 0; j < width; j++) {
             float sum = sums[j];
             for (int r = 0; r < 4; r++) {

@@ -24,6 +24,13 @@
 #include "neon.h"
 #endif
 
+/* Before a loop none of whose iterations reads what another one writes. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

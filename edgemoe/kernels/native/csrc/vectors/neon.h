@@ -50,6 +50,7 @@ INTEGERS(packs_epi16, int16x8_t, vqmovn_high_s16(vqmovn_s16(a), b))
 INTEGERS(packs_epi32, int32x4_t, vqmovn_high_s32(vqmovn_s32(a), b))
 INTEGERS(shuffle_epi8, uint8x16_t, vqtbl1q_u8(a, vandq_u8(b, vdupq_n_u8(0x8f))))
 INTEGERS(madd_epi16, int16x8_t, vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)))
+#undef INTEGERS
 
 /* Pairs of products of numbers from 0 to 255 with numbers from -128 to 127; their sums saturate. */
 INLINE __m128i half_maddubs_epi16(__m128i x, __m128i y) {
