@@ -86,25 +86,39 @@ def parse_limits(limits: LimitOptions) -> tuple[int | None, int]:
     dram = 0 if limits.dram_limit is None else parse_size(limits.dram_limit)
     total = process.total_memory()
     if dram > total:
-        _warn_of_machine("--dram-limit", dram, total)
+        _warn_of_ram("--dram-limit", dram, total)
     if vram and vram > total and devices.open_device(limits.device) is None:
-        _warn_of_machine("--vram-limit", vram, total)
+        _warn_of_ram("--vram-limit", vram, total)
     return vram, dram
 
 
-@cache
-def _warn_of_machine(option: str, limit: int, total: int) -> None:
-    """Logs a warning for a limit that is more than the machine's RAM, in bytes, once a process."""
+def _warn_of_ram(option: str, limit: int, total: int) -> None:
+    """Warns of a limit that is more than the machine's RAM, in bytes."""
     from edgemoe.memory.overhead import suggested_limits
 
     free = process.available_memory()
+    memory = f"{format_size(total)} of RAM that this machine has, of which {format_size(free)} are free"
+    _warn_of_machine(option, limit, memory, format_most(suggested_limits(free, None)[0]))
+
+
+def _warn_of_gpu(limit: int, free: int) -> None:
+    """Warns of a limit that is more than the free memory of the GPU, in bytes."""
+    from edgemoe.memory.overhead import suggested_limits
+
+    memory = f"{format_size(free)} of GPU memory that are free"
+    _warn_of_machine("--vram-limit", limit, memory, format_most(suggested_limits(0, free)[0]))
+
+
+@cache
+def _warn_of_machine(option: str, limit: int, memory: str, suggested: str) -> None:
+    """Logs a warning for a limit in bytes that is more than some memory, once a process."""
     logging.getLogger("edgemoe").warning(
-        "%s %s is more than the %s of RAM that this machine has, of which %s are free: here a model has that at "
-        "most; give %s %s",
+        "%s %s is more than the %s: here a model has that at most; give %s %s",
         option,
-        *map(format_size, (limit, total, free)),
+        format_size(limit),
+        memory,
         option,
-        format_most(suggested_limits(free, None)[0]),
+        suggested,
     )
 
 
@@ -123,6 +137,8 @@ def plan_levels(
         UserError, DoesNotFit: an option that cannot be met.
     """
     _warn_of_context(store.config.get("max_position_embeddings"), division.context)
+    if store.device and division.vram and not shrink and division.vram > store.device.available_bytes():
+        _warn_of_gpu(division.vram, store.device.available_bytes())
     level = store.manifest.max_level
     highest, fewer = choose(level, fits=True), choose(level, fits=False)
     plan = division.plan(store, highest)

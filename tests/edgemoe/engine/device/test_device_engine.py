@@ -26,7 +26,7 @@ from edgemoe.machine import process
 from edgemoe.memory import workspace
 from edgemoe.memory.describe import plan_lines
 from edgemoe.memory.overhead import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
-from edgemoe.models.plans.division import within_memory
+from edgemoe.models.plans.division import Division, plan_levels, within_memory
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.fetcher import Fetcher
 from edgemoe.storage.sizes import format_size
@@ -228,7 +228,22 @@ def test_limits_above_free_memory_are_shrunk(tiny_store, monkeypatch, caplog):
     monkeypatch.setattr(process, "resident_bytes", lambda: 0)
     smaller = within_memory(store, plan, settings)
     assert (smaller.vram_experts, smaller.dram_experts) == (4, 5)
-    assert [message.startswith("a limit of ") for message in caplog.messages] == [True, True]
+    for option, message in zip(("--vram-limit", "--dram-limit"), caplog.messages, strict=True):
+        assert message.startswith(f"{option} ")
+        assert f"give {option} " in message
+
+
+def test_a_plan_for_a_larger_device_gives_a_warning(tiny_store, monkeypatch, caplog):
+    """Where limits do not shrink, a limit above the device's free memory gives a warning with one that fits."""
+    device = DoubleDevice()
+    store, choose = in_planes(tiny_store, device), lambda level, **_: RunSettings.uniform(level)
+    monkeypatch.setattr(device, "available_bytes", lambda: 100_000_000)
+    plan_levels(store, choose, Division(100_000_000, context=64))
+    assert not caplog.messages
+    assert plan_levels(store, choose, Division(200_000_000, context=64))[0].vram_limit_bytes == 200_000_000
+    (message,) = caplog.messages
+    assert message.startswith("--vram-limit 200 MB is more than the 100 MB of GPU memory that are free")
+    assert message.endswith("give --vram-limit 90MB")
 
 
 def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
