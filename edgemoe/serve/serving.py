@@ -204,12 +204,13 @@ class Serving:
         end = (
             str(job.error) if job.error else "answered" if len(answers) == len(job.answers) else "client left"
         )
+        progress = [future.progress for future in job.futures]
         _log.info(
             "%s: %s: %d prompt + %d new tokens in %.2f s, %s",
             job.client or "unknown client",
             job.kind,
-            sum(answer.prompt_tokens for answer in answers),
-            sum(answer.new_tokens for answer in answers),
+            sum(each.prompt_tokens for each in progress),
+            sum(each.new_tokens for each in progress),
             time.monotonic() - job.start,
             end,
         )

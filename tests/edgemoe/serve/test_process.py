@@ -157,6 +157,8 @@ def test_a_second_signal_ends_at_once(tiny_store):
         assert code == 130, err
         assert "got the end of the server" in err
         assert "client left" not in err
+        counts = re.search(r"completion: (\d+) prompt \+ (\d+) new tokens in", err)
+        assert min(map(int, counts.groups())) > 0, err  # what was computed before the end
         assert "Traceback" not in err
 
 
