@@ -12,13 +12,13 @@ from typing import TypeVar
 import torch
 
 from edgemoe.experts.step import MeasuredLayer
+from edgemoe.kernels.native.columns import calibrated_codes
 from edgemoe.recode.sample import ExpertSample, LayerSample, hessian_of
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.formats.source_codes import Matrix, SourceCodes
 from edgemoe.storage.record.encode import assemble, quantize_matrix, squared_error
 from edgemoe.storage.record.layout import Layout
-from edgemoe.storage.record.nested_codes import ColumnOrder, nested_codes
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.recoded import RecodedLayers
@@ -131,9 +131,9 @@ class Coding:
                 made = quantize_matrix(weight, spec, bits, level)  # kept
             else:
                 weight = _floats(weight)
-                order = ColumnOrder(hessian_of(rows, gates).add_(mean), spec.padded_cols)
+                hessian = hessian_of(rows, gates).add_(mean)
                 importance = {each: part for each, part in self._importance.items() if each <= level}
-                made = nested_codes(weight, order, spec, importance, bits)
+                made = calibrated_codes(weight, hessian, spec, importance, bits)
             error.add(SourceError(*squared_error(weight, made, spec, level)))
             quantized.append(made)
         return assemble(geometry, self._layout, quantized), error

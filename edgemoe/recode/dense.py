@@ -11,10 +11,10 @@ import torch
 from edgemoe.calibrate.windows import Window
 from edgemoe.console.progress import CountProgress
 from edgemoe.families.base import Family
+from edgemoe.kernels.native.columns import calibrated_codes
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.dense_inputs import hessians_of
 from edgemoe.recode.request import RecodeRequest
-from edgemoe.storage.record.nested_codes import ColumnOrder, nested_codes
 from edgemoe.storage.record.offsets import MatrixSpec
 from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.dense import DenseWeights
@@ -98,7 +98,5 @@ class DenseCoding:
         rows, cols = weight.shape
         spec = MatrixSpec.of(name, rows, cols, dense_shapes.GROUP)
         bits = self._weights.bits
-        codes, parameters = nested_codes(
-            weight, ColumnOrder(hessian, spec.padded_cols), spec, {bits: 1.0}, bits
-        )
+        codes, parameters = calibrated_codes(weight, hessian, spec, {bits: 1.0}, bits)
         return dense_groups.packed(codes, parameters, bits)

@@ -12,7 +12,8 @@ The group parameters, and so the record's format, are as in rounding to nearest 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -66,8 +67,71 @@ class ColumnOrder:
         self.upper: torch.Tensor = inverse.flip(0, 1).contiguous()
 
 
+@dataclass(frozen=True)
+class Block:
+    """A matrix while its columns are coded, each a row [rows] of its tensors.
+
+    Args:
+        remainder: float32 [levels, K, rows], the part of the weights that each level still has to reproduce.
+        upper: float32 [K, K], reach of the errors.
+        steps, centres: float32 [K, rows], values of each column's group.
+        levels: ascending.
+        importance: weights of the levels.
+        bits: the number of bits of a code at a level above 4.
+    """
+
+    remainder: torch.Tensor
+    upper: torch.Tensor
+    steps: torch.Tensor
+    centres: torch.Tensor
+    levels: list[int]
+    importance: Importance
+    bits: int
+
+    @property
+    def unit(self) -> int:
+        """Steps from a code to the next at a level above 4."""
+        return 1 << (8 - self.bits)
+
+    @property
+    def rest(self) -> float:
+        """The value of a code's lower 8 - bits bits at a level above 4, in steps."""
+        return float(REST[self.bits]) if self.levels[-1] == 8 else (self.unit - 1) / 2
+
+
+Columns = Callable[[Block, int, int, torch.Tensor], torch.Tensor]
+"""Codes the columns [start, end) of a block, as `plain_columns` does, and with its bits."""
+
+
+def plain_columns(block: Block, start: int, end: int, codes: torch.Tensor) -> torch.Tensor:
+    """Codes some columns; their part of block.remainder is overwritten.
+
+    Args:
+        block: the matrix.
+        start, end: columns [start, end).
+        codes: uint8 [K, rows], whose rows [start, end) are written.
+
+    Returns:
+        errors, float32 [levels, end - start, rows].
+    """
+    left, upper = block.remainder, block.upper
+    errors = torch.empty(len(left), end - start, left.shape[2])
+    for j in range(start, end):
+        column, values = _code(block, left[:, j], block.steps[j], block.centres[j])
+        codes[j] = column
+        error = torch.sub(left[:, j], values, out=errors[:, j - start]).div_(upper[j, j])
+        reach = upper[j, j + 1 : end].view(1, -1, 1)
+        left[:, j + 1 : end].addcmul_(reach, error.unsqueeze(1), value=-1)
+    return errors
+
+
 def nested_codes(
-    weight: torch.Tensor, order: ColumnOrder, spec: MatrixSpec, importance: Importance, bits: int = 8
+    weight: torch.Tensor,
+    order: ColumnOrder,
+    spec: MatrixSpec,
+    importance: Importance,
+    bits: int = 8,
+    columns: Columns = plain_columns,
 ) -> Quantized:
     """Quantizes a matrix with error feedback.
 
@@ -77,6 +141,7 @@ def nested_codes(
         spec: padded shape and groups.
         importance: weights of the levels.
         bits: the number of bits of a code where `importance` has a level above 4, one of offsets.BITS.
+        columns: codes columns.
 
     Returns:
         codes and parameters, as `encode.quantize_matrix`. Without a level above 4 the lower four bits of the codes are
@@ -87,12 +152,24 @@ def nested_codes(
     codes, parameters = quantize(padded, spec.group)
     scale, centre = parameters.float().unbind(-1)  # [groups, rows]
     steps = (scale / 16).clamp_min(torch.finfo(torch.float32).tiny)
-    levels = sorted(importance)
-    made = _Columns(padded[:, order.columns], levels, importance, bits).run(
-        order, steps[order.columns // spec.group], centre[order.columns // spec.group]
-    )
-    codes[:, order.columns] = made.t()
+    levels, group = sorted(importance), order.columns // spec.group
+    left = padded[:, order.columns].t().expand(len(levels), -1, -1).contiguous()
+    block = Block(left, order.upper, steps[group], centre[group], levels, importance, bits)
+    codes[:, order.columns] = _coded(block, columns).t()
     return codes, parameters
+
+
+def _coded(block: Block, columns: Columns) -> torch.Tensor:
+    """Codes every column: uint8 [K, rows]."""
+    left, upper = block.remainder, block.upper
+    count, width, rows = left.shape
+    made = torch.empty(width, rows, dtype=torch.uint8)
+    for start in range(0, width, _BLOCK):
+        end = min(start + _BLOCK, width)
+        errors = columns(block, start, end, made)
+        later = upper[start:end, end:].t().expand(count, -1, -1)
+        left[:, end:].baddbmm_(later, errors, alpha=-1)
+    return made
 
 
 def _least(cost: torch.Tensor) -> torch.Tensor:
@@ -104,79 +181,37 @@ def _least(cost: torch.Tensor) -> torch.Tensor:
     return cost.view(torch.int32).bitwise_and_(-16).bitwise_or_(_PLACES).amin(0).bitwise_and_(15)
 
 
-class _Columns:
-    """The columns of one matrix while they are coded, each a row [rows] of its tensors.
+def _code(
+    block: Block, targets: torch.Tensor, step: torch.Tensor, centre: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes one column.
 
     Args:
-        weight: float32 [rows, K], in the order of coding.
-        levels: ascending.
-        importance: weights of the levels.
-        bits: the number of bits of a code at a level above 4.
+        block: the matrix.
+        targets: float32 [levels, rows].
+        step, centre: float32 [rows].
+
+    Returns:
+        uint8 [rows], and the value of each level, float32 [levels, rows].
     """
-
-    def __init__(self, weight: torch.Tensor, levels: list[int], importance: Importance, bits: int) -> None:
-        self._levels, self._importance = levels, importance
-        self._unit = 1 << (8 - bits)
-        self._rest = float(REST[bits]) if levels[-1] == 8 else (self._unit - 1) / 2
-        self._left = weight.t().expand(len(levels), -1, -1).contiguous()
-        """float32 [levels, K, rows]: the remainder of the weights that each level still has to reproduce."""
-
-    def run(self, order: ColumnOrder, steps: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-        """Codes every column.
-
-        Args:
-            order: reach of the errors.
-            steps, centres: float32 [K, rows], values of each column's group.
-
-        Returns:
-            uint8 [K, rows].
-        """
-        left, upper = self._left, order.upper
-        count, columns, rows = left.shape
-        made = torch.empty(columns, rows, dtype=torch.uint8)
-        for start in range(0, columns, _BLOCK):
-            end = min(start + _BLOCK, columns)
-            errors = torch.empty(count, end - start, rows)
-            for j in range(start, end):
-                code, values = self._code(left[:, j], steps[j], centres[j])
-                made[j] = code
-                error = torch.sub(left[:, j], values, out=errors[:, j - start]).div_(upper[j, j])
-                reach = upper[j, j + 1 : end].view(1, -1, 1)
-                left[:, j + 1 : end].addcmul_(reach, error.unsqueeze(1), value=-1)
-            later = upper[start:end, end:].t().expand(count, -1, -1)
-            left[:, end:].baddbmm_(later, errors, alpha=-1)
-        return made
-
-    def _code(
-        self, targets: torch.Tensor, step: torch.Tensor, centre: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes one column.
-
-        Args:
-            targets: float32 [levels, rows].
-            step, centre: float32 [rows].
-
-        Returns:
-            uint8 [rows], and the value of each level, float32 [levels, rows].
-        """
-        wanted = (targets - centre) / step + 135.5
-        cost: torch.Tensor | None = None
-        for level, target in zip(self._levels, wanted, strict=True):
-            off = target - _MIDDLE[min(level, 4)]
-            if level > 4:  # it reaches every value of the sixteen that share the upper bits
-                off.abs_().sub_(7.5).clamp_min_(0)
-            part = off.square_().mul_(self._importance[level])
-            cost = part if cost is None else cost.add_(part)
-        assert cost is not None
-        top = _least(cost).float()
-        low = torch.zeros_like(top)
-        values = []
-        for level, target in zip(self._levels, wanted, strict=True):
-            if level > 4:
-                low = (target - 16 * top - self._rest).div_(self._unit).round_()
-                low = low.clamp_(0, 16 // self._unit - 1).mul_(self._unit).add_(self._rest)
-                values.append(16 * top + low)
-            else:
-                values.append(16 * top + 7.5 if level == 4 else 64 * (top // 4) + 31.5)
-        code = (16 * top + low).to(torch.uint8)
-        return code, (torch.stack(values) - 135.5) * step + centre
+    wanted = (targets - centre) / step + 135.5
+    cost: torch.Tensor | None = None
+    for level, target in zip(block.levels, wanted, strict=True):
+        off = target - _MIDDLE[min(level, 4)]
+        if level > 4:  # it reaches every value of the sixteen that share the upper bits
+            off.abs_().sub_(7.5).clamp_min_(0)
+        part = off.square_().mul_(block.importance[level])
+        cost = part if cost is None else cost.add_(part)
+    assert cost is not None
+    top = _least(cost).float()
+    low = torch.zeros_like(top)
+    values = []
+    for level, target in zip(block.levels, wanted, strict=True):
+        if level > 4:
+            low = (target - 16 * top - block.rest).div_(block.unit).round_()
+            low = low.clamp_(0, 16 // block.unit - 1).mul_(block.unit).add_(block.rest)
+            values.append(16 * top + low)
+        else:
+            values.append(16 * top + 7.5 if level == 4 else 64 * (top // 4) + 31.5)
+    code = (16 * top + low).to(torch.uint8)
+    return code, (torch.stack(values) - 135.5) * step + centre

@@ -27,7 +27,7 @@ CORE_RATE = 100_000_000
 DOWNLOAD_RATE = 50_000_000
 """Bytes of source downloaded a second: an assumption, as nothing is downloaded yet."""
 
-CODED_WEIGHTS = 2_300_000
+CODED_WEIGHTS = 3_600_000
 """Experts' weights that a core codes per second by error feedback (docs/benchmarks/2026-11-26-calibrated-codes.md)."""
 
 PROBE = 64 << 20

@@ -426,9 +426,22 @@ def attention_calls() -> Iterator[Call]:
         yield Call("attention_rows", (*arguments, 0, np.zeros(past + rows, np.float32)))
 
 
+def column_calls() -> Iterator[Call]:
+    """Codes of columns for three levels and for one, with rows that a strip does not divide."""
+    for levels, unit, rest in (((2, 4, 8), 1, 0.0), ((2, 4), 16, 7.5), ((6,), 4, 1.5)):
+        count, columns, rows = len(levels), 80, 40
+        left = _generator.normal(size=(count, columns, rows)).astype(np.float32)
+        upper = np.triu(_generator.normal(size=(columns, columns)) * 0.1 + np.eye(columns)).astype(np.float32)
+        steps = (_generator.random((columns, rows)) * 0.02 + 0.005).astype(np.float32)
+        sizes = columns, rows, 16, 80, np.array(levels), np.array([1, 4, 16], np.float32)
+        out = np.zeros((columns, rows), np.uint8), np.zeros((count, 64, rows), np.float32)
+        yield Call("code_columns", (rest, left, upper, steps, steps * 2, *sizes, count, unit, *out))
+
+
 KERNEL_CALLS = (
     *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls, short_conv_calls),
     state_space_calls,
     *(row_calls, router_calls, attention_calls),
+    column_calls,
 )
 """All of the above."""
