@@ -15,7 +15,7 @@ from edgemoe.policy.importance import PromptAttention
 TOKENS = 120
 """Tokens of a prompt: attention goes through keys in blocks of 64."""
 
-FORMATS = [*((kv, bits) for bits in (16, 8) for kv in ("bf16", "q8_0", "q4_0")), ("bf16", 4)]
+FORMATS = [*((kv, bits) for bits in (16, 8) for kv in ("bf16", "q8_0", "q4_0")), ("bf16", 4), ("bf16", 6)]
 """Format of keys and values, and bits of dense weights."""
 
 

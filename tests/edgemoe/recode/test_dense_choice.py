@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from edgemoe.recode import dense_choice
+from edgemoe.recode.dense_candidates import DenseCandidates
 from edgemoe.storage.store.dense_choice import DenseChoice
 from edgemoe.storage.store.manifest import Manifest
 
@@ -56,6 +57,28 @@ def test_a_conversion_measures_and_writes_the_bits_that_it_chose(
     before = {path.name: path.stat().st_mtime_ns for path in store.iterdir()}
     assert run(*arguments)[0] == 0
     assert {path.name: path.stat().st_mtime_ns for path in store.iterdir()} == before
+
+
+@pytest.mark.e2e
+def test_an_interrupted_choice_is_made_again_with_the_same_bytes(run, checkpoint, tmp_path, monkeypatch):
+    """Interrupted before the second file of dense weights, the store has bf16 until a second call."""
+    monkeypatch.setattr(dense_choice, "WINDOWS", 1)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run("convert", checkpoint, whole, "--dense-bits", "auto")[0] == 0
+    write = DenseCandidates.write
+
+    def interrupted(self: DenseCandidates, bits: int) -> Manifest:
+        made = write(self, bits)
+        raise KeyboardInterrupt(made.dense_name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DenseCandidates, "write", interrupted)
+        assert run("convert", checkpoint, stopped, "--dense-bits", "auto")[0] == 130
+    assert (Manifest.load(stopped).dense_bits, Manifest.load(stopped).dense_choice) == (16, None)
+    assert run("convert", checkpoint, stopped, "--dense-bits", "auto")[0] == 0
+    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == {
+        path.name: path.read_bytes() for path in whole.iterdir()
+    }
 
 
 @pytest.mark.parametrize(
