@@ -189,5 +189,8 @@ def test_links_are_measured_by_the_devices_copies(monkeypatch):
     probe_briefly(monkeypatch)
     device = DoubleDevice(seed=1)
     assert copy_speed(device, 1 << 20, 0.02) > 0
-    assert bandwidth._read_on(device) > 0
+    assert bandwidth.read_device(device) > 0
+    rates = bandwidth.machine_rates(1e9, device)
+    assert {place: each.ssd for place, each in rates.items()} == {"cpu": 1e9, "cuda": 1e9}
+    assert min(each.vram for each in rates.values()) > 0
     assert device.broken == []
