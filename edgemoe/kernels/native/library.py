@@ -23,7 +23,7 @@ from edgemoe.kernels.native.structures import DenseHeads, check_sizes
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 40
+INTERFACE = 41
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -190,19 +190,13 @@ def head_products(
     """
     _check_bf16(x)
     heads, tokens, cols = x.shape
-    stride, *inner = weight.stride()
+    (stride, *inner), rows = weight.stride(), weight.shape[1]
     if weight.shape[::2] != (heads, cols) or inner != [cols, 1] or not x.is_contiguous():
         raise ValueError(f"expected matrices [{heads}, N, {cols}], got {list(weight.shape)}")
-    y = x.new_empty(heads, tokens, weight.shape[1])
+    y = x.new_empty(heads, tokens, rows)
+    sizes = {"heads": heads, "stride": stride, "rows": rows, "cols": cols, "x_cols": cols, "y_cols": rows}
     matrices = DenseHeads(
-        weight=weight.data_ptr(),
-        by_column=by_column,
-        heads=heads,
-        stride=stride,
-        rows=weight.shape[1],
-        cols=cols,
-        x_stride=tokens * cols,
-        y_stride=tokens * weight.shape[1],
+        weight=weight.data_ptr(), by_column=by_column, x_stride=tokens * cols, y_stride=tokens * rows, **sizes
     )
     if scale is not None:
         matrices.scale, matrices.scale_stride = scale.data_ptr(), scale.stride(0)

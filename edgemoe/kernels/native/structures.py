@@ -177,7 +177,7 @@ class DenseHeads(ctypes.Structure):
 
     _fields_ = [
         *_fields(_POINTER, "weight scale"),
-        *_fields(_INT, "scale_stride by_column heads stride rows cols x_stride y_stride"),
+        *_fields(_INT, "scale_stride by_column heads stride rows cols x_stride y_stride x_cols y_cols"),
     ]
 
 

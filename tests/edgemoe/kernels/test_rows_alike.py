@@ -55,15 +55,24 @@ def test_products_of_other_sizes_are_refused():
         native.head_products(normal(2, 3, 8).bfloat16(), normal(2, 5, 9).bfloat16())
 
 
-@pytest.mark.parametrize("cols", [24, 33])
+@pytest.mark.parametrize("cols", [24, 33, 192])
 @pytest.mark.parametrize("by_column", [True, False])
-def test_products_of_heads_with_8_bit_matrices_are_those_with_rounded_ones(cols, by_column):
-    """An int8 weight times its row's or column's scale, rounded to bf16, has the bits of that bf16 matrix."""
-    x, codes = normal(3, 5, cols).bfloat16(), (normal(3, 20, cols) * 40).to(torch.int8)
-    scale = normal(3, cols if by_column else 20, seed=1).mul(0.01).bfloat16()
+def test_products_of_heads_with_8_bit_matrices_are_those_with_rounded_ones(instructions, cols, by_column):
+    """An int8 weight times its row's or column's scale, rounded to bf16, has the bits of that bf16 matrix.
+
+    For few tokens it is rounded as it is read, for more before.
+    """
+    codes = (normal(3, 22, cols) * 40).to(torch.int8)
+    scale = normal(3, cols if by_column else 22, seed=1).mul(0.01).bfloat16()
     wide = codes.bfloat16() * scale.unsqueeze(1 if by_column else 2)
-    found = native.head_products(x, codes, scale, by_column=by_column)
-    assert torch.equal(found, native.head_products(x, wide.contiguous()))
+    for tokens in (1, 5, 70):
+        x = normal(3, tokens, cols).bfloat16()
+        y = native.head_products(x, codes, scale, by_column=by_column)
+        assert torch.equal(y, native.head_products(x, wide.contiguous()))
+
+
+def test_other_numbers_of_columns_are_refused():
+    """K of both."""
     with pytest.raises(ValueError, match="rows of 9"):
         native.wide_product(normal(3, 8), normal(5, 9))
 

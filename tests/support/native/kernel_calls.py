@@ -192,10 +192,10 @@ def dense_calls() -> Iterator[Call]:
             wide = _generator.normal(size=(rows + tokens, cols)).astype(np.float32)
             out = np.zeros((tokens, rows), np.float32)
             yield Call("wide_product", (POOL, wide[:rows], rows, cols, wide[rows:].copy(), tokens, out))
-    for tokens in (1, 70):
+    for tokens in (1, 3, 70):
         stride, x = 40 * 33, bf16(3, tokens, 33)
         sizes = {"heads": 3, "stride": stride, "rows": 20, "cols": 33, "scale_stride": 40}
-        sizes |= {"x_stride": tokens * 33, "y_stride": tokens * 20}
+        sizes |= {"x_stride": tokens * 33, "y_stride": tokens * 20, "x_cols": 33, "y_cols": 20}
         codes = integers(-127, 128, 3, stride, dtype=np.int8)
         for fields in (
             {"weight": bf16(3, stride)},

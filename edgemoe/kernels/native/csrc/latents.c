@@ -46,14 +46,13 @@ AVX2 int edgemoe_store_latents(const latent_attention *l, const attention_kv *kv
 AVX2 int edgemoe_latent_queries(pool *p, const latent_attention *l, int64_t rows, const uint16_t *x, const void *cosine, const void *sine,
                                 uint16_t *y) {
     const int64_t from = l->key + l->rotary, to = l->latent + l->rotary;
-    const dense_heads keys = {l->keys, l->key_scale, l->scale_stride, 1, l->heads, l->stride, l->latent, l->key, from, to};
-    for (int64_t row = 0; row < rows; row++, x += l->heads * from, y += l->heads * to) {
-        const int failed = edgemoe_dense_heads(p, &keys, x, 1, y);
-        if (failed) return failed;
+    const dense_heads keys = {l->keys, l->key_scale, l->scale_stride, 1, l->heads, l->stride, l->latent, l->key, from, to,
+                              l->heads * from, l->heads * to};
+    const int failed = edgemoe_dense_heads(p, &keys, x, rows, y);
+    for (int64_t row = 0; row < rows && !failed; row++, x += l->heads * from, y += l->heads * to)
         for (int64_t head = 0; head < l->heads; head++)
             rotate(l, x + head * from + l->key, table_of(l, cosine, row), table_of(l, sine, row), y + head * to + l->latent);
-    }
-    return 0;
+    return failed;
 }
 
 /* Undoes the rotation that latents are stored with. */
@@ -66,12 +65,10 @@ AVX2 static void undo(uint16_t *x, int64_t count, int64_t rotation) {
 
 AVX2 int edgemoe_latent_values(pool *p, const latent_attention *l, const attention_kv *kv, int64_t rows, uint16_t *x, uint16_t *y) {
     const int64_t from = l->latent + l->rotary;
-    const dense_heads values = {l->values, l->value_scale, l->scale_stride, 0, l->heads, l->stride, l->value, l->latent, from, l->value};
-    for (int64_t row = 0; row < rows; row++, x += l->heads * from, y += l->heads * l->value) {
-        for (int64_t head = 0; head < l->heads && kv[row].rotation; head++) undo(x + head * from, l->latent, kv[row].rotation);
-        const int failed = edgemoe_dense_heads(p, &values, x, 1, y);
-        if (failed) return failed;
-    }
-    return 0;
+    const dense_heads values = {l->values, l->value_scale, l->scale_stride, 0, l->heads, l->stride, l->value, l->latent, from, l->value,
+                                l->heads * from, l->heads * l->value};
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < l->heads && kv[row].rotation; head++) undo(x + (row * l->heads + head) * from, l->latent, kv[row].rotation);
+    return edgemoe_dense_heads(p, &values, x, rows, y);
 }
 #endif

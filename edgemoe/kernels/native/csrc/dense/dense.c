@@ -10,12 +10,12 @@
 
 #if COMPILED
 typedef struct {
-    const uint16_t *weight; /* bf16 */
-    int64_t rows, cols, tokens;
-    const uint16_t *x; /* bf16 [tokens, cols] */
-    float *wide;       /* x as float, without use_bf16 */
+    numbers_matrix weight;
+    const uint16_t *x; /* bf16, a token's numbers after another's */
+    int64_t x_cols, tokens;
+    float *wide;       /* [tokens, cols]: x as float, without use_bf16 */
     uint16_t *y;
-    int64_t rows_per_task, threads;
+    int64_t y_cols, rows_per_task, threads;
 } dense_job;
 
 enum {
@@ -23,65 +23,94 @@ enum {
     MAX_UNITS = 4,
     BATCH_TOKENS = 64,  /* tokens per read of the weight */
     PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
+    FEW_TOKENS = 6,     /* which int8 matrices of heads are converted for as they are read */
 };
+
+/* Converts tokens [from, end) of x. */
+AVX2 static void widen(const dense_job *job, int64_t from, int64_t end) {
+    const int64_t cols = job->weight.cols;
+    for (int64_t t = from; t < end; t++)
+        for (int64_t k = 0; k < cols; k++) job->wide[t * cols + k] = from_bf16(job->x[t * job->x_cols + k]);
+}
 
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t end = min_of((task + 1) * PREPARE_TOKENS, job->tokens) * job->cols;
-    for (int64_t i = task * PREPARE_TOKENS * job->cols; i < end; i++) job->wide[i] = from_bf16(job->x[i]);
+    widen(job, task * PREPARE_TOKENS, min_of((task + 1) * PREPARE_TOKENS, job->tokens));
 }
 
-/* Numbers [k, k + 8) of a row of bf16 or float32 numbers. */
-INLINE __m256 eight_of(int wide, const void *w, int64_t k) {
-    return wide ? _mm256_loadu_ps((const float *)w + k) : eight_from_bf16((const uint16_t *)w + k);
+/* A row of W. */
+typedef struct {
+    const void *at;
+    const uint16_t *scale; /* BY_ROW: its own; BY_COLUMN: the columns' */
+} number_row;
+
+INLINE number_row row_of(const numbers_matrix *w, int64_t row) {
+    const int64_t bytes = w->numbers == BF16_NUMBERS ? 2 : w->numbers == FLOAT32_NUMBERS ? 4 : 1;
+    return (number_row){(const uint8_t *)w->at + row * w->cols * bytes, w->numbers == BY_ROW ? w->scale + row : w->scale};
 }
 
-/* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. The row is float32
- * if `wide`, a constant, else bf16. */
-INLINE void tile(int wide, int tokens, const void *w, const float *x, int64_t cols, float out[4]) {
+/* Numbers [k, k + 8) of a row. */
+INLINE __m256 eight_of(enum numbers numbers, number_row w, int64_t k) {
+    if (numbers == FLOAT32_NUMBERS) return _mm256_loadu_ps((const float *)w.at + k);
+    if (numbers == BF16_NUMBERS) return eight_from_bf16((const uint16_t *)w.at + k);
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)((const int8_t *)w.at + k));
+    const __m256 by = numbers == BY_ROW ? _mm256_set1_ps(from_bf16(*w.scale)) : eight_from_bf16(w.scale + k);
+    return eight_rounded(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), by));
+}
+
+INLINE float one_of(enum numbers numbers, number_row w, int64_t k) {
+    if (numbers == FLOAT32_NUMBERS) return ((const float *)w.at)[k];
+    if (numbers == BF16_NUMBERS) return from_bf16(((const uint16_t *)w.at)[k]);
+    return from_bf16(to_bf16((float)((const int8_t *)w.at)[k] * from_bf16(w.scale[numbers == BY_ROW ? 0 : k])));
+}
+
+/* out[token] of a row, for `tokens`, a constant: 4, with cols % 16 == 0, or 1. Both give the same bits. */
+INLINE void tile(enum numbers numbers, int tokens, number_row w, const float *x, int64_t cols, float out[4]) {
     __m256 a[4], b[4];
     float rest = 0;
     for (int t = 0; t < tokens; t++) a[t] = b[t] = _mm256_setzero_ps();
     int64_t k = 0;
     for (; k + 16 <= cols; k += 16) {
-        prefetch((const uint8_t *)w + (wide ? 4 : 2) * k + PREFETCH_DISTANCE);
-        const __m256 first = eight_of(wide, w, k), last = eight_of(wide, w, k + 8);
+        prefetch((const uint8_t *)w.at + (numbers == FLOAT32_NUMBERS ? 4 : numbers == BF16_NUMBERS ? 2 : 1) * k + PREFETCH_DISTANCE);
+        const __m256 first = eight_of(numbers, w, k), last = eight_of(numbers, w, k + 8);
         for (int t = 0; t < tokens; t++) {
             a[t] = _mm256_fmadd_ps(first, _mm256_loadu_ps(x + t * cols + k), a[t]);
             b[t] = _mm256_fmadd_ps(last, _mm256_loadu_ps(x + t * cols + k + 8), b[t]);
         }
     }
-    for (; k < cols; k++) rest = __builtin_fmaf(wide ? ((const float *)w)[k] : from_bf16(((const uint16_t *)w)[k]), x[k], rest);
+    for (; k < cols; k++) rest = __builtin_fmaf(one_of(numbers, w, k), x[k], rest);
     for (int t = 0; t < tokens; t++) out[t] = horizontal_sum(_mm256_add_ps(a[t], b[t])) + (tokens == 1 ? rest : 0);
 }
 
-/* Computes y of a row for 4 tokens, or 1, from t. */
-INLINE void outputs(const dense_job *job, int64_t row, int64_t t, int64_t tokens) {
-    const uint16_t *w = job->weight + row * job->cols;
-    const float *x = job->wide + t * job->cols;
+/* y of rows [from, end) for all tokens, by AVX2. */
+INLINE void product_rows_256(enum numbers numbers, const dense_job *job, int64_t from, int64_t end) {
+    const int64_t cols = job->weight.cols, by_fours = cols % 16 ? 0 : job->tokens / 4 * 4;
     float out[4];
-    if (tokens == 4) tile(0, 4, w, x, job->cols, out);
-    else tile(0, 1, w, x, job->cols, out);
-    for (int64_t j = 0; j < tokens; j++) job->y[(t + j) * job->rows + row] = to_bf16(out[j]);
+    for (int64_t t = 0; t < job->tokens; t += t < by_fours ? 4 : 1)
+        for (int64_t row = from; row < end; row++) {
+            const int64_t some = t < by_fours ? 4 : 1;
+            const number_row w = row_of(&job->weight, row);
+            if (some == 4) tile(numbers, 4, w, job->wide + t * cols, cols, out);
+            else tile(numbers, 1, w, job->wide + t * cols, cols, out);
+            for (int64_t j = 0; j < some; j++) job->y[(t + j) * job->y_cols + row] = to_bf16(out[j]);
+        }
 }
 
 /* y of rows [from, end) for all tokens. */
 AVX2 static void product_rows(const dense_job *job, int64_t from, int64_t end) {
     if (COMPILED_AVX512 && use_bf16) {
-        dense_bf16(job->weight + from * job->cols, end - from, job->cols, job->x, job->tokens, job->rows, job->y + from);
-        return;
-    }
-    const int64_t by_fours = job->cols % 16 ? 0 : job->tokens / 4 * 4;
-    for (int64_t t = 0; t < by_fours; t += 4)
-        for (int64_t row = from; row < end; row++) outputs(job, row, t, 4);
-    for (int64_t row = from; row < end; row++)
-        for (int64_t t = by_fours; t < job->tokens; t++) outputs(job, row, t, 1);
+        const number_row first = row_of(&job->weight, from);
+        const numbers_matrix some = {first.at, first.scale, job->weight.numbers, end - from, job->weight.cols};
+        dense_bf16(&some, job->x, job->x_cols, job->tokens, job->y_cols, job->y + from);
+    } else if (job->weight.numbers == BY_ROW) product_rows_256(BY_ROW, job, from, end);
+    else if (job->weight.numbers == BY_COLUMN) product_rows_256(BY_COLUMN, job, from, end);
+    else product_rows_256(BF16_NUMBERS, job, from, end);
 }
 
 AVX2 static void dense_task(void *argument, int64_t task) {
     const dense_job *job = argument;
-    const int64_t place = contiguous_per_thread(task, ceil_div(job->rows, job->rows_per_task), job->threads);
-    product_rows(job, place * job->rows_per_task, min_of((place + 1) * job->rows_per_task, job->rows));
+    const int64_t place = contiguous_per_thread(task, ceil_div(job->weight.rows, job->rows_per_task), job->threads);
+    product_rows(job, place * job->rows_per_task, min_of((place + 1) * job->rows_per_task, job->weight.rows));
 }
 
 AVX2 int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x, int64_t tokens, int64_t x_cols, uint16_t *y,
@@ -98,7 +127,7 @@ AVX2 int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x
     const int64_t units = pool_units_per_task(p, rows / TASK_ROWS, tokens == 1 ? MAX_UNITS : 1);
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = min_of(tokens, most);
-        dense_job job = {w->weight, rows, cols, now, x, wide, y, TASK_ROWS * units, pool_threads(p)};
+        dense_job job = {{w->weight, NULL, BF16_NUMBERS, rows, cols}, x, cols, now, wide, y, rows, TASK_ROWS * units, pool_threads(p)};
         if (!use_bf16) pool_run(p, prepare_task, &job, ceil_div(now, PREPARE_TOKENS));
         pool_run(p, dense_task, &job, ceil_div(rows, job.rows_per_task));
     }
@@ -109,23 +138,19 @@ AVX2 int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x
 /* Products of several heads; a task is BATCH_TOKENS tokens of one. */
 typedef struct {
     const dense_heads *heads;
-    dense_job each; /* a head's, with all tokens */
-    uint16_t *converted; /* [threads, rows, cols], of int8 weights */
+    dense_job each;      /* a head's, with all tokens */
+    uint16_t *converted; /* [threads, rows, cols], of int8 weights that more than FEW_TOKENS tokens are multiplied by */
     int64_t tasks;
     _Atomic int64_t next;
 } heads_job;
 
-/* to = bf16(w * scale) of a head's int8 weight [rows, cols]. */
-AVX2 static void convert(const dense_heads *h, const int8_t *w, const uint16_t *scale, uint16_t *to) {
-    for (int64_t row = 0; row < h->rows; row++, w += h->cols, to += h->cols) {
-        const __m256 of_row = _mm256_set1_ps(h->by_column ? 0 : from_bf16(scale[row]));
+/* to = bf16(w * scale) of an int8 matrix. */
+INLINE void convert(enum numbers numbers, const numbers_matrix *w, uint16_t *to) {
+    for (int64_t row = 0; row < w->rows; row++, to += w->cols) {
+        const number_row from = row_of(w, row);
         int64_t k = 0;
-        for (; k + 8 <= h->cols; k += 8) {
-            const __m256 wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(w + k))));
-            const __m256 by = h->by_column ? eight_from_bf16(scale + k) : of_row;
-            _mm_storeu_si128((__m128i *)(to + k), eight_to_bf16(_mm256_mul_ps(wide, by)));
-        }
-        for (; k < h->cols; k++) to[k] = to_bf16((float)w[k] * from_bf16(scale[h->by_column ? k : row]));
+        for (; k + 8 <= w->cols; k += 8) _mm_storeu_si128((__m128i *)(to + k), eight_to_bf16(eight_of(numbers, from, k)));
+        for (; k < w->cols; k++) to[k] = to_bf16(one_of(numbers, from, k));
     }
 }
 
@@ -136,68 +161,77 @@ AVX2 static void heads_thread(void *argument, int64_t thread) {
     for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < job->tasks;) {
         const int64_t head = task / batches, from = task % batches * BATCH_TOKENS;
         dense_job one = job->each;
-        if (h->scale) {
+        const numbers_matrix *w = &one.weight;
+        one.weight.at = (const uint8_t *)h->weight + head * h->stride * (h->scale ? 1 : 2);
+        if (h->scale) one.weight.scale = h->scale + head * h->scale_stride;
+        if (job->converted) {
             uint16_t *converted = job->converted + thread * h->rows * h->cols;
-            convert(h, (const int8_t *)h->weight + head * h->stride, h->scale + head * h->scale_stride, converted);
-            one.weight = converted;
-        } else one.weight += head * h->stride;
+            if (h->by_column) convert(BY_COLUMN, w, converted);
+            else convert(BY_ROW, w, converted);
+            one.weight.at = converted, one.weight.numbers = BF16_NUMBERS;
+        }
         one.tokens = min_of(BATCH_TOKENS, one.tokens - from);
-        one.x += head * h->x_stride + from * h->cols;
-        one.y += head * h->y_stride + from * h->rows;
+        one.x += head * h->x_stride + from * h->x_cols;
+        one.y += head * h->y_stride + from * h->y_cols;
         one.wide += use_bf16 ? 0 : thread * BATCH_TOKENS * h->cols;
-        for (int64_t i = 0; !use_bf16 && i < one.tokens * h->cols; i++) one.wide[i] = from_bf16(one.x[i]);
+        if (!use_bf16) widen(&one, 0, one.tokens);
         product_rows(&one, 0, h->rows);
     }
 }
 
+/* Whether rows of `cols` numbers of heads and tokens lie apart, whichever are next to each other. */
+static int apart(int64_t heads, int64_t stride, int64_t tokens, int64_t next, int64_t cols) {
+    return (next >= cols && stride >= (tokens - 1) * next + cols) || (stride >= cols && next >= (heads - 1) * stride + cols);
+}
+
 AVX2 int edgemoe_dense_heads(pool *p, const dense_heads *h, const uint16_t *x, int64_t tokens, uint16_t *y) {
     if (h->heads < 1 || tokens < 1 || h->stride < h->rows * h->cols) return WRONG_SHAPE;
-    if (h->x_stride < tokens * h->cols || h->y_stride < tokens * h->rows) return WRONG_SHAPE;
-    const int threads = pool_threads(p);
-    const int64_t wide = use_bf16 ? 0 : threads * BATCH_TOKENS * h->cols, converted = h->scale ? threads * h->rows * h->cols : 0;
+    if (!apart(h->heads, h->x_stride, tokens, h->x_cols, h->cols) || !apart(h->heads, h->y_stride, tokens, h->y_cols, h->rows)) return WRONG_SHAPE;
+    const int threads = pool_threads(p), many = h->scale && tokens > FEW_TOKENS;
+    const enum numbers numbers = !h->scale ? BF16_NUMBERS : h->by_column ? BY_COLUMN : BY_ROW;
+    const int64_t wide = use_bf16 ? 0 : threads * BATCH_TOKENS * h->cols, converted = many ? threads * h->rows * h->cols : 0;
     float *scratch = pool_acquire(p, (size_t)wide * sizeof(float) + (size_t)converted * sizeof(uint16_t));
     if (!scratch) return OUT_OF_MEMORY;
-    heads_job job = {.heads = h, .each = {h->weight, h->rows, h->cols, tokens, x, scratch, y, h->rows, threads},
-                     .converted = (uint16_t *)(scratch + wide), .tasks = h->heads * ceil_div(tokens, BATCH_TOKENS)};
+    heads_job job = {.heads = h, .converted = many ? (uint16_t *)(scratch + wide) : NULL, .tasks = h->heads * ceil_div(tokens, BATCH_TOKENS)};
+    job.each = (dense_job){{h->weight, h->scale, numbers, h->rows, h->cols}, x, h->x_cols, tokens, scratch, y, h->y_cols, h->rows, threads};
     pool_run(p, heads_thread, &job, threads);
     pool_release(p);
     return 0;
 }
 
 typedef struct {
-    const void *weight;
-    int64_t wide; /* the weight is float32, else bf16 */
+    numbers_matrix weight; /* float32 or bf16 */
     const float *x;
-    int64_t rows, cols, tokens;
+    int64_t tokens;
     float *y;
 } wide_job;
 
 enum { WIDE_ROWS = 8 }; /* of a task */
 
-INLINE void wide_rows(int wide, const wide_job *job, int64_t from, int64_t end) {
-    const int64_t by_fours = job->cols % 16 ? 0 : job->tokens / 4 * 4;
+INLINE void wide_rows(enum numbers numbers, const wide_job *job, int64_t from, int64_t end) {
+    const int64_t rows = job->weight.rows, cols = job->weight.cols, by_fours = cols % 16 ? 0 : job->tokens / 4 * 4;
     float out[4];
     for (int64_t t = 0; t < job->tokens; t += t < by_fours ? 4 : 1)
         for (int64_t row = from; row < end; row++) {
-            const uint8_t *w = (const uint8_t *)job->weight + row * job->cols * (wide ? 4 : 2);
-            const float *x = job->x + t * job->cols;
-            if (t < by_fours) tile(wide, 4, w, x, job->cols, out);
-            else tile(wide, 1, w, x, job->cols, out);
-            for (int64_t j = 0; j < (t < by_fours ? 4 : 1); j++) job->y[(t + j) * job->rows + row] = out[j];
+            const number_row w = row_of(&job->weight, row);
+            const float *x = job->x + t * cols;
+            if (t < by_fours) tile(numbers, 4, w, x, cols, out);
+            else tile(numbers, 1, w, x, cols, out);
+            for (int64_t j = 0; j < (t < by_fours ? 4 : 1); j++) job->y[(t + j) * rows + row] = out[j];
         }
 }
 
 AVX2 static void wide_task(void *argument, int64_t task) {
     const wide_job *job = argument;
-    const int64_t from = task * WIDE_ROWS, end = min_of(from + WIDE_ROWS, job->rows);
-    if (job->wide) wide_rows(1, job, from, end);
-    else wide_rows(0, job, from, end);
+    const int64_t from = task * WIDE_ROWS, end = min_of(from + WIDE_ROWS, job->weight.rows);
+    if (job->weight.numbers == FLOAT32_NUMBERS) wide_rows(FLOAT32_NUMBERS, job, from, end);
+    else wide_rows(BF16_NUMBERS, job, from, end);
 }
 
 AVX2 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens,
                               float *y) {
     if (!pool_acquire(p, 0)) return OUT_OF_MEMORY;
-    wide_job job = {weight, 1, x, rows, cols, tokens, y};
+    wide_job job = {{weight, NULL, FLOAT32_NUMBERS, rows, cols}, x, tokens, y};
     pool_run(p, wide_task, &job, ceil_div(rows, WIDE_ROWS));
     pool_release(p);
     return 0;
@@ -211,7 +245,7 @@ AVX2 int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, 
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = min_of(tokens, most);
         for (int64_t i = 0; i < now * cols; i++) wide[i] = from_bf16(x[i]);
-        wide_job job = {weight, 0, wide, rows, cols, now, y};
+        wide_job job = {{weight, NULL, BF16_NUMBERS, rows, cols}, wide, now, y};
         pool_run(p, wide_task, &job, ceil_div(rows, WIDE_ROWS));
     }
     pool_release(p);

@@ -23,9 +23,10 @@ typedef struct {
     int64_t heads, stride; /* numbers from a head's W to the next one's */
     int64_t rows, cols;
     int64_t x_stride, y_stride; /* the same of x and y */
+    int64_t x_cols, y_cols; /* numbers from a token's x of a head, and y, to the next token's */
 } dense_heads;
 
-/* y [heads, tokens, rows] = x [heads, tokens, cols] W^T for each head, x and y bf16. Bits are those of edgemoe_dense_product with
+/* y = x W^T for each head, x and y bf16. Bits are those of edgemoe_dense_product with
  * a bf16 weight. */
 int edgemoe_dense_heads(pool *p, const dense_heads *h, const uint16_t *x, int64_t tokens, uint16_t *y);
 

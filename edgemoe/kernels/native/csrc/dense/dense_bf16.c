@@ -25,46 +25,85 @@ INLINE_BF16 __m128 sums_of(const __m512 a[ROWS]) {
     return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
 }
 
-/* `rows` rows, 1 or ROWS, times `tokens` tokens; both constants. An output's bits do not depend on either. */
-INLINE_BF16 void tile(int rows, int tokens, const uint16_t *w, int64_t cols, const uint16_t *x, int64_t y_cols, uint16_t *y) {
+/* 16 numbers of int8 times `by`; beyond `columns` they are zeros. */
+INLINE_BF16 __m512 scaled(const int8_t *from, __mmask16 columns, __m512 by) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(columns, from))), by);
+}
+
+INLINE_BF16 __m512 sixteen_from_bf16(const uint16_t *from, __mmask16 columns) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, from)), 16));
+}
+
+/* Columns [k, k + STEP) of a row of W; by: of BY_COLUMN their scales. */
+INLINE_BF16 __m512bh load_row(enum numbers numbers, const numbers_matrix *w, int64_t row, int64_t k, __mmask32 columns, const __m512 by[2]) {
+    const int64_t at = row * w->cols + k;
+    if (numbers == BF16_NUMBERS) return load((const uint16_t *)w->at + at, columns);
+    const int8_t *from = (const int8_t *)w->at + at;
+    const __m512 of_row = numbers == BY_ROW ? _mm512_set1_ps(from_bf16(w->scale[row])) : by[0];
+    const __m512 first = scaled(from, (__mmask16)columns, of_row);
+    return _mm512_cvtne2ps_pbh(scaled(from + STEP / 2, (__mmask16)(columns >> 16), numbers == BY_ROW ? of_row : by[1]), first);
+}
+
+/* x and y of some tokens, from one to the next. */
+typedef struct {
+    const uint16_t *x;
+    uint16_t *y;
+    int64_t x_cols, y_cols;
+} token_rows;
+
+/* `rows` rows from `row`, 1 or ROWS, times `tokens` tokens; both constants. An output's bits do not depend on either. */
+INLINE_BF16 void tile(enum numbers numbers, int rows, int tokens, const numbers_matrix *w, int64_t row, const token_rows *of) {
+    /* Of short rows those of the next tile are fetched: this one's are read before they would arrive. */
+    const int64_t size = numbers == BF16_NUMBERS ? 2 : 1, ahead = w->cols * size > PREFETCH_DISTANCE ? 0 : ROWS;
     __m512 sum[TOKENS][ROWS];
     for (int t = 0; t < tokens; t++)
         for (int r = 0; r < ROWS; r++) sum[t][r] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < cols; k += STEP) {
-        const __mmask32 columns = cols - k >= STEP ? ~0u : (1u << (cols - k)) - 1;
+    for (int64_t k = 0; k < w->cols; k += STEP) {
+        const __mmask32 columns = w->cols - k >= STEP ? ~0u : (1u << (w->cols - k)) - 1;
         __m512bh v[TOKENS];
-        for (int t = 0; t < tokens; t++) v[t] = load(x + t * cols + k, columns);
+        __m512 by[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        if (numbers == BY_COLUMN)
+            for (int i = 0; i < 2; i++) by[i] = sixteen_from_bf16(w->scale + k + i * STEP / 2, (__mmask16)(columns >> 16 * i));
+        for (int t = 0; t < tokens; t++) v[t] = load(of->x + t * of->x_cols + k, columns);
         for (int r = 0; r < rows; r++) {
-            if (tokens == 1) prefetch((const uint8_t *)(w + r * cols + k) + PREFETCH_DISTANCE);
-            const __m512bh of_row = load(w + r * cols + k, columns);
+            if (tokens == 1) prefetch((const uint8_t *)w->at + ((row + r + ahead) * w->cols + k) * size + (ahead ? 0 : PREFETCH_DISTANCE));
+            const __m512bh of_row = load_row(numbers, w, row + r, k, columns, by);
             for (int t = 0; t < tokens; t++) sum[t][r] = add_dot(sum[t][r], of_row, v[t]);
         }
     }
     for (int t = 0; t < tokens; t++) {
         const __m128i out = (__m128i)_mm_cvtneps_pbh(sums_of(sum[t]));
-        memcpy(y + t * y_cols, &out, (size_t)rows * sizeof *y);
+        memcpy(of->y + t * of->y_cols + row, &out, (size_t)rows * sizeof *of->y);
     }
 }
 
-INLINE_BF16 void rows_times_tokens(int rows, const uint16_t *w, int64_t cols, const uint16_t *x, int64_t tokens,
-                                   int64_t y_cols, uint16_t *y) {
+INLINE_BF16 void rows_times_tokens(enum numbers numbers, int rows, const numbers_matrix *w, int64_t row, const token_rows *of, int64_t tokens) {
     switch (tokens) {
-        case 1: tile(rows, 1, w, cols, x, y_cols, y); break;
-        case 2: tile(rows, 2, w, cols, x, y_cols, y); break;
-        case 3: tile(rows, 3, w, cols, x, y_cols, y); break;
-        case 4: tile(rows, 4, w, cols, x, y_cols, y); break;
-        case 5: tile(rows, 5, w, cols, x, y_cols, y); break;
-        default: tile(rows, TOKENS, w, cols, x, y_cols, y);
+        case 1: tile(numbers, rows, 1, w, row, of); break;
+        case 2: tile(numbers, rows, 2, w, row, of); break;
+        case 3: tile(numbers, rows, 3, w, row, of); break;
+        case 4: tile(numbers, rows, 4, w, row, of); break;
+        case 5: tile(numbers, rows, 5, w, row, of); break;
+        default: tile(numbers, rows, TOKENS, w, row, of);
     }
 }
 
-BF16 void dense_bf16(const uint16_t *w, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens, int64_t y_cols,
-                     uint16_t *y) {
+INLINE_BF16 void all_rows(enum numbers numbers, const numbers_matrix *w, const uint16_t *x, int64_t x_cols, int64_t tokens, int64_t y_cols,
+                          uint16_t *y) {
     for (int64_t t = 0; t < tokens; t += TOKENS) {
+        const token_rows of = {x + t * x_cols, y + t * y_cols, x_cols, y_cols};
         const int64_t now = min_of(TOKENS, tokens - t);
         int64_t row = 0;
-        for (; row + ROWS <= rows; row += ROWS) rows_times_tokens(ROWS, w + row * cols, cols, x + t * cols, now, y_cols, y + t * y_cols + row);
-        for (; row < rows; row++) rows_times_tokens(1, w + row * cols, cols, x + t * cols, now, y_cols, y + t * y_cols + row);
+        for (; row + ROWS <= w->rows; row += ROWS) rows_times_tokens(numbers, ROWS, w, row, &of, now);
+        for (; row < w->rows; row++) rows_times_tokens(numbers, 1, w, row, &of, now);
+    }
+}
+
+BF16 void dense_bf16(const numbers_matrix *w, const uint16_t *x, int64_t x_cols, int64_t tokens, int64_t y_cols, uint16_t *y) {
+    switch (w->numbers) {
+        case BY_ROW: all_rows(BY_ROW, w, x, x_cols, tokens, y_cols, y); break;
+        case BY_COLUMN: all_rows(BY_COLUMN, w, x, x_cols, tokens, y_cols, y); break;
+        default: all_rows(BF16_NUMBERS, w, x, x_cols, tokens, y_cols, y);
     }
 }
 #endif

@@ -25,6 +25,7 @@ VNNI void sums_of_row_vnni(const int8_t *w, int64_t columns, const int8_t *x, co
         for (int64_t i = 0; i < 4; i++) {
             const int64_t k = (c + i) * DENSE_CHUNK;
             sum[i] = _mm512_setzero_si512();
+            prefetch((const uint8_t *)w + k + PREFETCH_DISTANCE);
             if (k < columns) sum[i] = add_dot_bytes(sum[i], load_weights_512(w + k, columns - k), _mm512_loadu_si512(x + k));
         }
         const __m128i all = _mm_sub_epi32(horizontal_sums_512(sum), _mm_loadu_si128((const __m128i *)(offset + c)));

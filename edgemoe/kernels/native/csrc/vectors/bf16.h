@@ -64,6 +64,13 @@ INLINE __m128i eight_to_bf16(__m256 x) {
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0xD8));
 }
 
+/* 8 float32 numbers rounded to bf16; NaN stays NaN where its last 16 bits are zeros, as those of a bf16 number's products are. */
+INLINE __m256 eight_rounded(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
+    return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+
 INLINE __m256i broadcast_four(const int8_t *x) { return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x)); }
 
 INLINE __m256i load_bytes(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
