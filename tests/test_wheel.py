@@ -1,4 +1,4 @@
-"""The wheel and the sdist: what is in them, and the wheel in a clean environment, run from another directory."""
+"""Contents of the wheel and the sdist, and the wheel in a clean environment, run from another directory."""
 
 from __future__ import annotations
 

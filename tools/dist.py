@@ -27,7 +27,7 @@ ARCHITECTURES = {"x86_64": 62, "aarch64": 183}
 """Name of an architecture, in zig's words and in a wheel's tag -> its number in the header of a library (e_machine)."""
 
 GLIBC = (2, 17)
-"""The oldest version of glibc for which the kernel is built, that of manylinux2014."""
+"""The oldest version of glibc for which the kernel is built, as manylinux2014 requires."""
 
 KERNEL = "edgemoe/kernels/native/_kernels.so"
 """The compiled kernel in a wheel. A name without a version of Python is found by all of them."""

@@ -58,7 +58,7 @@ def eval_command(
 ) -> None:
     """Measure the quality of settings on a text.
 
-    Prints perplexity and, with --reference, how far the answers are from those of the bf16 model (KL, 0 is equal).
+    Prints perplexity and, with --reference, how far the answers are from the bf16 model's answers (KL, 0 is equal).
     Each setting is computed at exactly its own bits, whatever is in memory. Every row is printed when it is measured.
     """
     demo = opening.model == DEMO

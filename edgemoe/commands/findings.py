@@ -136,9 +136,7 @@ class Findings:
             ranked = sorted(timings, key=lambda one: (one.path != first, one.path == "torch", one.seconds))
             rates = ", ".join(f"{one.path} {one.rate / 1e9:.0f}" for one in ranked)
             lines.append(f"    {work}, {rows} rows: {rates}")
-        heading = (
-            "  instructions  billion products per second, those that are taken first; torch's for comparison"
-        )
+        heading = "  instructions  billion products per second, the chosen path first; torch's for comparison"
         return [heading, *lines]
 
     def _link(self) -> list[str]:

@@ -64,7 +64,7 @@ def verify_command(store: StoreArgument, as_json: JsonOption = False) -> None:
             calibration_of(opened.directory, opened.manifest, opened.manifest.max_level)
         except EdgemoeError as error:
             damage.append(error)
-    _report(report.bytes_read, damage, "whole; every shape is that of config.json", as_json)
+    _report(report.bytes_read, damage, "whole; every shape is as config.json says", as_json)
 
 
 def _report(size: int, damage: Sequence[EdgemoeError], whole: str, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What each tier has of every expert, as rules of levels read it, and counts of the experts that steps computed."""
+"""The bits of each expert in each tier, as rules of levels read them, and counts of the experts that steps computed."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Attend:
 
     Args:
         attention: norms, rotates and attends; or attends alone, of finished queries to what the KV has.
-        rotation: the number of its rotation among those of a step.
+        rotation: index of its rotation in the list of the step's rotations.
     """
 
     input: str

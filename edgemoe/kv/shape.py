@@ -95,7 +95,7 @@ class KVShape:
         return max(part.window for part in self.parts)
 
     def moving(self) -> KVShape:
-        """The same shape for memory that is taken as a whole, on a device."""
+        """Returns this shape for memory that is allocated at once, on a device."""
         others = tuple(replace(each, moves=True) for each in self.others)
         return replace(self, others=others, moves=True)
 
@@ -110,7 +110,7 @@ class KVShape:
         return min(context, most_rows(most_tokens(self.longest_window))) if moves else context
 
     def without_windows(self) -> KVShape:
-        """The same shape where every layer keeps the tokens of the whole context."""
+        """Returns this shape without windows: every layer keeps the tokens of the whole context."""
         kinds = dict[KVShape, list[int]]()
         for part in self.parts:
             plain = replace(part, layers=(), linear=None, others=(), index=None, window=0)

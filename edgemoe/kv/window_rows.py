@@ -85,7 +85,7 @@ class MovedRows:
         assert last <= self._stored[0].shape[1], "more tokens than a layer with a window has memory for"
 
     def hold(self, tokens: Sequence[range]) -> None:
-        """Gives rows to ascending ranges of tokens, and to no others. No row moves: what they held is lost."""
+        """Gives rows to ascending ranges of tokens, and to no others. No row moves; their old contents are lost."""
         self.held, self._first = list(tokens), _first_rows(tokens)
 
     def drop(self, tokens: range) -> None:

@@ -117,7 +117,7 @@ def parts_of(layer: nn.Module) -> list[LayerPart]:
 
 
 def _norms(layer: nn.Module) -> list[Any]:
-    """A layer's norms in the order of _NORMS; None for those that it has not."""
+    """A layer's norms in the order of _NORMS; None where it has no such norm."""
     own = {name for name, _ in layer.named_children() if "norm" in name}
     names = next((names for names in _NORMS if {*names} - {""} == own), ("", "", "", ""))
     return [getattr(layer, name) if name else None for name in names]

@@ -52,7 +52,7 @@ class DenseLinear(nn.Module):
 
     Args:
         weight, scale, bias: the tensors; None: there is none.
-        names: in the model, of the matrices whose rows the weight has.
+        names: the model's names of the matrices whose rows make up the weight.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class GroupedQueryAttention(nn.Module):
             keys, all perhaps under other names (_OUT, _NORMS). Where it has a gate_proj, or q_proj has twice the rows
             that o_proj takes, and the second half of each head's is a gate, the attention is multiplied by the
             gate's sigmoid.
-        rotation: the number of its rotation among those of a step (layers.rotations).
+        rotation: index of its rotation in the list of the step's rotations (layers.rotations).
         rotated: leading numbers of each head that are rotated by its position.
     """
 

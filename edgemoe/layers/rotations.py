@@ -19,7 +19,7 @@ class LayerRotation(NamedTuple):
     """How a layer rotates queries and keys.
 
     Attributes:
-        number: the number of its rotation among those of a step.
+        number: index of its rotation in the list of the step's rotations.
         rotated: leading numbers of each head that are rotated.
     """
 

@@ -1,4 +1,4 @@
-"""What to type: how the command is reached, and the line that installs packages into the Python that runs."""
+"""Lines to type: how the command is reached, and the line that installs packages into the Python that runs."""
 
 from __future__ import annotations
 

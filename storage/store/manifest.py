@@ -260,7 +260,7 @@ class Manifest:
 
 
 def is_dense_name(name: str) -> bool:
-    """Whether a file of a store has dense weights, those in use or others."""
+    """Whether a file of a store has dense weights, in use or not."""
     return _DENSE_NAMES.fullmatch(name) is not None
 
 

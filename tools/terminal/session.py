@@ -73,7 +73,7 @@ A tier is one of three kinds of memory, the fastest first, then one command that
 ## Tiers
 
 - **VRAM** holds the hottest experts, as blocks of a fixed size that never move;
-- *DRAM*, next in speed, keeps those that left it;
+- *DRAM*, next in speed, keeps experts that left it;
 - SSD has `every` expert once.
 
 ```
@@ -130,8 +130,8 @@ PARTS = (
     Part("", "edgemoe plan --vram-limit 25M --dram-limit 5Mi --exact 8 -c 256"),
     Part("", "edgemoe bench --vram-limit 27MB -c 256 --runs 1 | head -n 9"),
     Part("", "edgemoe doctor"),
-    Part("Exit codes: 1 a question answered with no, 2 the request.", "echo n | edgemoe rm demo"),
-    Part("", "edgemoe chat -p hi --top-k 5 --temperature 0"),
+    Part("Exit codes. 1: a question was answered with no.", "echo n | edgemoe rm demo"),
+    Part("2: a wrong request.", "edgemoe chat -p hi --top-k 5 --temperature 0"),
     Part("", "edgemoe chat -m no-such-model -p hi"),
     Part("", "edgemoe convert ./tiers /dev/null/store"),
     Part("3: it does not fit.", "edgemoe plan --vram-limit 12MB -c 256"),

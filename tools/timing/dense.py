@@ -31,7 +31,7 @@ SHAPES = (
 """Matrices of GLM-4.7-Flash, DeepSeek-V2-Lite, MiniMax-M2 and GLM-4.5-Air."""
 
 BYTES = 200 << 20
-"""Of all matrices of a shape."""
+"""Size of all matrices of a shape together."""
 
 
 def load(path: Path) -> Any:
@@ -95,7 +95,7 @@ def rates(shape: str, builds: Sequence[tuple[Any, Any]], rounds: int) -> list[fl
     """Bytes per second of each build, medians.
 
     Args:
-        shape: as in the command line.
+        shape: rows and columns, written as on the command line.
         builds: libraries and their threads.
         rounds: number of turns of each.
 

@@ -68,7 +68,7 @@ class ReportOptions:
         "options hold for every row that they have an effect on."
     )
     synthetic: str | None = option(
-        "A model of random weights instead of --model, whose speed is that of a real one: w1 (a third of "
+        "A model of random weights instead of --model. It is as fast as a real model of its shape: w1 (a third of "
         "Qwen3-30B-A3B's layers, 9.7 billion parameters), qwen3-30b-a3b, demo, small or tiny. The first use makes it, "
         "in the cache's folder `synthetic`, and prints its path.",
         autocompletion=one_of("w1", "qwen3-30b-a3b", "demo", "small", "tiny"),

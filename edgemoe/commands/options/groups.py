@@ -68,7 +68,7 @@ _OWN_CONTEXT = inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annot
 
 
 def _one_model(option: Path, argument: Path | None, *, typed: bool) -> Path:
-    """The model that was given without --model, otherwise that of --model.
+    """The model that was given without --model, otherwise the value of --model.
 
     Args:
         option: the value of --model.

@@ -97,7 +97,7 @@ class PrefixCacheOptions:
         "did reads it, and does not compute it. Several processes and models may share it."
     )
     prefix_cache_limit: str | None = option(
-        "Hard limit on the files of that directory, such as 20GB; those that were not used for longest are "
+        "Hard limit on the files of that directory, such as 20GB; the least recently used files are "
         "removed. Default: 4GB."
     )
 

@@ -25,7 +25,7 @@ class LevelOptions:
     )
     levels: str | None = option(
         "Bits per weight that experts may have: one number for all (8, 4 or 2), or several from the experts "
-        "that matter most to a token to those that matter least, such as 4/2 or 8/4/2/0; 0 leaves an expert "
+        "that matter most to a token to the experts that matter least, such as 4/2 or 8/4/2/0; 0 leaves an expert "
         "out. Bits that are in memory already are used too. Default: auto, which is the highest that the "
         "store has where every expert fits, else 8/4/2/0 with --retention 0.9, or 4/2 for a store of 4 bits.",
         autocompletion=complete_levels,
@@ -80,7 +80,7 @@ class RunOptions(HotLimitOptions, LevelOptions):
 
     speculate: str | None = option(
         "Read ahead the experts that the next layer will probably need: off, base (their 2 bits only), full, "
-        "critical (those that matter most), or auto (full as long as it pays). Default: auto.",
+        "critical (the experts that matter most), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
     in_place: str | None = option(
@@ -96,7 +96,7 @@ class StepOptions(RunOptions):
 
     lynx: bool = option(
         "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
-        "its likeliest one; among experts of nearly equal scores it takes those that most of the others want.",
+        "its likeliest one; among experts of nearly equal scores it takes the experts that most of the others want.",
         False,
     )
     lynx_alpha: float | None = option(

@@ -21,7 +21,7 @@ class System:
         """Bytes that the process has freed and the system has not got back."""
 
     def grow(self, nbytes: int, *, files: int = 0) -> None:
-        """The process grows, or shrinks where `nbytes` is negative; what has been freed is taken first."""
+        """The process grows, or shrinks where `nbytes` is negative; freed bytes are used first."""
         reused = min(max(nbytes, 0), self.freed)
         self.freed -= reused
         self.resident += nbytes - reused + files

@@ -1,4 +1,4 @@
-"""What is printed to type: the command's path, and the line that installs an extra's packages."""
+"""Lines that are printed to type: the command's path, and the line that installs an extra's packages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_extra_is_installed_by_its_packages(extra):
 
 @pytest.mark.e2e
 def test_pip_takes_the_line_for_satisfied_where_the_extra_is_installed():
-    """What a shell runs: pip finds every requirement of the line, without a network."""
+    """In a shell, pip finds every requirement of the line, without a network."""
     pytest.importorskip("starlette")
     line = install_extra("serve").replace(" install ", " install --no-index ", 1)
     done = subprocess.run(line, shell=True, capture_output=True, text=True)

@@ -158,4 +158,4 @@ def test_a_whole_store_passes(run, tiny_store):
     """verify says that the shapes are the config's."""
     code, out, _ = run("verify", tiny_store)
     assert code == 0
-    assert "every shape is that of config.json" in out
+    assert "every shape is as config.json says" in out

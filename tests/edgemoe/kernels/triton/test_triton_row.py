@@ -157,7 +157,7 @@ def test_attention_matches_torch(name, norm, past):
     assert close(keys, want_keys, 0.002)
     assert torch.equal(values, want_values)
     assert close(queries, q.flatten(), 0.002)
-    # A GPU rounds some queries the other way, and scores of random queries magnify that: attention is that of its own.
+    # A GPU rounds some queries the other way, and random queries magnify it: attention has its own queries here.
     seen = slice(0, past + 1)
     want = attend(
         queries.view(heads, 1, dim).float(),
