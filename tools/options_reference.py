@@ -26,7 +26,7 @@ _HEAD = """\
 # Options
 
 Every command with its arguments and options, written by `python -m tools.options_reference` from the code. `edgemoe
-COMMAND --help` prints it for one command: of `chat` and `serve` the options that matter first, all with `--help-all`.
+COMMAND --help` prints it for one command: of `chat`, `serve` and `bench` twelve to begin with, all with `--help-all`.
 Which options matter for which task is in the [guides](guides/chat.md).
 
 ## Options that need not be typed

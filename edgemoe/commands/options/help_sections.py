@@ -1,7 +1,4 @@
-"""The sections that `--help` prints for the commands with most options: the options that matter first.
-
-The other options of these commands are taken as well; `--help-all` prints all of them, in further sections.
-"""
+"""The sections of help for the commands with most options: `--help` prints the options to begin with."""
 
 from __future__ import annotations
 
@@ -10,41 +7,44 @@ from collections.abc import Collection, Iterator
 Sections = dict[str, tuple[str, ...]]
 """A section's heading -> its options, without dashes."""
 
-_BITS = ("levels", "exact", "retention", "bits", "tpot-target", "policy")
+_BITS = ("levels", "exact", "retention", "bits", "tpot-target", "policy", "lynx")
 
-_EVERYWHERE = ("study", "config", "help-all", "help")
+_SOURCES = ("config", "help-all", "help")
 
 SECTIONS: dict[str, Sections] = {
     "chat": {
-        "Begin with": ("model", "prompt", "vram-limit", "dram-limit", "context"),
-        "Conversation": ("system", "file", "continue", "json", "stream", "stats", "markdown"),
-        "Sampling": ("max-new-tokens", "temperature", "top-p", "seed"),
+        "Begin with": (
+            *("model", "prompt", "system", "vram-limit", "dram-limit", "context", "max-new-tokens"),
+            *("temperature", "kv-cache", "levels", "continue", "json"),
+        ),
+        "Conversation": ("file", "stream", "stats", "markdown"),
+        "Sampling": ("top-p", "seed"),
         "Bits of experts": _BITS,
-        "Machine": ("device", "threads", "kv-cache", "prefix-cache-dir"),
-        "More": _EVERYWHERE,
+        "Machine": ("device", "threads", "prefix-cache-dir"),
+        "More": _SOURCES,
     },
     "serve": {
-        "Begin with": ("model", "vram-limit", "dram-limit", "context", "port"),
-        "Server": (
-            *("host", "name", "parallel", "queue", "request-timeout"),
-            *("api-key", "api-key-file", "cors", "allowed-host"),
+        "Begin with": (
+            *("model", "vram-limit", "dram-limit", "context", "kv-cache", "levels", "host", "port"),
+            *("parallel", "api-key", "name", "prefix-cache-dir"),
         ),
-        "Bits of experts": (*_BITS, "lynx"),
-        "Machine": ("device", "threads", "kv-cache", "prefix-cache-dir"),
-        "More": _EVERYWHERE,
+        "Server": ("queue", "request-timeout", "api-key-file", "cors", "allowed-host"),
+        "Bits of experts": _BITS,
+        "Machine": ("device", "threads"),
+        "More": _SOURCES,
     },
     "bench": {
-        "Begin with": ("model", "synthetic", "vram-limit", "dram-limit", "context"),
-        "Measure": (
-            *("prompt-file", "prompt-tokens", "new-tokens", "runs", "batch", "ablation", "quality"),
-            *("full", "format", "json", "plot", "trace"),
+        "Begin with": (
+            *("model", "synthetic", "vram-limit", "dram-limit", "context", "levels", "prompt-tokens"),
+            *("new-tokens", "runs", "batch", "ablation", "json"),
         ),
+        "Measure": ("prompt-file", "quality", "full", "format", "plot", "trace"),
         "Bits of experts": _BITS,
         "Machine": ("device", "threads", "kv-cache"),
-        "More": _EVERYWHERE,
+        "More": _SOURCES,
     },
 }
-"""Command -> its sections in order."""
+"""Command -> its sections in order: `--help` prints the first and the last one."""
 
 FURTHER: Sections = {
     "Further options of sampling": ("top-k", "min-p", "repeat-penalty", "stop"),
@@ -68,7 +68,7 @@ FURTHER: Sections = {
         *("depth", "critical", "importance", "heavy-hitters", "renormalise", "hotness", "hot-half-life"),
         *("hot-interval", "hot-margin", "hot-warmup", "hot-prompt-weight"),
     ),
-    "Further options of the machine": ("kernel", "keep-source", "print-config"),
+    "Further options of the machine": ("kernel", "keep-source", "study", "print-config"),
 }
 """The sections of --help-all after the command's own, for all commands."""
 
@@ -79,12 +79,12 @@ def sections_of(command: str, options: Collection[str], *, every: bool) -> Itera
     Args:
         command: one of SECTIONS.
         options: all of its options, in the order of their declaration.
-        every: whether the sections of FURTHER follow.
+        every: whether all options are printed, not only the first ones.
     """
-    first = {name for names in SECTIONS[command].values() for name in names}
-    for heading, names in SECTIONS[command].items():
-        yield heading, [name for name in names if name in options]
-    for heading, names in FURTHER.items() if every else ():
-        further = [name for name in names if name in options and name not in first]
-        if further:
-            yield heading, further
+    done = set[str]()
+    first, *others, last = SECTIONS[command].items()
+    for heading, names in (first, *others, *FURTHER.items(), last) if every else (first, last):
+        own = [name for name in names if name in options and name not in done]
+        done.update(own)
+        if own:
+            yield heading, own

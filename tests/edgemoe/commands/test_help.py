@@ -21,14 +21,14 @@ def listed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", SECTIONS)
-def test_help_shows_thirty_options_and_those_that_matter_first(run, command):
-    """At most 30, --help itself included, each once; the model and its limits are among the first five."""
+def test_help_shows_twelve_options_and_how_to_see_the_others(run, command):
+    """The model and its limits are among them; --config, --help-all and --help follow."""
     code, out, _ = run(command, "--help")
     options = listed(out)
     assert code == 0
-    assert len(options) == len(set(options)) <= 30
-    assert {"model", "vram-limit", "dram-limit", "context"} < set(options[:5])
-    assert options[-1] == "help"
+    assert len(set(options[:12])) == 12
+    assert {"model", "vram-limit", "dram-limit", "context"} < set(options[:12])
+    assert options[12:] == ["config", "help-all", "help"]
 
 
 @pytest.mark.parametrize("command", SECTIONS)
