@@ -194,7 +194,7 @@ def fused(open_engine, tiny_store) -> tuple[Engine, object]:
         ("router", "count", 9),
         ("qkv", "cols", 128),
         ("qkv", "rows", 64),
-        ("qkv", "bits", 5),
+        ("qkv", "bits", 7),
         ("qkv", "bits", 8),
         ("out", "rows", 128),
         ("out", "cols", 32),

@@ -127,7 +127,7 @@ def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(devices, "open_device", lambda name: device)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "RTX Test")
     found = doctor.examine(tmp_path)
-    text = "\n".join(found.lines())
+    text = "\n".join(found.lines(None))
     assert "RTX Test, 12 GB free" in text
     assert "RAM locked    67.1 MB of 134 MB tried" in text
     assert found.vram_limit == 10_800_000_000
@@ -136,4 +136,4 @@ def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     assert found.gpu_link.pinned == PIECE
     assert "counted       by the driver" in text
     device.counts_own = False
-    assert any("upper estimate" in line for line in doctor.examine(tmp_path).lines())
+    assert any("upper estimate" in line for line in doctor.examine(tmp_path).lines(None))
