@@ -27,7 +27,7 @@ from edgemoe.commands import (
     verify,
 )
 from edgemoe.commands import eval as evaluation
-from edgemoe.commands.options.config_file import USAGE_ERROR, ConfiguredCommand
+from edgemoe.commands.options.configured_command import USAGE_ERROR, ConfiguredCommand
 from edgemoe.console.printable import PrintableRecord
 from edgemoe.console.streams import standard_streams
 from edgemoe.console.width import say

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from edgemoe.cli import app
-from edgemoe.commands.options.config_file import long_name
+from edgemoe.commands.options.configured_command import long_name
 from edgemoe.commands.options.help_sections import FURTHER, SECTIONS
 from tools.checkout import ROOT
 

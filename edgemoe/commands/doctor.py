@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgemoe.commands.findings import Findings
-from edgemoe.commands.options.config_file import file_read
+from edgemoe.commands.options.configured_command import file_read
 from edgemoe.commands.options.shared import JsonOption
 from edgemoe.console.width import fitted
 

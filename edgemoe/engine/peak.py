@@ -20,10 +20,10 @@ class PeakMemory:
     """Counts the most memory that a model takes. Thread-safe.
 
     On a device that is the driver's count of the process. In RAM it is measured by how much the process grows, without
-    pages of libraries' files: from this object's making on, and after `pause` within `counting` alone. In between the
-    process grows for the program: for a line that is typed, a template, the variables of a script. All growth while the
-    model computes counts as the model's, since nothing tells whose it is. A server reads requests at the same time, so
-    its count is bounded by what is reserved (`bound`).
+    pages of libraries' files: from this object's making on, and after `pause` within `counting` alone. What
+    it grows by in between belongs to the program: a line that is typed, a template, the variables of a script. All
+    growth while the model computes counts as the model's, since nothing tells whose it is. A server reads requests at
+    the same time, so its count is bounded by what is reserved (`bound`).
 
     Args:
         device: the device that the model is computed on; None: the CPU.

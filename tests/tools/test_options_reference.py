@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from edgemoe.cli import app
-from edgemoe.commands.options.config_file import options_of
+from edgemoe.commands.options.configured_command import options_of
 from tools.options_reference import PAGE, page
 
 

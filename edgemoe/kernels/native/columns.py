@@ -19,7 +19,10 @@ def calibrated_codes(
     """Quantizes a matrix with error feedback, by the compiled function where there is one.
 
     Args:
-        weight, spec, importance, bits: see nested_codes.
+        weight: float32 [rows, cols].
+        spec: sizes of the matrix, and columns of a group.
+        importance: level -> how much that level's error counts.
+        bits: number of bits of the finest codes, 4 to 8.
         hessian: float32 [cols, cols], sums of products of the matrix's inputs.
 
     Returns:

@@ -137,7 +137,7 @@ os.register_at_fork(after_in_child=threads.cache_clear)
 
 
 def _check_bf16(x: torch.Tensor) -> None:
-    """Refuses numbers that the kernel would read as others: it has their address alone."""
+    """Refuses other types of numbers: the kernel gets an address alone, and would read what lies there as bf16."""
     if x.dtype != torch.bfloat16:
         raise ValueError(f"expected bf16 numbers, got {x.dtype}")
 

@@ -118,7 +118,8 @@ def expected_speed(store: StoreModel, plan: MemoryPlan, settings: RunSettings, r
     whole = each * shape.experts
     given = plan.plane_bytes + plan.long_step_bytes + plan.kv_bytes - plan.first_kv_bytes
     held, both = min(given / whole, 1.0), min((given + plan.dram_limit_bytes) / whole, 1.0)
-    compiled = traits_of(store.config["model_type"]).fused_gqa is not None
+    listed = traits_of(store.config["model_type"]).fused_gqa is not None
+    compiled = listed and store.compute.name != "torch"
     on_cpu = BY_MODULES if not compiled else LATENT if shape.kv.latent else COMPILED
     reached = ON_GPU if store.device else on_cpu
     launches = LAUNCHES[compiled] if store.device else (0.0, 0.0)

@@ -15,7 +15,7 @@ from terminals import ROOT
 from edgemoe.bench.prompts import CHOICES
 from edgemoe.cache.policies import POLICIES
 from edgemoe.cli import app
-from edgemoe.commands.options.config_file import options_of, variable
+from edgemoe.commands.options.configured_command import options_of, variable
 from edgemoe.evaluate.studies import STUDIES
 from edgemoe.machine.devices import DEVICES
 from edgemoe.policy.settings import CRITICAL, DEPTHS, IN_PLACE, SIGNALS

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from edgemoe.cli import app
-from edgemoe.commands.options.config_file import options_of
+from edgemoe.commands.options.configured_command import options_of
 from edgemoe.commands.options.help_sections import SECTIONS
 from edgemoe.models.options.settings import HotLimitOptions, StudyOptions
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from availability import needs_native
 
-from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.columns import code_columns
 from edgemoe.storage.record.nested_codes import Block, ColumnOrder, nested_codes
 from edgemoe.storage.record.offsets import MatrixSpec
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="expected the compiled kernel, got none")
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize(

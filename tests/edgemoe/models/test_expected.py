@@ -31,6 +31,7 @@ def expected(
     model_type: str = "qwen3_moe",
     latent: bool = False,
     device: object = None,
+    kernel: str = "native",
     **settings,
 ):
     """A model with 1 GB of dense weights and 10 layers of 100 experts of 10 MB at 4 bits, of which a token has 10."""
@@ -42,6 +43,7 @@ def expected(
         dense_bytes_per_token=10**9,
         bytes_of_all=lambda level: {8: 17, 4: 10, 2: 5}[level] * 10**9,
         device=device,
+        compute=SimpleNamespace(name=kernel),
     )
     plan = SimpleNamespace(
         plane_bytes=room - 3, long_step_bytes=2, kv_bytes=5, first_kv_bytes=4, dram_limit_bytes=dram
@@ -57,6 +59,8 @@ def test_a_model_in_memory_by_hand():
     assert made.tok_s == pytest.approx((0.4 * 50, 0.85 * 50))
     latent = expected(room=20 * 10**9, model_type="deepseek_v3", latent=True)
     assert latent.tok_s == pytest.approx((0.3 * 50, 0.6 * 50))
+    without_kernel = expected(room=20 * 10**9, kernel="torch")
+    assert (without_kernel.compiled, without_kernel.reached) == (False, (0.2, 0.5))
     by_modules = expected(room=20 * 10**9, model_type="phimoe")
     assert by_modules.tok_s == pytest.approx((0.2 * 50, 0.5 * 50))
 

@@ -23,7 +23,7 @@ enum {
     MAX_UNITS = 4,
     BATCH_TOKENS = 64,  /* tokens per read of the weight */
     PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
-    FEW_TOKENS = 6,     /* which int8 matrices of heads are converted for as they are read */
+    FEW_TOKENS = 6,     /* most tokens for which int8 matrices of heads are converted as they are read */
 };
 
 /* Converts tokens [from, end) of x. */

@@ -53,7 +53,7 @@ typedef struct {
 
 /* `rows` rows from `row`, 1 or ROWS, times `tokens` tokens; both constants. An output's bits do not depend on either. */
 INLINE_BF16 void tile(enum numbers numbers, int rows, int tokens, const numbers_matrix *w, int64_t row, const token_rows *of) {
-    /* Of short rows those of the next tile are fetched: this one's are read before they would arrive. */
+    /* Where rows are short the next tile's rows are prefetched: this tile's are read before a prefetch of them arrives. */
     const int64_t size = numbers == BF16_NUMBERS ? 2 : 1, ahead = w->cols * size > PREFETCH_DISTANCE ? 0 : ROWS;
     __m512 sum[TOKENS][ROWS];
     for (int t = 0; t < tokens; t++)

@@ -27,7 +27,7 @@ enum {
     MAX_UNITS = 4,
     BATCH_TOKENS = 256, /* tokens per read of the weight */
     PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
-    SUMMED = 256,       /* chunks of a row whose sums exist at once: whole rows, as a part of each would end the prefetch of the next */
+    SUMMED = 256,       /* chunks of a row whose sums exist at once. Rows are read whole: a jump to the next row ends the hardware's prefetch */
     TILE_TOKENS = 4,    /* tokens whose sums with 16 rows fit into registers of 256 bits */
 };
 

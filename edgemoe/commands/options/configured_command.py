@@ -1,7 +1,8 @@
-"""Options from a TOML file and from the environment: flags win over variables, and variables over the file.
+"""Commands whose options also come from a TOML file and from the environment.
 
---config names the file, otherwise the user's own is read (options_file.default_file), where it exists. The variable of
-an option is `EDGEMOE_` and its name in capitals: `--vram-limit`, EDGEMOE_VRAM_LIMIT.
+Flags win over variables, and variables over the file. --config names the file; otherwise the user's own is read
+(options_file.default_file), where it exists. The variable of an option is `EDGEMOE_` and its name in capitals: the one
+of `--vram-limit` is EDGEMOE_VRAM_LIMIT.
 """
 
 from __future__ import annotations
