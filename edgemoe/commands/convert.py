@@ -21,7 +21,7 @@ from edgemoe.storage.compensators.index import check_choices
 from edgemoe.storage.store.codes import SELF
 
 EXAMPLES = (
-    "Examples: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 --dense-bits 8 "
+    "Examples: edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --max-level 4 "
     "| edgemoe convert ~/models/Qwen3-30B-A3B ~/stores/qwen3 --compensate 32"
 )
 
@@ -73,10 +73,11 @@ class StoreOptions:
         "auto",
         autocompletion=one_of("auto", "cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cpu-generic", "cuda"),
     )
-    dense_bits: str = option(
+    dense_bits: str | None = option(
         "Bits of the weights outside the experts: bf16, 8, or on a CPU alone 6, 5 or 4 (embedding and head keep 8). "
-        "auto: the fewest that add at most a quarter of what experts of 4 bits cost, measured on a text of the model.",
-        "bf16",
+        "auto: the fewest that add at most a quarter of what experts of 4 bits cost, measured on a text of the model. "
+        "Default: 8, or the bits of a store that was begun.",
+        show_default=False,
         autocompletion=one_of("bf16", "8", "6", "5", "4", AUTO),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgemoe.errors import UserError
+from edgemoe.models.conversion.dense_default import dense_bits_for
 from edgemoe.models.options.groups import Opening
 from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
 
@@ -12,7 +13,9 @@ AUTO = "auto"
 """Value of --dense-bits that measures."""
 
 
-def check_checkpoint(source: Path, max_level: int | None, dense_bits: str, *, calibrated: bool) -> None:
+def check_checkpoint(
+    source: Path, max_level: int | None, dense_bits: str | None, *, calibrated: bool
+) -> None:
     """Refuses a checkpoint whose codes cannot be calibrated, or whose dense weights cannot be measured.
 
     Args:
@@ -33,26 +36,42 @@ def check_checkpoint(source: Path, max_level: int | None, dense_bits: str, *, ca
         require_level_8(source, max_level)
 
 
-def dense_bits_of(text: str, destination: Path) -> int:
+def dense_bits_of(text: str | None, destination: Path) -> int:
     """Parses --dense-bits.
 
     Args:
-        text: bf16, auto, or a number of DENSE_BITS.
+        text: bf16, auto, or a number of DENSE_BITS; None: the default.
         destination: the store, which may exist.
 
     Returns:
-        bits to convert with; for auto the bits of a finished store that has been measured, else 16.
+        bits to convert with; for auto the bits of a finished store that has been measured, else 16; by default those
+        of a store that is there, else 8.
 
     Raises:
         UserError: another text.
     """
+    if text is None:
+        return dense_bits_for(destination)
     if text == AUTO:
         found = Manifest.load(destination) if (destination / MANIFEST_NAME).exists() else None
         return found.dense_bits if found and found.dense_choice else 16
+    return parse_dense_bits(text, "auto, ")
+
+
+def parse_dense_bits(text: str, others: str = "") -> int:
+    """Parses a number of bits of dense weights.
+
+    Args:
+        text: bf16, or a number of DENSE_BITS.
+        others: other values that the option has, for the message.
+
+    Raises:
+        UserError: another text.
+    """
     bits = 16 if text == "bf16" else int(text) if text.isdecimal() else 0
     if bits not in DENSE_BITS:
-        wanted = "auto, bf16, 8, 6, 5 or 4 bits for the dense weights"
-        raise UserError(wanted, text, "choose --dense-bits auto, bf16 or 8")
+        wanted = f"{others}bf16, 8, 6, 5 or 4 bits for the dense weights"
+        raise UserError(wanted, text, f"choose --dense-bits {others}bf16 or 8")
     return bits
 
 

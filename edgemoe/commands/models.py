@@ -16,6 +16,8 @@ from edgemoe.commands.options.shared import JsonOption, KeepSourceOption, check_
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_size
 from edgemoe.errors import UserError
+from edgemoe.models.demo import demo_by_name
+from edgemoe.models.options.declared import one_of
 from edgemoe.models.options.groups import complete_cached
 from edgemoe.models.published.short_names import short_name_lines
 
@@ -32,6 +34,7 @@ SourceArgument = Annotated[
         metavar="NAME",
         help="A model of the Hub: org/name, org/name@revision, or org/name:Q4_K_M for a GGUF file by its quantization; "
         'a name that the table "What fits" of docs/models.md has; or a checkpoint\'s directory.',
+        callback=lambda given: demo_by_name(given),
     ),
 ]
 NameArgument = Annotated[
@@ -47,6 +50,16 @@ DryRunOption = Annotated[
         "--dry-run",
         help="Print what the model takes to download and to store, the smallest limit, and how much of it common sizes "
         "of memory hold. Downloads no weights.",
+    ),
+]
+DenseBitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dense-bits",
+        help="Bits of the weights outside the experts, where the model is converted now: bf16 or 8, or on a CPU alone "
+        "6, 5 or 4. Default: 8.",
+        show_default=False,
+        autocompletion=one_of("bf16", "8", "6", "5", "4"),
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmation.")]
@@ -77,6 +90,7 @@ def models_command(as_json: JsonOption = False) -> None:
 def pull_command(
     name: SourceArgument,
     keep_source: KeepSourceOption = False,
+    dense_bits: DenseBitsOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -85,6 +99,7 @@ def pull_command(
     Prints the line that starts a chat with it. A call that was ended early continues where it stopped; a finished one
     returns at once.
     """
+    from edgemoe.commands.dense_bits import parse_dense_bits
     from edgemoe.models.cache import cached_names
     from edgemoe.models.open import open_model
     from edgemoe.models.options.groups import Opening
@@ -92,7 +107,8 @@ def pull_command(
     if dry_run:
         _print_what_fits(name, as_json)
         return
-    opening = Opening(name, keep_source=keep_source)
+    bits = None if dense_bits is None else parse_dense_bits(dense_bits)
+    opening = Opening(name, keep_source=keep_source, dense_bits=bits)
     store = open_model(opening, check_files=check_template).directory
     short = next((each.short for each in cached_names() if store in each.paths), str(store))
     if as_json:

@@ -129,17 +129,52 @@ def find_cached(text: str) -> CachedName:
     Raises:
         UserError: no model or several models match.
     """
-    names = cached_names()
-    matching = [name for name in names if text in (name.short, name.directory)]
-    matching = matching or [name for name in names if _begins(name.directory, text)]
+    matching = _matching(text)
     if len(matching) == 1:
         return matching[0]
-    known = ", ".join(name.short for name in matching or names) or "nothing"
+    known = ", ".join(name.short for name in matching or cached_names()) or "nothing"
     raise UserError(
         f"one model of the cache whose name is or begins with {text!r}",
         f"{len(matching)} of them, {known}" if matching else f"none: the cache has {known}",
         "give a name that `edgemoe models` prints",
     )
+
+
+def find_layout(text: str, layout: str = "") -> CachedName:
+    """Finds the model of a name as find_cached does, and chooses one where all that match are layouts of one model.
+
+    Args:
+        text: a name, or its beginning.
+        layout: the layout to choose; the most recently used store is chosen where none has it.
+
+    Raises:
+        UserError: from find_cached.
+    """
+    matching = _matching(text)
+    if len({model_of(name.directory) for name in matching}) != 1:
+        return find_cached(text)
+
+    def rank(name: CachedName) -> tuple[bool, float]:
+        return name.directory == f"{model_of(name.directory)}-{layout}", name.paths[0].stat().st_mtime
+
+    return max(matching, key=rank)
+
+
+def model_of(directory: str) -> str:
+    """The part of a directory's name that all layouts of a model share.
+
+    >>> model_of("acme--tiny@main-cpu-avx2"), model_of("qwen3-1f2e3d4c5b6a7988-cuda")
+    ('acme--tiny@main', 'qwen3-1f2e3d4c5b6a7988')
+    """
+    match = _HUB.fullmatch(directory) or _LOCAL.fullmatch(directory)
+    return match[1] if match else directory
+
+
+def _matching(text: str) -> list[CachedName]:
+    """The models with a name, or, where there are none, the models one of whose names begins so."""
+    names = cached_names()
+    matching = [name for name in names if text in (name.short, name.directory)]
+    return matching or [name for name in names if _begins(name.directory, text)]
 
 
 def store_path(model: Path) -> Path:
@@ -148,7 +183,7 @@ def store_path(model: Path) -> Path:
     Raises:
         UserError: from find_cached.
     """
-    return model if model.exists() or not is_name(model) else find_cached(str(model)).paths[0]
+    return model if model.exists() or not is_name(model) else find_layout(str(model)).paths[0]
 
 
 def is_name(path: Path) -> bool:

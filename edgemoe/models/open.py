@@ -61,7 +61,8 @@ def open_model(
         check_files(checkpoint.companions()[0].parent)
 
     keep = opening.keep_source
-    directory = resolve_store(opening.model, layout, keep_source=keep, check=check_headers)
+    bits = opening.dense_bits
+    directory = resolve_store(opening.model, layout, keep_source=keep, check=check_headers, dense_bits=bits)
     return StoreModel.open(directory, place)
 
 

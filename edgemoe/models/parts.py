@@ -12,7 +12,7 @@ from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import kernel_fits
 from edgemoe.machine.device import Device
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.models.conversion.first_use import DENSE_BITS
+from edgemoe.models.conversion.dense_default import DENSE_BITS
 from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config

@@ -10,6 +10,7 @@ from edgemoe.console.width import say
 from edgemoe.errors import EdgemoeError
 from edgemoe.families.table import family_of
 from edgemoe.machine.cgroups import cores
+from edgemoe.models.conversion.dense_default import DENSE_BITS
 from edgemoe.speed.disk import measure_disk
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
@@ -17,9 +18,6 @@ from edgemoe.storage.convert.run import store_bytes
 
 BIG_BYTES = 1_000_000_000
 """Bytes of weights from which on a conversion is announced."""
-
-DENSE_BITS = 16
-"""Bits of the weights outside of experts, in the store that a first use makes."""
 
 CORE_RATE = 100_000_000
 """Bytes of bf16 weights that a core converts a second (docs/benchmarks/2026-11-21-convert.md)."""

@@ -153,6 +153,8 @@ class Opening(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions
     parallel: int = 1
     """Sequences that run at once."""
     keep_source: bool = option("Keep the downloaded checkpoint of a Hub model, in the cache.", False)
+    dense_bits: int | None = None
+    """Bits of the dense weights, where the model is converted."""
 
 
 @dataclass(frozen=True)

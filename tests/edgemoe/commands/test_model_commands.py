@@ -20,9 +20,9 @@ from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.hub.name import HubModel
 from edgemoe.memory.overhead import suggested_limits
 from edgemoe.models import cache as model_cache
-from edgemoe.models import resolve
 from edgemoe.models.cache import aliases, cached_names, find_cached, remove, stores_directory
 from edgemoe.models.listing import cached_models
+from edgemoe.models.place import by_name
 from edgemoe.models.published.short_names import SHORT_NAMES
 from edgemoe.models.resolve import resolve_store
 from edgemoe.speed.disk import PIECE, measure_disk
@@ -93,12 +93,12 @@ def test_a_narrow_terminal_has_names_on_their_own_lines(run, monkeypatch):
 def test_a_short_name_is_a_model_of_the_hub(name, monkeypatch, tmp_path):
     """It stands for its repository with 4-bit files; a model of the cache that begins so goes first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    resolved = resolve._by_name(Path(name.upper()))
+    resolved = by_name(Path(name.upper()))
     assert HubModel.parse(str(resolved)) is not None
     assert str(resolved) == SHORT_NAMES[name].repository
     (stores_directory() / f"{name}-x-0123456789abcdef-cpu-avx2").mkdir(parents=True)
     with pytest.raises(UserError, match="a finished conversion"):
-        resolve._by_name(Path(name))
+        by_name(Path(name))
 
 
 @pytest.mark.e2e
@@ -192,7 +192,7 @@ def test_the_name_of_an_unfinished_conversion(run, store, tmp_path, monkeypatch)
     code, _, err = run("plan", "--model", "small")
     assert (code, "the conversion resumes" in err) == (2, True)
     (model_cache.downloads_directory() / "acme--tiny@main-cpu-avx2").mkdir(parents=True)
-    assert resolve._by_name(Path("tiny")) == Path("acme/tiny")
+    assert by_name(Path("tiny")) == Path("acme/tiny")
 
 
 def test_names_that_two_models_have(run, store):
@@ -227,10 +227,10 @@ def test_a_published_model_is_planned_without_a_download(run, tmp_path, monkeypa
     assert fits["smallest_limit"] == plan["minimum_vram_bytes"]
     assert fits["download_bytes"] == pytest.approx(13.8e9, rel=0.01)
     assert "13.8 GB to download" in run("pull", "gpt-oss-20b", "--dry-run")[1]
-    assert resolve._by_name(Path("gpt-oss-20b")) == Path("openai/gpt-oss-20b")
+    assert by_name(Path("gpt-oss-20b")) == Path("openai/gpt-oss-20b")
     (stores_directory() / "gpt-oss-20b-0123456789abcdef-cpu-avx2").mkdir(parents=True)
     with pytest.raises(UserError, match="finished conversion"):
-        resolve._by_name(Path("gpt-oss-20b"))
+        by_name(Path("gpt-oss-20b"))
 
 
 def test_rm_by_the_hubs_name_takes_store_and_download(run, store):

@@ -95,7 +95,7 @@ def served(files, tmp_path, monkeypatch) -> Iterator[HubDouble]:
 
 def straight(source: Path, store: Path) -> dict[str, bytes]:
     """Name -> bytes of the store of a file on this disk."""
-    convert_checkpoint(source, store, max_level=None, layout="auto", dense_bits=16)
+    convert_checkpoint(source, store, max_level=None, layout="auto", dense_bits=8)
     return contents(store)
 
 

@@ -539,7 +539,7 @@ def test_a_second_use_goes_on_after_the_first_is_killed(served, source, tmp_path
     err = capsys.readouterr().err
     assert f"{REPO} is being converted by process {first.pid} into {store}: waiting" in err
     assert f"process {first.pid} ended before the store was finished: the conversion is resumed here" in err
-    convert_checkpoint(source, tmp_path / "straight", max_level=None, layout="auto", dense_bits=16)
+    convert_checkpoint(source, tmp_path / "straight", max_level=None, layout="auto", dense_bits=8)
     assert contents(store) == contents(tmp_path / "straight")
     assert downloads(tmp_path) == []
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from gguf_files import write_model
+from safetensors.torch import load_file
 from small_tokenizer import a_tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from edgemoe.console.sizes import parse_size
+from edgemoe.errors import UserError
+from edgemoe.models.cache import store_path
 from edgemoe.models.conversion import first_use
 from edgemoe.models.conversion import run as stores
 from edgemoe.models.resolve import resolve_store
 from edgemoe.speed.disk import DiskSpeed
 from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.store.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 
 
 @pytest.fixture
@@ -41,22 +49,23 @@ def test_the_first_use_is_announced_and_the_second_is_not(small_is_big, run, che
         r"this takes about 0 min \(.*[KMG]B/s\); if interrupted, the next use resumes it", second
     )
     announced = re.search(r"into a store of (\S+ KB) in", first)
-    made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
-    headers = 2 * 4096 + 8192
+    made = [path.read_bytes() for path in tmp_path.rglob("*.safetensors")]
+    weights = sum(len(raw) - 8 - int.from_bytes(raw[:8], "little") for raw in made)
     assert announced
-    assert made - headers < parse_size(announced[1]) <= made
+    assert parse_size(announced[1]) == pytest.approx(weights, rel=0.01)
     assert any("converting" in line for line in rest)
     code, _, err = run(*words)
     assert (code, err) == (0, "")
 
 
-def test_a_plan_of_a_checkpoint_converts_nothing(small_is_big, run, checkpoint, tiny_store, tmp_path):
+def test_a_plan_of_a_checkpoint_converts_nothing(small_is_big, run, checkpoint, tmp_path):
     """`plan` reads headers: its numbers are the converted store's, and nothing is written or announced."""
     limits = ("-c", 64, "--vram-limit", "900KB", "--levels", "4/2", "--json")
     code, out, err = run("plan", "-m", checkpoint, *limits)
     assert (code, err) == (0, "")
-    assert json.loads(out) == json.loads(run("plan", "-m", tiny_store, *limits)[1])
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
+    assert run("convert", checkpoint, tmp_path / "store")[0] == 0
+    assert json.loads(out) == json.loads(run("plan", "-m", tmp_path / "store", *limits)[1])
 
 
 @pytest.mark.e2e
@@ -185,3 +194,49 @@ def test_the_announced_figures(monkeypatch, capsys, checkpoint, tmp_path, disk, 
     assert "a store of 31 GB in" in first
     assert f"about {estimate}; " in second
     assert "(123 GB free)" in first
+
+
+def test_dense_weights_have_8_bits_and_stores_that_are_there_keep_theirs(
+    run, monkeypatch, checkpoint, tmp_path
+):
+    """`pull` makes 8 bits, or what an option says; a store of 16 bits, finished or begun, is used as it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def pulled(*options: str) -> tuple[int, Path]:
+        code, out, _ = run("pull", checkpoint, "--json", *options)
+        return code, Path(json.loads(out)["store"]) if code == 0 else tmp_path
+
+    code, store = pulled()
+    stored = load_file(store / "dense.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    assert (code, Manifest.load(store).dense_bits, stored.dtype) == (0, 8, torch.int8)
+    assert pulled("--dense-bits", "bf16")[0] == 2
+    shutil.rmtree(store)
+    assert pulled("--dense-bits", "bf16") == (0, store)
+    assert Manifest.load(store).dense_bits == 16
+    assert pulled() == (0, store)
+    (store / MANIFEST_NAME).rename(store / MARKER_NAME)
+    marked = Manifest.read(store / MARKER_NAME)
+    replace(marked, layers={}, files={}, source_format="", source_error=None).save(store / MARKER_NAME)
+    assert pulled() == (0, store)
+    assert Manifest.load(store).dense_bits == 16
+
+
+def test_one_of_several_layouts_of_a_model_is_chosen(run, monkeypatch, checkpoint, tmp_path):
+    """A name takes the layout of this machine's kernel, then the store that was used last; two models are refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = resolve_store(checkpoint)
+    layout = Manifest.load(made).layout
+    other = made.with_name(made.name.replace(layout, "cuda"))
+    third = made.with_name(made.name.replace(layout, "cpu-other"))
+    for path, age in ((other, 30), (third, 20)):
+        shutil.copytree(made, path)
+        os.utime(path, times=(time.time() + age,) * 2)
+    assert resolve_store(Path("tiny")) == made
+    code, out, _ = run("pull", "tiny", "--json")
+    assert (code, json.loads(out)["store"]) == (0, str(made))
+    assert store_path(Path("tiny")) == other
+    shutil.rmtree(made)
+    assert resolve_store(Path("tiny")) == other
+    third.rename(third.with_name("tiny-0123456789abcdef-cuda"))
+    with pytest.raises(UserError, match="2 of them"):
+        resolve_store(Path("tiny"))

@@ -84,7 +84,7 @@ def test_a_second_process_goes_on_after_the_first_is_killed(start, halted, check
     _, err = second.communicate(timeout=60)
     assert second.returncode == 0, err
     assert f"process {first.pid} ended before the store was finished: the conversion is resumed here" in err
-    convert_checkpoint(checkpoint, tmp_path / "straight", max_level=None, layout="auto", dense_bits=16)
+    convert_checkpoint(checkpoint, tmp_path / "straight", max_level=None, layout="auto", dense_bits=8)
     assert contents(store) == contents(tmp_path / "straight")
     assert {name: (store / name).stat().st_ino for name in whole} == whole
 
