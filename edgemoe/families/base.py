@@ -36,11 +36,13 @@ class Gate:
         normalise: transformers' config -> whether the chosen experts' gate weights have the same sum for every token.
         rounded: whether gate weights are rounded to bf16; the compiled kernel does it.
         function: "softmax" or "sigmoid", of the logits; a bias for the choice alone is added to its result.
+        remaps: whether the tokens of a step may agree on experts: gate weights are in proportion to the scores.
     """
 
     normalise: Callable[[Any], bool] = attrgetter("norm_topk_prob")
     rounded: bool = True
     function: str = "softmax"
+    remaps: bool = True
 
 
 @dataclass(frozen=True)

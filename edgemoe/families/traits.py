@@ -199,6 +199,9 @@ TRAITS = {
             "model.layers.{layer}.experts.{expert}.up_proj.weight",
             "model.layers.{layer}.experts.{expert}.down_proj.weight",
         ),
+        rms_norm=True,
+        gate=Gate(_always, rounded=False, remaps=False),
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
     ),
     "granitemoehybrid": Traits(
         "Granite-4.0-H-Tiny, Granite-4.0-H-Small",

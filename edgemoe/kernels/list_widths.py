@@ -39,7 +39,7 @@ def with_widths(program: LayerProgram, hidden: int) -> list[tuple[Operation, int
         had, changed = now.get(each.input), now.get(each.output)
         reads, writes = _widths_of(each, had or 0, hidden)
         adds = isinstance(each, Scale | Add) or (isinstance(each, Experts) and each.output == HIDDEN)
-        writes = changed if isinstance(each, Scale) and had in (1, changed) and changed else writes
+        writes = changed if isinstance(each, Scale) and had and changed and changed % had == 0 else writes
         if had != reads or (adds and changed != writes):
             raise ValueError(
                 f"expected rows of {reads} in {each.input} and of {writes} in {each.output} for "
@@ -59,7 +59,7 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
             weight = each.weights[0]
             return columns_of(weight), len(weight)
         case Attend():
-            return each.attention.reads, each.attention.heads * each.attention.dim
+            return each.attention.reads, each.attention.heads * each.attention.value_dim
         case StoreLatents():
             return each.latents.stored, each.latents.stored
         case LatentQueries():

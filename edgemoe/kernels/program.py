@@ -173,7 +173,7 @@ class Activate:
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """output [N] *= function(input), for an input [N] or [1].
+    """output [N] *= function(input), for an input [N], [1], or one number for each head of the output.
 
     Args:
         values: bf16 [65536], the function's value for each bf16 number.
@@ -198,11 +198,20 @@ class Add:
 
 
 @dataclass(frozen=True, eq=False)
+class Multiply:
+    """output = factor input."""
+
+    input: str
+    output: str
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
 class Experts:
-    """Chooses experts of the state in NORMED, and adds their weighted sum to HIDDEN or writes it to another buffer.
+    """Computes the experts of the state in NORMED: adds their weighted sum to HIDDEN, or writes it to another buffer.
 
     Args:
-        router: makes the choice.
+        router: chooses the experts.
         activation: the function between the products of each expert; None: silu(gate) up, without biases.
     """
 
@@ -210,6 +219,8 @@ class Experts:
     router: NativeRouter
     activation: NativeExpertActivation | None = None
     input: str = NORMED
+    routed: str = NORMED
+    """The buffer that the router reads: NORMED or HIDDEN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +242,9 @@ Latents = StoreLatents | LatentQueries | LatentValues
 
 Recurrent = DeltaNet | ShortConv | StateSpace
 
-Operation = Norm | Linear | Attend | Recurrent | Apply | Activate | Scale | Add | Experts | Call | Latents
+Operation = (
+    Norm | Linear | Attend | Recurrent | Apply | Activate | Scale | Add | Multiply | Experts | Call | Latents
+)
 
 
 @dataclass(frozen=True, eq=False)

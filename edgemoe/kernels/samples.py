@@ -12,7 +12,8 @@ from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.storage.base import Blocks, ResidentForm
 from edgemoe.storage.record.forms import PlaneForm

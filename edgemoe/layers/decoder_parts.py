@@ -28,8 +28,18 @@ _NORMS = (
     ("operator_norm", "", "ffn_norm", ""),
     ("norm", "", "", ""),
     ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+    (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
 )
 """Names of a layer's norms: before and after its mixer, and before and after its block; "": there is none."""
+
+_PARALLEL = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
+"""Names of further norms of layers with experts parallel to a dense block, in the order of ParallelExperts."""
+
+_MULTIPLIER = "layer_scalar"
+"""Tensor of a layer by whose one number its result is multiplied."""
 
 
 @runtime_checkable
@@ -54,6 +64,7 @@ class OuterParts(NamedTuple):
         positions: its rotary embedding; None: it has none.
         factor: is multiplied with embeddings.
         divisor: logits are divided by it.
+        cap: logits become cap tanh(logits / cap); 0: they stay.
     """
 
     embedding: Any
@@ -62,6 +73,23 @@ class OuterParts(NamedTuple):
     positions: Any
     factor: float
     divisor: float
+    cap: float
+
+
+class ParallelExperts(NamedTuple):
+    """Experts that take the same state as a dense block, and whose result is added to its result (Gemma 4).
+
+    Attributes:
+        block: the module that has them and their router, which takes the state itself.
+        norm: the norm of the state before the experts.
+        after: the norm of their result.
+        after_dense: the norm of the dense block's result, before the sum.
+    """
+
+    block: Any
+    norm: Any
+    after: Any
+    after_dense: Any
 
 
 class LayerPart(NamedTuple):
@@ -75,6 +103,7 @@ class LayerPart(NamedTuple):
         shared: a module of the same state whose result is added to the block's; None: no module.
         factor: is multiplied with the part's result, which is then rounded and added to the state; 0: no product.
         after: the norm of the part's result; None: there is none.
+        parallel: experts next to a dense block; None: there are none.
     """
 
     norm: Any
@@ -84,6 +113,12 @@ class LayerPart(NamedTuple):
     shared: Any
     factor: float
     after: Any
+    parallel: ParallelExperts | None = None
+
+    @property
+    def block(self) -> Any:
+        """The module that has the part's router and experts, where it has any."""
+        return self.parallel.block if self.parallel else self.module
 
 
 def outer_parts(model: Any) -> OuterParts:
@@ -97,7 +132,8 @@ def outer_parts(model: Any) -> OuterParts:
     if getattr(model.config, "mup_enabled", False):  # afmoe
         factor = model.config.hidden_size**0.5
     divisor = getattr(model.config, "logits_scaling", None) or 1
-    return OuterParts(embedding, norm, model.lm_head, positions, float(factor), float(divisor))
+    cap = getattr(model.config, "final_logit_softcapping", None) or 0
+    return OuterParts(embedding, norm, model.lm_head, positions, float(factor), float(divisor), float(cap))
 
 
 def parts_of(layer: nn.Module) -> list[LayerPart]:
@@ -112,13 +148,26 @@ def parts_of(layer: nn.Module) -> list[LayerPart]:
             mixes = not first and any(hasattr(module, number) for number in _NUMBERS)
             shared = getattr(layer, _SHARED, None) if first else None
             before, after = norms[first : first + 2]
-            found.append(LayerPart(before, name, module, mixes, shared, factor, after))
+            parallel = _parallel(layer) if first else None
+            found.append(LayerPart(before, name, module, mixes, shared, factor, after, parallel))
     return found
+
+
+def multiplier_of(layer: Any) -> float:
+    """The number by which a layer's result is multiplied."""
+    return float(getattr(layer, _MULTIPLIER, 1.0))
+
+
+def _parallel(layer: Any) -> ParallelExperts | None:
+    """The experts parallel to a layer's dense block, where it has any."""
+    if not hasattr(layer, _PARALLEL[0]):
+        return None
+    return ParallelExperts(layer, *(getattr(layer, name) for name in _PARALLEL))
 
 
 def _norms(layer: nn.Module) -> list[Any]:
     """A layer's norms in the order of _NORMS; None where it has no such norm."""
-    own = {name for name, _ in layer.named_children() if "norm" in name}
+    own = {name for name, _ in layer.named_children() if "norm" in name} - {*_PARALLEL}
     names = next((names for names in _NORMS if {*names} - {""} == own), ("", "", "", ""))
     return [getattr(layer, name) if name else None for name in names]
 

@@ -207,10 +207,12 @@ class DenseNorm(nn.Module):
             return min(forms, key=partial(_differing, module))
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
             return None
-        made = cls(1 + weight.data.float(), epsilon)
+        wide = weight.data.float()
+        tried = (cls(each, epsilon) for each in (wide, 1 + wide))
         x = torch.linspace(-2, 2, 3 * weight.numel()).bfloat16().view(3, -1)
         with torch.inference_mode():
-            return made if torch.allclose(made(x), module(x), rtol=_ROUNDED, atol=0) else None
+            want = module(x)
+            return next((own for own in tried if torch.allclose(own(x), want, rtol=_ROUNDED, atol=0)), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises [..., K] along its last dimension to bf16 [..., K].

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from edgemoe.kernels.activation import GATED, fused_name
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.gating import is_squared_relu, squared_relu
 
@@ -46,9 +47,10 @@ class GatedMLP(nn.Module):
     def try_from(cls, module: Any) -> GatedMLP | None:
         """Wraps a module in RAM that computes the formula; None for others."""
         for names in (*_SEPARATE, _JOINED):
-            if (found := _linears(module, names)) and "silu" in repr(_function(module)).lower():
+            function = GATED.get(fused_name(_function(module)))
+            if function and (found := _linears(module, names)):
                 *above, down = found
-                made = cls(above[0] if len(above) == 1 else DenseLinear.joined(above), down, F.silu)
+                made = cls(above[0] if len(above) == 1 else DenseLinear.joined(above), down, function)
                 return made if _computes(made, module) else None
         return None
 

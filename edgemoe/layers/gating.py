@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers.integrations.moe import _default_apply_gate
 
-from edgemoe.kernels.activation import CUSTOM, fused_name
+from edgemoe.kernels.activation import CUSTOM, GATED, fused_name
 from edgemoe.kernels.native.expert_activation import GateTables
 from edgemoe.kernels.native.functions import values_of
 
@@ -29,9 +29,10 @@ _TRIED = 4096
 
 
 def gate_tables(module: Any) -> GateTables | None:
-    """The tables of an experts module with a clamped gate (gpt-oss), or with relu squared and no gate; None for others.
+    """The tables of an experts module whose activation is known; None for others.
 
-    With an up of 0 it has the function of the gate alone. The whole is compared with the module on noise.
+    Known are gelu(gate) up, a clamped gate (gpt-oss), and relu squared without a gate. A clamped gate with an up of 0
+    has the function of the gate alone. The whole is compared with the module on noise.
 
     Args:
         module: transformers' experts module.
@@ -39,9 +40,10 @@ def gate_tables(module: Any) -> GateTables | None:
     limit = getattr(module, "limit", None)
     if not module.has_gate:
         return GateTables(values_of(squared_relu), None, False) if is_squared_relu(module.act_fn) else None
-    if limit is None:
-        return None
     numbers = values_of(torch.clone)
+    if limit is None:
+        function = GATED.get(fused_activation(module))
+        return GateTables(values_of(function), numbers, False) if function else None
     for interleaved in (True, False):
         dim = -1 if interleaved else 0
         both = torch.stack((numbers, torch.zeros_like(numbers)), dim).reshape(1, -1)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention, Received, kernel_fits
+from edgemoe.kernels.native.attention import NativeAttention, kernel_fits
+from edgemoe.kernels.native.attention_rows import LayerKV, Received, ValueForm
 from edgemoe.kernels.native.functions import values_of
 from edgemoe.kernels.program import NORMED, Attend, Linear, Operation, Scale
 from edgemoe.kv.sequence import SequenceKV
@@ -23,7 +24,7 @@ class GroupedQueryAttention(nn.Module):
         module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps norms of queries and
             keys, all perhaps under other names (_OUT, _NORMS). Where it has a gate_proj, or q_proj has twice the rows
             that o_proj takes, and the second half of each head's is a gate, the attention is multiplied by the
-            gate's sigmoid.
+            gate's sigmoid. A v_norm norms values; without v_proj the projected keys are the values.
         rotation: index of its rotation in the list of the step's rotations (layers.rotations).
         rotated: leading numbers of each head that are rotated by its position.
     """
@@ -31,13 +32,13 @@ class GroupedQueryAttention(nn.Module):
     def __init__(self, module: Any, rotation: int, rotated: int) -> None:
         super().__init__()
         self.layer, self._rotation = module.layer_idx, rotation
-        dim, self.out = module.head_dim, _out(module)
+        dim, self.out, own = module.head_dim, _out(module), _values(module)
         heads, kv_heads = _heads(module)
         queries, self.gate = module.q_proj, getattr(module, "gate_proj", None)
         if queries.out_features == 2 * heads * dim:
             halves = torch.arange(queries.out_features).view(heads, 2, dim)
             queries, self.gate = (module.q_proj.rows(halves[:, half].flatten()) for half in (0, 1))
-        self.qkv = DenseLinear.joined((queries, module.k_proj, module.v_proj))
+        self.qkv = DenseLinear.joined([queries, *_keys_and_values(module)])
         norms = None
         if found := _norms(module):
             q, k = found
@@ -45,13 +46,15 @@ class GroupedQueryAttention(nn.Module):
         clip = getattr(module.config, "clip_qkv", None)
         sinks = getattr(module, "sinks", None)
         self.native = NativeAttention(
-            heads, kv_heads, dim, norms, module.scaling, clip, rotated=rotated, sinks=sinks
+            *(heads, kv_heads, dim, norms, module.scaling, clip), rotated=rotated, sinks=sinks, values=own
         )
 
     @classmethod
     def try_from(cls, module: Any, rotation: int, rotated: int) -> GroupedQueryAttention | None:
         """Wraps a module in RAM whose sizes the kernel supports; None elsewhere."""
-        linears = [*(getattr(module, f"{name}_proj") for name in "qkv"), _out(module)]
+        if getattr(module, "is_kv_shared_layer", False) or getattr(module, "store_full_length_kv", False):
+            return None
+        linears = [module.q_proj, *_keys_and_values(module), _out(module)]
         linears += [module.gate_proj] if hasattr(module, "gate_proj") else []
         known = all(type(linear) is DenseLinear for linear in linears)
         known = known and all(type(norm) is DenseNorm for norm in _norms(module))
@@ -138,6 +141,20 @@ def _norms(module: Any) -> list[Any]:
     """The norms of queries and of keys of an attention module; none where it has none."""
     pairs = ([getattr(module, name, None) for name in names] for names in _NORMS)
     return next((pair for pair in pairs if all(norm is not None for norm in pair)), [])
+
+
+def _keys_and_values(module: Any) -> list[Any]:
+    """The projections of keys and values; one alone where keys are the values as well."""
+    return [module.k_proj] if module.v_proj is None else [module.k_proj, module.v_proj]
+
+
+def _values(module: Any) -> ValueForm | None:
+    """How an attention module makes values, where they are not just projected."""
+    norm = getattr(module, "v_norm", None)
+    if norm is None and module.v_proj is not None:
+        return None
+    normed = None if norm is None else (torch.ones(module.head_dim), norm.eps)
+    return ValueForm(module.head_dim, normed, are_keys=module.v_proj is None)
 
 
 def _heads(module: Any) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import LayerKV, Received, StoredAttention, kernel_fits
+from edgemoe.kernels.native.attention import StoredAttention, kernel_fits
+from edgemoe.kernels.native.attention_rows import LayerKV, Received
 from edgemoe.kv.rows import rotate
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import INDEX_SCORES

@@ -48,6 +48,20 @@ Multi-head latent attention (DeepSeek, GLM-4.7-Flash) has between them
     Attend         as_keys          -> summed [heads (latent + rotary)]
     LatentValues   summed           -> attended [heads value]
 
+Gemma 4 has experts parallel to a dense block, whose router reads the state itself. After the block's first norm:
+
+    Linear    normed                -> gate_up [2 S]
+    Activate  gate_up               -> inner [S]
+    Linear    inner                 -> block [H]
+    Norm      block                 -> block
+    Norm      hidden                -> normed
+    Experts   normed                -> routed [H], chosen from hidden
+    Norm      routed                -> routed
+    Add       routed                -> block
+    Norm      block                 -> block
+    Add       block                 -> hidden
+    Multiply  hidden                -> hidden
+
 Nemotron-H's layers are one of these parts each; its experts, and what every token has, have no gate: Apply instead of
 Activate. Granite multiplies a part's result, with a factor of its Add.
 
@@ -76,11 +90,19 @@ from edgemoe.kernels.program import (
     Experts,
     LayerProgram,
     Linear,
+    Multiply,
     Norm,
     Operation,
     Scale,
 )
-from edgemoe.layers.decoder_parts import LayerPart, Mixer, outer_parts, parts_of
+from edgemoe.layers.decoder_parts import (
+    LayerPart,
+    Mixer,
+    ParallelExperts,
+    multiplier_of,
+    outer_parts,
+    parts_of,
+)
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gating import gate_tables
@@ -107,6 +129,7 @@ def has_program(model: Any) -> bool:
 def _fits(layer: Any) -> bool:
     parts = parts_of(layer)
     norms = [part.norm for part in parts] + [part.after for part in parts if part.after is not None]
+    norms += [norm for part in parts if part.parallel for norm in part.parallel[1:]]
     known = all(type(norm) is DenseNorm for norm in norms)
     return known and all(_mixer(part) is not None for part in parts if part.mixes)
 
@@ -119,14 +142,14 @@ def _mixer(part: LayerPart) -> Mixer | None:
 
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
-    table, norm, head, _, factor, divisor = outer_parts(model)
+    table, norm, head, _, factor, divisor, cap = outer_parts(model)
     weights = (norm.weight.data, norm.variance_epsilon)
-    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts, factor, divisor)
+    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts, factor, divisor, cap)
 
 
 def experts_of(layer: Any) -> ExpertLayer | None:
     """The experts of a layer that has any."""
-    found = (_experts(part.module) for part in parts_of(layer))
+    found = (_experts(part.block) for part in parts_of(layer))
     return next((experts for experts in found if experts is not None), None)
 
 
@@ -143,12 +166,16 @@ def layer_program(layer: Any, window: int) -> LayerProgram:
         window: latest tokens that a row sees; 0: all.
     """
     operations = [each for part in parts_of(layer) for each in _part(part)]
+    if (factor := multiplier_of(layer)) != 1:
+        operations.append(Multiply(HIDDEN, HIDDEN, factor))
     return LayerProgram(tuple(operations), window)
 
 
 def _part(part: LayerPart) -> list[Operation]:
     """The operations that add a part of a layer to the state."""
     before = _norm(part.norm, HIDDEN, NORMED)
+    if part.parallel:
+        return [before, *_dense_and_experts(part, part.parallel)]
     if not part.mixes:
         return [before, *_block(part)]
     mixer = _mixer(part)
@@ -193,6 +220,21 @@ def _block(part: LayerPart) -> list[Operation]:
     return [Experts("block", router.native, activation), *added, *_added(part)]
 
 
+def _dense_and_experts(part: LayerPart, parallel: ParallelExperts) -> list[Operation]:
+    """The operations that add a dense block, and the experts parallel to it, to the state."""
+    hidden, router = part.norm.weight.numel(), router_of(parallel.block)
+    fuses, activation = _activation(parallel.block, _experts(parallel.block))
+    called = Call(NORMED, "block", partial(_call, part.module, None), hidden)
+    dense = _dense(part.module, "block") if isinstance(part.module, DenseBlock) else [called]
+    if fuses and isinstance(router, CompiledRouter):
+        normed = _norm(parallel.norm, HIDDEN, NORMED)
+        experts: list[Operation] = [normed, Experts("routed", router.native, activation, routed=HIDDEN)]
+    else:
+        experts = [Call(HIDDEN, "routed", partial(_call_parallel, parallel), hidden)]
+    summed = [_norm(parallel.after, "routed", "routed"), Add("routed", "block")]
+    return [*dense, _norm(parallel.after_dense, "block", "block"), *experts, *summed, *_added(part)]
+
+
 def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeExpertActivation | None]:
     """Whether the kernel computes what lies between the products of a block's experts, and what that is."""
     if experts is None or experts.fuses:
@@ -209,6 +251,13 @@ def _dense(module: GatedMLP | PlainMLP, output: str) -> list[Operation]:
         gate_up = Linear(NORMED, "gate_up", module.gate_up.parts)
         above = [gate_up, Activate("gate_up", "inner", function)]
     return [*above, Linear("inner", output, module.down.parts)]
+
+
+def _call_parallel(parallel: ParallelExperts, step: Any, x: torch.Tensor) -> torch.Tensor:
+    rows = x.flatten(0, 1)
+    _, gates, chosen = router_of(parallel.block)(rows)
+    out: torch.Tensor = parallel.block.experts(parallel.norm(rows), chosen, gates)
+    return out.view_as(x)
 
 
 def _call(module: nn.Module, shared: nn.Module | None, step: Any, x: torch.Tensor) -> torch.Tensor:

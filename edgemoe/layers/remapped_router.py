@@ -23,7 +23,7 @@ _LEAST_SCORE = 1e-30
 
 def remap_choices(layer: int, router: nn.Module, traits: Traits, config: Any) -> None:
     """Makes a router's choices again, and counts the changes, in steps whose tokens agree or that a study reroutes."""
-    if traits.gate:
+    if traits.gate and traits.gate.remaps:
         normalise = bool(traits.gate.normalise(config))
         router.register_forward_hook(partial(_remapped, layer, traits.gate, normalise))
 

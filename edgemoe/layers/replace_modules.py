@@ -56,7 +56,7 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
     for layer, rotation in zip(model.get_submodule("model.layers"), rotations, strict=True):
         for part in parts_of(layer):
             if not part.mixes:
-                _place_router(part.module, traits, model.config)
+                _place_router(part.block, traits, model.config)
             elif hasattr(part.module, "k_proj") and (
                 own := GroupedQueryAttention.try_from(part.module, *rotation)
             ):

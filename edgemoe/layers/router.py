@@ -15,7 +15,7 @@ from torch import nn
 from edgemoe.errors import ModelRefused
 from edgemoe.families.base import Gate, Traits
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.router import NativeRouter, RouterForm
+from edgemoe.kernels.native.router import NativeRouter, OwnNorm, RouterForm
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.rows_alike import RowsAlike
 
@@ -35,7 +35,7 @@ class CompiledRouter(nn.Module):
         super().__init__()
         self.weight, self._dtype, self.form = _weight_of(router), dtype, form
         self.e_score_correction_bias, self.num_group = form.bias, form.groups
-        self.native = NativeRouter(self.weight.data, router.top_k, form)
+        self.native = NativeRouter(self.weight.data, _top_k(router), form)
 
     @classmethod
     def try_from(
@@ -82,8 +82,22 @@ class CompiledRouter(nn.Module):
 _SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 """Names of the factor of a router's gate weights."""
 
-_LINEARS = ("gate", "wg")
+_LINEARS = ("gate", "wg", "proj")
 """Names of the linear layer of a router that has no weight of its own."""
+
+
+def _top_k(router: Any) -> int:
+    """Experts of a token, of a router that has their number itself or in its config."""
+    found: int = router.top_k if hasattr(router, "top_k") else router.config.top_k_experts
+    return found
+
+
+def _norm_of(router: Any) -> OwnNorm | None:
+    """The norm that a router applies to states itself; None: it has none."""
+    scale = getattr(router, "scale", None)
+    if not hasattr(router, "norm") or not isinstance(scale, torch.Tensor):
+        return None
+    return OwnNorm(router.norm.eps, scale.detach().bfloat16().contiguous(), router.scalar_root_size)
 
 
 def _weight_of(router: Any) -> Any:
@@ -96,7 +110,7 @@ def _weight_of(router: Any) -> Any:
 def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, normalise: bool) -> RouterForm:
     """The form of a router with a float32 product, from the attributes that transformers gives its module."""
     bias = further[0] if further else getattr(router, "e_score_correction_bias", None)
-    product_bias = getattr(router, "bias", None)
+    product_bias, by_expert = (getattr(router, name, None) for name in ("bias", "per_expert_scale"))
     scale = next((factor for name in _SCALES if (factor := getattr(router, name, None))), 1)
     groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
     return RouterForm(
@@ -110,6 +124,8 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
         best_groups=getattr(router, "topk_group", None) or groups,
         group_best=2 if gate.function == "sigmoid" else 1,
         scale=float(scale),
+        norm=_norm_of(router),
+        expert_scale=None if by_expert is None else by_expert.detach().float().contiguous(),
     )
 
 

@@ -18,7 +18,8 @@ import torch
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kv.formats import KINDS, KVFormat
 from edgemoe.kv.rows import encode
 from edgemoe.layers.attend import attend

@@ -117,6 +117,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
+    "gemma-4-26b-a4b": (
+        "gemma4_text",
+        {
+            "hidden_size": 2816,
+            "moe_intermediate_size": 704,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+        }
+        | {"head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+        | {"intermediate_size": 2112, "enable_moe_block": True, "top_k_experts": 8, "sliding_window": 1024}
+        | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0},
+    ),
     "lfm2-8b-a1b": (
         "lfm2_moe",
         {

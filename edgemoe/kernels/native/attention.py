@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 import torch
 
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.native.attention_rows import LayerKV, Received, ValueForm
 from edgemoe.kernels.native.structures import AttentionKV, AttentionShape
-from edgemoe.kv.formats import KINDS, KVFormat
+from edgemoe.kv.formats import KINDS
 from edgemoe.kv.rows import row_of
 
 MOST_SHARING = 128
@@ -18,47 +18,10 @@ MOST_SHARING = 128
 MOST_DIM = 1024
 """Largest size of a head (`KV_MOST_DIM` in csrc/attention/kv_rows.h)."""
 
-_BF16 = KVFormat()
-
 
 def kernel_fits(heads: int, kv_heads: int, dim: int) -> bool:
     """Whether there is a compiled kernel for so many heads of queries, and of keys and values, of size `dim`."""
     return native.available() and dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
-
-
-class LayerKV(NamedTuple):
-    """One layer's keys and values of a sequence.
-
-    Attributes:
-        keys, values: [kv_heads, context, W] of kv.rows.row_of, contiguous.
-        past, form: Valid tokens before the next row, and the format of keys and values.
-        latent: leading numbers of a key that are its value, where `values` are the keys; 0: values are their own.
-        moved: difference between a token's number and its row; the tokens before it have no row, and are not seen.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    past: int
-    form: KVFormat = _BF16
-    latent: int = 0
-    moved: int = 0
-
-
-class Received(NamedTuple):
-    """Attention that the tokens of a sequence receive from rows of a call: the sum of the mean over heads.
-
-    Attributes:
-        sums: float32 [past + R], contiguous; overwritten.
-        first: row of the call from which on attention counts.
-    """
-
-    sums: torch.Tensor
-    first: int
-
-    def addressed(self, moved: int) -> tuple[int, int]:
-        """The first row, and the address of the sums after tokens that have no rows."""
-        self.sums[:moved] = 0
-        return self.first, self.sums[moved:].data_ptr()
 
 
 class _Attention:
@@ -81,7 +44,10 @@ class _Attention:
         if heads > (most := MOST_SHARING * kv_heads):
             raise ValueError(f"expected at most {most} heads for {kv_heads} heads of keys, got {heads}")
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
-        self._shape = AttentionShape(heads=heads, kv_heads=kv_heads, dim=dim, rotated=dim, scaling=scaling)
+        self.value_dim = dim
+        """Numbers of a head's result."""
+        sizes = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "rotated": dim, "value_dim": dim}
+        self._shape = AttentionShape(**sizes, scaling=scaling)
         if sinks is not None:
             if sinks.shape != (heads,):
                 raise ValueError(f"expected {heads} sinks, got {list(sinks.shape)}")
@@ -106,7 +72,7 @@ class _Attention:
             received: Overwritten; None: the attention that tokens receive is not counted.
 
         Returns:
-            bf16 [R, heads * dim].
+            bf16 [R, heads * value_dim].
 
         Raises:
             MemoryError: no memory for a block of keys and values.
@@ -115,7 +81,7 @@ class _Attention:
         count, library = len(rows), native.library()
         if received and received.sums.shape != (kv.past + count,):
             raise ValueError(f"expected sums of {kv.past + count} tokens, got {tuple(received.sums.shape)}")
-        out = rows.new_empty(count, self.heads * self.dim)
+        out = rows.new_empty(count, self.heads * self.value_dim)
         stored = self.structure(kv, max(kv.past + 1 - window, 0) if window else 0)
         common = native.threads(), self.address, ctypes.byref(stored)
         tables = map(torch.Tensor.data_ptr, rotation) if rotation else (None, None)
@@ -132,7 +98,8 @@ class _Attention:
     @property
     def reads(self) -> int:
         """Numbers of a row that it reads: projected queries, keys and values, or finished queries."""
-        return (self.heads + (0 if self._shape.prepared else 2 * self.kv_heads)) * self.dim
+        value = 0 if self._shape.values_are_keys else self.value_dim
+        return self.heads * self.dim + (0 if self._shape.prepared else self.kv_heads * (self.dim + value))
 
     def structure(self, kv: LayerKV, first: int = 0) -> AttentionKV:
         """Returns the structure of one layer's KV, which the tensors must outlive.
@@ -181,6 +148,7 @@ class NativeAttention(_Attention):
         clip: largest magnitude of queries, keys and values after their norms; None: any.
         rotated: leading numbers of a head that are rotated by its position, an even number; None: all.
         sinks: [heads], one more score in each head's softmax, without a value; None: none.
+        values: how values are made; None: they are projected, as long as keys.
 
     Raises:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
@@ -197,6 +165,7 @@ class NativeAttention(_Attention):
         *,
         rotated: int | None = None,
         sinks: torch.Tensor | None = None,
+        values: ValueForm | None = None,
     ) -> None:
         super().__init__(heads, kv_heads, dim, scaling, sinks)
         self.rotated = self._shape.rotated = dim if rotated is None else rotated
@@ -208,6 +177,13 @@ class NativeAttention(_Attention):
             shape.q_norm, shape.q_norm_size = q.data_ptr(), q.numel()
             shape.k_norm, shape.k_norm_size = k.data_ptr(), k.numel()
             shape.wide_norms = q.dtype == torch.float32
+        if values:
+            self.value_dim = self._shape.value_dim = values.dim
+            self._shape.v_scale, self._shape.values_are_keys = values.scale, values.are_keys
+            self._values = values  # keeps the address below valid
+            if values.norm:
+                weight, self._shape.v_epsilon = values.norm
+                self._shape.v_norm = weight.data_ptr()
 
     def __call__(
         self,
@@ -222,14 +198,14 @@ class NativeAttention(_Attention):
         A row has the same bits alone as among others, where all that is stored in its block of 64 places is finite.
 
         Args:
-            qkv: bf16 [R, (heads + 2 * kv_heads) * dim], contiguous: the three projections' results. Overwritten.
+            qkv: bf16 [R, reads], contiguous: the three projections' results. Overwritten.
             rotation: Cosine and sine of each row's position, bf16 [R, rotated] each, contiguous.
             kv: Keys and values, written from `past` on.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
 
         Returns:
-            bf16 [R, heads * dim].
+            bf16 [R, heads * value_dim].
 
         Raises:
             MemoryError: no memory for a block of keys and values.
@@ -245,7 +221,7 @@ class NativeAttention(_Attention):
             ValueError: naming both sizes.
         """
         rows = len(qkv)
-        if qkv.shape[1] != (self.heads + 2 * self.kv_heads) * self.dim:
+        if qkv.shape[1] != self.reads:
             raise ValueError(
                 f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
             )

@@ -217,7 +217,9 @@ class NativeDecodeLayers:
         if result:
             raise native.failure(result, "the head's activations")
         logits = self._logits[: hidden.shape[1]]
-        return (logits if self._parts.divisor == 1 else logits / self._parts.divisor).float()
+        logits = logits if self._parts.divisor == 1 else logits / self._parts.divisor
+        cap = self._parts.cap
+        return (torch.tanh(logits / cap) * cap if cap else logits).float()
 
     def begin(
         self,

@@ -21,6 +21,7 @@ _KINDS: tuple[type, ...] = (
     *(listed.Scale, listed.Add, listed.Experts, listed.Call, listed.DeltaNet),
     *(listed.ShortConv, listed.StateSpace, listed.Apply),
     *(listed.StoreLatents, listed.LatentQueries, listed.LatentValues),
+    listed.Multiply,
 )
 """In the order of the kinds of csrc/operations.h."""
 
@@ -36,6 +37,7 @@ class NativeOuterLayers:
         head: linear layer [vocab, H].
         factor: is multiplied with embeddings.
         divisor: logits are divided by it, in bf16.
+        cap: logits become cap tanh(logits / cap), in bf16; 0: they stay.
     """
 
     table: torch.Tensor
@@ -44,6 +46,7 @@ class NativeOuterLayers:
     head: Weights
     factor: float = 1.0
     divisor: float = 1.0
+    cap: float = 0.0
 
 
 def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
@@ -126,6 +129,7 @@ class ListBuffers:
                 output_cols=writes,
                 parameters=_parameters(each, kept),
                 number=_number(each),
+                routed=self._index[each.routed] if isinstance(each, listed.Experts) else 0,
                 rotation=each.rotation if isinstance(each, listed.Attend) else 0,
                 wide=isinstance(each, listed.Norm) and each.weight.dtype == torch.float32,
             )
@@ -138,7 +142,7 @@ def _number(each: listed.Operation) -> float:
     match each:
         case listed.Norm():
             return each.epsilon
-        case listed.Add():
+        case listed.Add() | listed.Multiply():
             return each.factor
         case _:
             return 0.0

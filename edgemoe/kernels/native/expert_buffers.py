@@ -27,7 +27,7 @@ class ExpertBuffers:
     def __init__(self, kernel: NativeExpertKernel, normed: torch.Tensor, slots: int, experts: int) -> None:
         (rows, hidden), pairs = normed.shape, len(normed) * slots
         self._rows, self._kept = normed.new_empty(pairs, hidden), torch.zeros(pairs)
-        self._gathered = normed.new_empty(pairs if rows > 1 else 0, hidden)
+        self._gathered = normed.new_empty(pairs if rows > 1 else 1, hidden)
         self._row_of, self._after = torch.zeros(2, pairs, dtype=torch.int64)
         self._first, self._together = torch.zeros(experts, dtype=torch.int64), (Expert * pairs)()
         self._popularity = torch.zeros(experts, dtype=torch.int64)

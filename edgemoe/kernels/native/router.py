@@ -24,6 +24,8 @@ class RouterForm:
         rounded_product: a precise product is rounded to bf16, after its bias was added.
         rounded_scores: a precise router's scores are rounded to bf16, and all that is computed of them.
         product_bias: bf16 [E], added to a precise product, so that it changes the scores; None: none.
+        norm: applied to states before the product; None: none.
+        expert_scale: float32 [E], factors of the experts' gate weights, after all else; None: none.
         sigmoid: an expert's score is the sigmoid of its own number, not its part of a softmax.
         bias: float32 [E], added to the scores for the choice alone; None: none.
         groups: groups of consecutive experts, of which `best_groups` are taken; 1: all experts are one.
@@ -44,6 +46,23 @@ class RouterForm:
     rounded_product: bool = False
     rounded_scores: bool = False
     product_bias: torch.Tensor | None = None
+    norm: OwnNorm | None = None
+    expert_scale: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OwnNorm:
+    """The norm that a router applies to states before its product, of which each result is rounded to bf16.
+
+    Args:
+        epsilon: the number that is added to the mean of squares.
+        scale: bf16 [H], is multiplied with normed states.
+        factor: is multiplied with them after that.
+    """
+
+    epsilon: float
+    scale: torch.Tensor
+    factor: float
 
 
 _LEAST_SUM = 1e-20
@@ -83,9 +102,23 @@ class NativeRouter:
             rounded_product=form.rounded_product,
             rounded_scores=form.rounded_scores,
         )
+        self._set_norm(form)
         self.top_k = top_k
         self.scores = torch.empty(2 * weight.shape[0])
         """float32 [2 E], scratch."""
+
+    def _set_norm(self, form: RouterForm) -> None:
+        """Sets what a router with a norm of its own, or with factors of experts, has in addition."""
+        self._norm, self._expert_scale = form.norm, form.expert_scale  # keep the addresses valid
+        if self._expert_scale is not None:
+            self._router.expert_scale = self._expert_scale.data_ptr()
+        if self._norm:
+            self._ones = torch.ones(self._weight.shape[1])
+            self._router.state_norm, self._router.state_scale = (
+                self._ones.data_ptr(),
+                self._norm.scale.data_ptr(),
+            )
+            self._router.state_epsilon, self._router.state_factor = self._norm.epsilon, self._norm.factor
 
     @property
     def address(self) -> int:
@@ -107,6 +140,12 @@ class NativeRouter:
             ValueError: more experts than there are, or groups that do not divide them.
         """
         tokens = x.shape[0]
+        if self._norm:
+            own = torch.empty_like(x)
+            where = native.threads(), self.address, x.data_ptr(), tokens, own.data_ptr()
+            if result := native.library().edgemoe_router_states(*where):
+                raise native.failure(result, "a router's states")
+            x = own
         logits = torch.empty(tokens, len(self._weight), dtype=torch.float32 if self.precise else x.dtype)
         chosen, gates = torch.empty(tokens, self.top_k, dtype=torch.int64), torch.empty(tokens, self.top_k)
         result = native.library().edgemoe_router_topk(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention, StoredAttention
+from edgemoe.kernels.native.attention import NativeAttention, StoredAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kernels.native.structures import AttentionKV, DeltaCopies, SequenceKV
 from edgemoe.kernels.program import Attend, LayerProgram
 from edgemoe.kv import sequence as kv_sequence

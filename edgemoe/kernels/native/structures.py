@@ -70,6 +70,9 @@ class Router(ctypes.Structure):
         *_fields(_FLOAT, "scale least"),
         ("product_bias", _POINTER),
         *_fields(_INT, "rounded_product rounded_scores"),
+        *_fields(_POINTER, "state_norm state_scale"),
+        *_fields(_FLOAT, "state_epsilon state_factor"),
+        ("expert_scale", _POINTER),
     ]
 
 
@@ -82,7 +85,10 @@ class AttentionShape(ctypes.Structure):
         *_fields(_INT, "q_norm_size k_norm_size"),
         *_fields(_FLOAT, "q_epsilon k_epsilon scaling clip"),
         ("sinks", _POINTER),
-        *_fields(_INT, "prepared wide_norms"),
+        *_fields(_INT, "prepared wide_norms value_dim"),
+        ("v_norm", _POINTER),
+        *_fields(_FLOAT, "v_epsilon v_scale"),
+        ("values_are_keys", _INT),
     ]
 
 
@@ -121,7 +127,7 @@ class Operation(ctypes.Structure):
         ("parameters", _POINTER),
         ("number", _FLOAT),
         ("wide", ctypes.c_int32),
-        ("rotation", _INT),
+        *_fields(_INT, "routed rotation"),
     ]
 
 

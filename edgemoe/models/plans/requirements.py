@@ -127,6 +127,7 @@ def require_gate(config: Mapping[str, Any], option: str) -> None:
         UserError: the family's routers do not choose by one score for each expert.
     """
     family = config["model_type"]
-    if traits_of(family).gate is None:
+    gate = traits_of(family).gate
+    if gate is None or not gate.remaps:
         wanted = f"a model whose routers choose by one score for each expert, for {option}"
         raise UserError(wanted, f"model_type {family}", f"leave {option} out")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from availability import needs_native
-from family_models import SMALL, blocks_of, random_model, router_of, save, small_config
+from family_models import SMALL, blocks_of, random_model, router_of, router_weight, save, small_config
 
 from edgemoe.families.table import family_of
 from edgemoe.families.traits import TRAITS
@@ -66,10 +66,11 @@ SCORED = {
     "minimax_m2": {},  # and a product that is rounded
     "lfm2_moe": {},  # scores that are rounded, and a scale
     "gpt_oss": {},  # a bias of the product, and weights that are rounded
+    "gemma4_text": {"top_k_experts": 4},  # a norm of its own, and a factor of each expert
 }
 """Model -> its config in addition to family_models.SMALL; routers with scores, biases or groups."""
 
-ROUNDED = ("minimax_m2", "gpt_oss", "lfm2_moe")
+ROUNDED = ("minimax_m2", "gpt_oss", "lfm2_moe", "gemma4_text")
 """Models of SCORED whose product is rounded: sums in another order may change a last bit."""
 
 
@@ -81,12 +82,14 @@ def test_a_router_by_scores_is_transformers_router(model):
     made = random_model(model_type, **SCORED[model])
     for block in blocks_of(made):
         theirs = router_of(block)
-        theirs.weight.data.mul_(20)
+        router_weight(theirs).mul_(20)
         further = [getattr(block, name) for name in further_arguments(block, theirs)]
         ours = CompiledRouter.try_from(theirs, TRAITS[model_type], made.config, further)
         logits, gates, experts = ours(hidden(400), *further)
         their_logits, their_gates, their_experts = theirs(hidden(400), *further)
         near = 2**-7 if model_type in ROUNDED else 1e-4
+        if model_type == "gemma4_text":  # its router returns probabilities
+            logits = logits.softmax(-1)
         torch.testing.assert_close(logits, their_logits.float(), rtol=near, atol=near)
         assert gates.dtype == their_gates.dtype
         want, got = (
@@ -213,7 +216,7 @@ WINDOWS = [
     ("dots1", {}),
     ("solar_open", {}),
     *((name, {}) for name in ("granitemoe", "granitemoeshared")),
-    *((name, {}) for name in ("exaone_moe", "mellum", "afmoe")),
+    *((name, {}) for name in ("exaone_moe", "mellum", "afmoe", "gemma4_text")),
 ]
 
 
@@ -240,9 +243,12 @@ def test_windows_of_every_fused_family_are_compared():
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("model_type", FUSED)
+@pytest.mark.parametrize("model_type", [name for name in FUSED if name != "gemma4_text"])
 def test_block_is_experts_where_the_block_adds_nothing(model_type):
-    """transformers' MoE block returns its experts' result alone exactly where block_is_experts says so."""
+    """transformers' MoE block returns its experts' result alone exactly where block_is_experts says so.
+
+    Gemma 4 has no such block: a layer has the router, the experts and a dense block.
+    """
     outputs: list[torch.Tensor] = []
     for block in blocks_of(random_model(model_type)):
         handle = block.experts.register_forward_hook(lambda module, given, output: outputs.append(output))

@@ -9,7 +9,8 @@ from native_paths import forced, running
 from pairwise import pairwise
 
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.rows import decode, encode, rotate
 

@@ -12,7 +12,8 @@ from native_paths import forced, running
 from pairwise import pairwise
 
 from edgemoe.kernels.native import paths
-from edgemoe.kernels.native.attention import MOST_SHARING, LayerKV, NativeAttention, Received
+from edgemoe.kernels.native.attention import MOST_SHARING, NativeAttention
+from edgemoe.kernels.native.attention_rows import LayerKV, Received
 
 pytestmark = needs_native
 

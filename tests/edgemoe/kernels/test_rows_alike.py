@@ -7,7 +7,8 @@ import torch
 from availability import needs_native
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention, StoredAttention
+from edgemoe.kernels.native.attention import NativeAttention, StoredAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kernels.native.delta import DeltaRows, delta_rule
 
 pytestmark = needs_native

@@ -13,7 +13,8 @@ from edgemoe.engine.engine import Engine
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.kernels.native.structures import Expert, Linear, Matrix

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from availability import needs_native
-from family_models import VOCABULARY, blocks_of, random_model, router_of, save
+from family_models import VOCABULARY, blocks_of, random_model, router_of, router_weight, save
 from integrity import check_integrity
 from pairwise import pairwise
 
@@ -58,6 +58,9 @@ MODELS = {
     "nemotron_h": {},  # layers of one part each, Mamba-2, experts without a gate, no positions
     "granitemoehybrid": {},  # Mamba-2 of one group, multipliers, shared experts next to the block
     "lfm2_moe": {},  # short convolutions, head norms and layers under other names, scores that are rounded
+    "gemma4_text": {
+        "top_k_experts": 4
+    },  # heads by kind of layer, keys as values, experts parallel to a dense block
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
 }
 """Model -> its config in addition to family_models.SMALL; every one with 4 experts per token."""
@@ -104,8 +107,7 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
         place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in name else 16
         model = random_model(name.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[name])
         for block in blocks_of(model):
-            router = router_of(block)
-            getattr(router, "gate", router).weight.data.mul_(DECIDED)
+            router_weight(router_of(block)).mul_(DECIDED)
         save(model, place / "source", fused=True)
         convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
         return place / "store"
@@ -320,7 +322,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
-    store=[*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h"],
+    store=[*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h", "gemma4_text"],
     mode=MODES,
     limit=LIMITS,
     e2e=lambda case: case["store"] != DIFFERENT[-1],

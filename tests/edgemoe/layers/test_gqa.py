@@ -9,7 +9,8 @@ from availability import needs_native
 from pairwise import pairwise
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from edgemoe.kernels.native.attention import LayerKV, NativeAttention
+from edgemoe.kernels.native.attention import NativeAttention
+from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.layers import build
 from edgemoe.layers.dense import DenseLinear

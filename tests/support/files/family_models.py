@@ -209,6 +209,13 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "layer_types": ["conv", "full_attention", "conv"],
     },
+    "gemma4_text": FEW
+    | {
+        **{"num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "hidden_size_per_layer_input": 0},
+        **{"head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+        **{"sliding_window": 4, "final_logit_softcapping": 2.0},
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
     "solar_open": {"moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 16},
 }
 """Configs of families that files/folder_models.py tries in every other way."""
@@ -218,6 +225,8 @@ SEPARATE = tuple(name for name in SMALL if name not in ("granitemoe", "gpt_oss")
 
 SHARPER = 4
 SPREAD = {"e_score_correction_bias": 0.02, "sinks": 1.0, "gate_up_proj_bias": 0.5, "down_proj_bias": 0.2}
+ONES = ("layer_scalar", "per_expert_scale", "scale")
+"""Tensors of Gemma 4 that are all 1 at initialisation, as the weights of its norms are."""
 LOUDER = 10
 """Factor on expert weights: at initialisation's 0.02 their share of the output would drown in rounding."""
 
@@ -240,6 +249,10 @@ def random_model(model_type: str, **changes: Any) -> nn.Module:
             if leaf in SPREAD or leaf.endswith("bias"):
                 # At initialisation they are zero, or too small to be missed.
                 tensor.copy_(torch.randn_like(tensor) * SPREAD.get(leaf, 0.05))
+            if leaf in ONES or "feedforward_layernorm" in name:
+                tensor.mul_(1 + torch.randn_like(tensor) * 0.2)
+            if leaf == "scale":
+                tensor.mul_(model.config.hidden_size**0.5)  # its router divides by as much
             if leaf == "weight" and tensor.ndim == 2 and not tensor.any():
                 # transformers 5.21 does not initialise the router of ernie4_5_moe.
                 nn.init.normal_(tensor, std=model.config.initializer_range)
@@ -277,3 +290,10 @@ def blocks_of(model: nn.Module) -> list[Any]:
 
 def router_of(block: Any) -> nn.Module:
     return block.gate if hasattr(block, "gate") else block.router
+
+
+def router_weight(router: Any) -> torch.Tensor:
+    """The weight of a router's product, which some routers have in a linear layer."""
+    holders = (getattr(router, name, None) for name in ("gate", "proj"))
+    weight: torch.Tensor = next((each for each in holders if each is not None), router).weight.data
+    return weight

@@ -333,12 +333,16 @@ def router_calls() -> Iterator[Call]:
     for tokens, normalise, rounded in ((1, 1, 1), (5, 0, 1), (40, 1, 0)):
         count, cols, k = 48, 96, 4
         fields = {"weight": bf16(count, cols, scale=0.1), "count": count, "cols": cols, "k": k}
+        fields |= {"expert_scale": np.linspace(0.5, 2, count, dtype=np.float32)} if tokens == 40 else {}
         router = Structures(c.Router, fields | {"normalise": normalise, "rounded": rounded})
         x = bf16(tokens, cols)
         if tokens == 5:
             x[0, 0] = BAD[0]
         logits, probabilities = np.zeros((tokens, count), np.uint16), np.zeros(count, np.float32)
         chosen, gates = np.zeros((tokens, k), np.int64), np.zeros((tokens, k), np.float32)
+        own = {"state_norm": np.ones(cols, np.float32), "state_scale": bf16(cols), "state_factor": 0.3}
+        normed = Structures(c.Router, fields | own | {"state_epsilon": 1e-6})
+        yield Call("router_states", (POOL, normed, x, tokens, np.zeros_like(x)))
         arguments = (POOL, router, x, *x.shape, logits, probabilities, chosen, gates)
         yield Call("router_topk", arguments)
         logits = bf16(tokens, count)
@@ -371,7 +375,8 @@ def _attention(
     kind: int, dim: int, context: int, norms: bool, past: int, **more: Any
 ) -> tuple[Structures, dict[str, Any]]:
     """The shape of 6 heads over 2 of keys, and fields of a KV whose first `past` rows are random numbers'."""
-    fields: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": dim, "scaling": dim**-0.5} | more
+    fields: dict[str, Any] = {"heads": 6, "kv_heads": 2, "dim": dim, "value_dim": dim, "scaling": dim**-0.5}
+    fields |= more
     if norms:
         fields |= {"q_norm": bf16(dim), "q_norm_size": dim, "q_epsilon": 1e-6}
         fields |= {"k_norm": bf16(2 * dim), "k_norm_size": 2 * dim, "k_epsilon": 1e-5}
@@ -417,6 +422,16 @@ def attention_calls() -> Iterator[Call]:
         received = np.zeros(past + rows, np.float32) if counted else None
         arguments = (POOL, shape, kv, rows, window, qkv, *rotation, np.zeros((rows, 6 * dim), np.uint16))
         yield Call("attention_rows", (*arguments, rows // 2, received))
+    for more, reads in (
+        ({"value_dim": 20, "v_scale": 0.7, "clip": 0.5}, 6 * 32 + 2 * (32 + 20)),
+        ({"values_are_keys": 1, "v_norm": bf16(32), "v_epsilon": 1e-6}, 8 * 32),
+    ):
+        for rows in (1, 30):
+            shape, fields = _attention(0, 32, 64, True, 9, **more)
+            kv, rotation = Structures(c.AttentionKV, fields | {"past": 9}), [bf16(rows, 32) for _ in range(2)]
+            out = np.zeros((rows, 6 * more.get("value_dim", 32)), np.uint16)
+            arguments = (POOL, shape, kv, rows, 0, bf16(rows, reads, scale=0.5), *rotation, out)
+            yield Call("attention_rows", (*arguments, 0, None))
     sinks = _generator.normal(size=6).astype(np.float32)
     shape, fields = _attention(0, 32, 128, False, 90, sinks=sinks, prepared=1)
     for past, rows in ((89, 1), (60, 30)):

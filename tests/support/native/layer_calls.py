@@ -43,7 +43,8 @@ def _linear(rows: int, cols: int, bias: bool) -> Structures:
 def _operations(size: int) -> Structures:
     """Attention, a gated delta net, experts, and shared experts that a gate scales: every kind."""
     projected, attended = (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM
-    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "rotated": DIM // 2, "scaling": DIM**-0.5}
+    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "rotated": DIM // 2, "value_dim": DIM}
+    shape["scaling"] = DIM**-0.5
     table = bf16(1 << 16, outliers=False)
     listed: list[tuple[int, int, int, int, int, Any]] = [
         (0, HIDDEN, NORMED, size, size, bf16(size)),
@@ -64,11 +65,13 @@ def _operations(size: int) -> Structures:
         (1, NORMED, GATE, size, 1, _linear(1, size, False)),
         (4, GATE, BLOCK, 1, size, table),
         (5, BLOCK, HIDDEN, size, size, None),
+        (15, HIDDEN, HIDDEN, size, size, None),
     ]
+    more = {0: {"number": 1e-6}, 6: {"routed": NORMED}, 15: {"number": 0.9}}
     names = ("kind", "input", "output", "input_cols", "output_cols", "parameters")
     fields = [
         {name: value for name, value in zip(names, each, strict=True) if value is not None}
-        | ({} if each[0] else {"number": 1e-6})
+        | more.get(each[0], {})
         for each in listed
     ]
     return Structures(c.Operation, *fields)

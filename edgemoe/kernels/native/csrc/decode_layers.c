@@ -34,7 +34,7 @@ typedef struct {
     int64_t inner;
     int64_t most_rows, slots, experts; /* there is space for: tokens, slots of each, experts of a layer */
     expert *together;    /* [pairs] */
-    uint16_t *gathered;  /* [pairs, H]: the pairs' inputs, one expert's after another's; of a single token not used */
+    uint16_t *gathered;  /* [pairs, H]: states of a router with a norm of its own; then the pairs' inputs, one expert's after another's, of a single token not used */
     uint16_t *rows;      /* [pairs, H]: their results */
     float *gates;        /* [pairs] */
     int64_t *row_of;     /* [pairs]: in rows; -1: skipped */
@@ -67,7 +67,12 @@ static const uint16_t *normed(const expert_workspace *w) { return w->buffers[NOR
 /* Chooses the experts of every row, from x [rows, H], and sets the layer's gates and counts of remapped pairs. */
 static int topk(pool *p, const decoder_layer *m, const expert_workspace *w, const uint16_t *x, int64_t rows, int64_t *chosen) {
     const router *r = m->router;
-    const int failed = edgemoe_router_topk(p, r, x, rows, r->cols, m->logits, m->scores, chosen, m->gates);
+    int failed = 0;
+    if (r->state_norm) {
+        failed = edgemoe_router_states(p, r, x, rows, w->gathered);
+        x = w->gathered;
+    }
+    if (!failed) failed = edgemoe_router_topk(p, r, x, rows, r->cols, m->logits, m->scores, chosen, m->gates);
     m->remapped[0] = m->remapped[1] = 0;
     if (!failed && w->remapping && rows > 1)
         edgemoe_remap(r, w->remapping, m->logits, rows, m->scores, chosen, m->gates, m->remapped);
@@ -193,7 +198,7 @@ AVX2 static int add_experts(pool *p, const decoder_layer *m, const operation *o,
 /* Chooses experts and their levels, predicts the next layer's where `look_ahead` is not 0, and computes them. As add_experts. */
 static int experts_operation(pool *p, const decoder_layer *m, const operation *o, const expert_workspace *w, int64_t rows,
                              int64_t look_ahead) {
-    const int failed = topk(p, m, w, normed(w), rows, m->chosen);
+    const int failed = topk(p, m, w, w->buffers[o->routed].at, rows, m->chosen);
     if (failed) return failed;
     count_chosen(m, rows);
     levels_of(m, rows, m->chosen);
@@ -214,7 +219,7 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, const r
     for (int64_t i = 0; i < m->count; i++) {
         const operation *o = m->operations + i;
         if (!operation_fits(o, w->buffers, w->buffer_count, rotations, rows)) return 0;
-        if (o->kind == EXPERTS && (o->input != NORMED || !router_fits(m, w, rows, o->input_cols))) return 0;
+        if (o->kind == EXPERTS && (o->input != NORMED || o->routed < 0 || o->routed > NORMED || !router_fits(m, w, rows, o->input_cols))) return 0;
     }
     return 1;
 }

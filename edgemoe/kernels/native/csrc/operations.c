@@ -18,10 +18,12 @@ AVX2 static void activate(const uint16_t *f, const uint16_t *x, int64_t rows, in
         for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(from_bf16(f[x[i]]) * from_bf16(x[cols + i]));
 }
 
-/* y *= f(x), for rows of as many numbers x as y has, or of one. */
+/* y *= f(x), for rows of x whose numbers are each for as many of y: for one, for a head of it, or for all. */
 AVX2 static void scale(const uint16_t *f, const uint16_t *x, int64_t x_cols, int64_t rows, int64_t cols, uint16_t *y) {
-    for (; rows-- > 0; x += x_cols, y += cols)
-        for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(from_bf16(y[i]) * from_bf16(f[x[x_cols == 1 ? 0 : i]]));
+    const int64_t run = cols / x_cols;
+    for (; rows-- > 0; x += x_cols)
+        for (int64_t k = 0; k < x_cols; k++, y += run)
+            for (int64_t i = 0; i < run; i++) y[i] = to_bf16(from_bf16(y[i]) * from_bf16(f[x[k]]));
 }
 
 /* y = f(x), `count` numbers. */
@@ -35,6 +37,11 @@ AVX2 static void add(const uint16_t *x, float factor, int64_t count, uint16_t *y
     else for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(to_bf16(from_bf16(x[i]) * factor)));
 }
 
+/* y = x times a factor, `count` numbers. */
+AVX2 static void multiply(const uint16_t *x, float factor, int64_t count, uint16_t *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(x[i]) * factor);
+}
+
 int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows) {
     const int64_t from = o->input_cols, to = o->output_cols;
     if (o->input < 0 || o->input >= count || o->output < 0 || o->output >= count || from < 1 || to < 1) return 0;
@@ -45,7 +52,7 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
     }
     if (o->kind == ATTEND) {
         const attention_shape *s = o->parameters;
-        return attention_row_size(s) == from && s->heads * s->dim == to && (s->prepared || rotations[o->rotation].cols == s->rotated);
+        return attention_row_size(s) == from && s->heads * s->value_dim == to && (s->prepared || rotations[o->rotation].cols == s->rotated);
     }
     if (o->kind == DELTA_NET) {
         const delta_net *n = o->parameters;
@@ -59,7 +66,7 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
         const state_space *s = o->parameters;
         return space_row_size(s) == from && space_values(s) == to && o->input != o->output;
     }
-    if (o->kind >= STORE_LATENTS) {
+    if (o->kind >= STORE_LATENTS && o->kind <= LATENT_VALUES) {
         const latent_attention *l = o->parameters;
         const int64_t key = l->latent + l->rotary, cols = rotations[o->rotation].cols;
         if (o->kind == LATENT_VALUES) return from == l->heads * key && to == l->heads * l->value && o->input != o->output;
@@ -68,7 +75,7 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
                                         : from == l->heads * (l->key + l->rotary) && to == l->heads * key && o->input != o->output;
     }
     if (o->kind == ACTIVATE) return from == 2 * to;
-    return from == to || (o->kind == SCALE && from == 1) || o->kind == CALL;
+    return from == to || (o->kind == SCALE && to % from == 0) || o->kind == CALL;
 }
 
 int run_operation(pool *p, const operation *o, const buffer *buffers, const rotation *rotations, row_memory memory, int64_t rows) {
@@ -87,6 +94,7 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, rows, from, to);
     case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
+    case MULTIPLY: multiply(from, o->number, rows * o->output_cols, to); return 0;
     case ADD: add(from, o->number, rows * o->output_cols, to); return 0;
     default: return WRONG_SHAPE;
     }

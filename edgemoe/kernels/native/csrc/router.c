@@ -115,6 +115,17 @@ AVX2 static void finish_product(const router *r, int64_t tokens, float *logits) 
         }
 }
 
+/* Multiplies a token's gate weights with the factors of their experts, and puts the largest first again. */
+static void scale_experts(const router *r, int64_t *chosen, float *gates) {
+    for (int64_t slot = 0; slot < r->k; slot++) {
+        const int64_t number = chosen[slot];
+        const float gate = gates[slot] * r->expert_scale[number];
+        int64_t at = slot;
+        for (; at > 0 && gates[at - 1] < gate; at--) gates[at] = gates[at - 1], chosen[at] = chosen[at - 1];
+        gates[at] = gate, chosen[at] = number;
+    }
+}
+
 enum { CHOICES = 16 }; /* tokens of a task */
 
 typedef struct {
@@ -135,6 +146,7 @@ static void choose_some(const choice_job *job, int64_t from, int64_t end, float 
         float *gates = job->gates + token * r->k;
         if (r->precise) topk_scores(r, (const float *)job->logits + at, scores, chosen, gates);
         else edgemoe_topk_softmax(r, (const uint16_t *)job->logits + at, scores, chosen, gates);
+        if (r->expert_scale) scale_experts(r, chosen, gates);
     }
 }
 
@@ -149,6 +161,35 @@ static int choose_many(pool *p, choice_job *job) {
     job->scores = pool_acquire(p, (size_t)(tasks * 2 * job->r->count) * sizeof(float));
     if (!job->scores) return OUT_OF_MEMORY;
     pool_run(p, choice_task, job, tasks);
+    pool_release(p);
+    return 0;
+}
+
+enum { STATES = 16 }; /* rows of a task */
+
+typedef struct {
+    const router *r;
+    const uint16_t *x;
+    int64_t tokens;
+    uint16_t *y;
+} states_job;
+
+AVX2 static void states_task(void *of, int64_t task) {
+    const states_job *job = of;
+    const router *r = job->r;
+    const int64_t from = task * STATES * r->cols, count = min_of(STATES, job->tokens - task * STATES) * r->cols;
+    uint16_t *y = job->y + from;
+    edgemoe_rms_norm(job->x + from, r->state_norm, 1, r->state_epsilon, count / r->cols, r->cols, y);
+    for (int64_t i = 0; i < count; i++) {
+        const float scaled = from_bf16(to_bf16(from_bf16(y[i]) * from_bf16(r->state_scale[i % r->cols])));
+        y[i] = to_bf16(scaled * r->state_factor);
+    }
+}
+
+AVX2 int edgemoe_router_states(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *y) {
+    states_job job = {r, x, tokens, y};
+    if (!pool_acquire(p, 64)) return OUT_OF_MEMORY;
+    pool_run(p, states_task, &job, ceil_div(tokens, STATES));
     pool_release(p);
     return 0;
 }

@@ -19,9 +19,17 @@ typedef struct {
     const uint16_t *product_bias; /* [count], added to a precise router's product; NULL: none */
     int64_t rounded_product;      /* a precise router's product is rounded to bf16, after product_bias was added */
     int64_t rounded_scores;       /* a precise router's scores are rounded to bf16, and all that is computed of them */
+    const float *state_norm;      /* [cols], weight of a norm of the states that the product takes; NULL: they stay */
+    const uint16_t *state_scale;  /* bf16 [cols], is multiplied with normed states, and then state_factor is */
+    float state_epsilon, state_factor;
+    const float *expert_scale;    /* [count], factors of the experts' gate weights, after all else; NULL: none */
 } router;
 
-/* From tokens x [tokens, x_cols]: logits [tokens, count], bf16, or float32 where the router is precise; and of each token k
+/* y = the states that the product of a router with a norm of its own takes, of x, both [tokens, cols]. Returns 0, or
+ * OUT_OF_MEMORY. */
+int edgemoe_router_states(pool *p, const router *r, const uint16_t *x, int64_t tokens, uint16_t *y);
+
+/* From states x [tokens, x_cols], normed where the router does so: logits [tokens, count], bf16, or float32 where the router is precise; and of each token k
  * experts by their scores, and their gate weights, both [tokens, k], the largest weight first. Of equal scores the first is
  * taken. scores has room for twice `count`. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,

@@ -16,6 +16,10 @@ typedef struct {
     const float *sinks; /* [heads], one more score in each head's softmax, without a value; NULL: none */
     int64_t prepared;   /* nonzero: a row of qkv has finished queries alone, and the KV has the keys and values already */
     int64_t wide_norms; /* nonzero: the weights are float32 (edgemoe_rms_norm) */
+    int64_t value_dim;  /* numbers of a projected value, and of a head's result; zeros follow it in the KV, up to dim */
+    const void *v_norm; /* weight of a norm of each value, [value_dim]; NULL: no norm */
+    float v_epsilon, v_scale; /* v_scale: factor of the values, which are then rounded; 0: none */
+    int64_t values_are_keys;  /* nonzero: no values are projected; they are the keys before the keys' norm and rotation */
 } attention_shape;
 
 typedef struct {
@@ -27,7 +31,7 @@ typedef struct {
 
 /* Whether the heads can be computed, and `rows` more tokens have places in the KV. */
 static inline int attention_fits(const attention_shape *s, const attention_kv *kv, int64_t rows) {
-    return s->dim > 0 && s->dim % 16 == 0 && s->dim <= KV_MOST_DIM && s->rotated >= 0 && s->rotated % 2 == 0 && s->rotated <= s->dim && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
+    return s->dim > 0 && s->dim % 16 == 0 && s->dim <= KV_MOST_DIM && s->rotated >= 0 && s->rotated % 2 == 0 && s->rotated <= s->dim && s->value_dim > 0 && s->value_dim <= s->dim && s->kv_heads > 0 && s->heads > 0 && s->heads % s->kv_heads == 0 && rows > 0 &&
            kv->past >= 0 && kv->past + rows <= kv->context && kv->first >= 0 && kv->first <= kv->past &&
            kv->key_format >= 0 && kv->key_format < KV_FORMATS && kv->value_format >= 0 && kv->value_format < KV_FORMATS &&
            (!kv->rotation || (!(kv->rotation & (kv->rotation - 1)) && s->dim % kv->rotation == 0));
@@ -35,7 +39,8 @@ static inline int attention_fits(const attention_shape *s, const attention_kv *k
 
 /* Numbers of a token's row of qkv. */
 static inline int64_t attention_row_size(const attention_shape *s) {
-    return (s->heads + (s->prepared ? 0 : 2 * s->kv_heads)) * s->dim;
+    const int64_t value = s->values_are_keys ? 0 : s->value_dim;
+    return s->heads * s->dim + (s->prepared ? 0 : s->kv_heads * (s->dim + value));
 }
 
 /* The largest score and the sum of weights of a head's softmax before its first key. */

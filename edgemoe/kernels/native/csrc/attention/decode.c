@@ -42,19 +42,32 @@ AVX2 static void clip(uint16_t *x, int64_t count, float most) {
     }
 }
 
+/* Norms, clips and multiplies a token's projected values, and writes them to the KV cache. */
+AVX2 static void store_values(const attention_shape *shape, const attention_kv *kv, const uint16_t *value) {
+    const int64_t dim = shape->dim, own = shape->value_dim;
+    uint16_t to[KV_MOST_DIM] = {0};
+    for (int64_t head = 0; head < shape->kv_heads; head++, value += own) {
+        memcpy(to, value, (size_t)own * sizeof *to);
+        norm(to, own, shape->v_norm, shape->wide_norms, own, shape->v_epsilon);
+        if (shape->clip > 0) clip(to, own, shape->clip);
+        for (int64_t i = 0; i < own && shape->v_scale != 0; i++) to[i] = to_bf16(from_bf16(to[i]) * shape->v_scale);
+        kv_store(kv->value_format, to, dim, 0, kv->values + (head * kv->context + kv->past) * kv_row_bytes(kv->value_format, dim));
+    }
+}
+
 AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
                             const uint16_t *sine) {
     const int64_t dim = shape->dim, queries = shape->heads * dim, keys = shape->kv_heads * dim;
-    uint16_t *key = qkv + queries, *value = key + keys;
+    uint16_t *key = qkv + queries;
+    store_values(shape, kv, shape->values_are_keys ? key : key + keys);
     norm(qkv, queries, shape->q_norm, shape->wide_norms, shape->q_norm_size, shape->q_epsilon);
     norm(key, keys, shape->k_norm, shape->wide_norms, shape->k_norm_size, shape->k_epsilon);
-    if (shape->clip > 0) clip(qkv, queries + 2 * keys, shape->clip);
+    if (shape->clip > 0) clip(qkv, queries + keys, shape->clip);
     rotate(qkv, shape->heads, shape, cosine, sine);
     rotate(key, shape->kv_heads, shape, cosine, sine);
     for (int64_t head = 0; head < shape->kv_heads; head++) {
         const int64_t to = head * kv->context + kv->past;
         kv_store(kv->key_format, key + head * dim, dim, kv->rotation, kv->keys + to * kv_row_bytes(kv->key_format, dim));
-        kv_store(kv->value_format, value + head * dim, dim, 0, kv->values + to * kv_row_bytes(kv->value_format, dim));
     }
 }
 
@@ -93,7 +106,7 @@ typedef struct {
     const attention_kv *kv;
     int64_t kv_head, first, count; /* first: of all heads of queries */
     const uint16_t *queries; /* [count, dim], as stored in qkv */
-    uint16_t *out;           /* [count, dim] */
+    uint16_t *out;           /* [count, value_dim] */
 } heads;
 
 static operand rows_from(operand a, int64_t row) { return (operand){a.at + row * a.row, a.row, a.step}; }
@@ -151,7 +164,7 @@ AVX2 static void add_block(const block_path *path, const heads *h, operand queri
 
 AVX2 static void attend(const block_path *path, const heads *h, workspace *w) {
     const attention_kv *kv = h->kv;
-    const int64_t dim = h->shape->dim, end = kv->past + 1;
+    const int64_t dim = h->shape->dim, own = h->shape->value_dim, end = kv->past + 1;
     uint16_t queries[MOST_HEADS * KV_MOST_DIM];
     memset(queries + h->count * dim, 0, sizeof *queries * (size_t)((MOST_HEADS - h->count) * dim));
     for (int64_t i = 0; i < h->count; i++) attention_query(h->queries + i * dim, dim, kv->rotation, queries + i * dim);
@@ -163,7 +176,7 @@ AVX2 static void attend(const block_path *path, const heads *h, workspace *w) {
     for (int64_t t = kv->first / KEYS * KEYS; t < end; t += KEYS) add_block(path, h, of_queries, t, min_of(end - t, KEYS), w);
     for (int64_t i = 0; i < h->count; i++) {
         const float by = 1 / w->total[i];
-        for (int64_t d = 0; d < dim; d++) h->out[i * dim + d] = to_bf16(w->sums[(d / LANES * MOST_HEADS + i) * LANES + d % LANES] * by + 0.0f);
+        for (int64_t d = 0; d < own; d++) h->out[i * own + d] = to_bf16(w->sums[(d / LANES * MOST_HEADS + i) * LANES + d % LANES] * by + 0.0f);
     }
 }
 
@@ -196,7 +209,7 @@ AVX2 static void heads_task(const attention_job *job, int64_t task, workspace *w
     const int64_t kv_head = task % per_token / tasks_of(job), from = task % tasks_of(job) * job->task_heads;
     const int64_t head = kv_head * sharing + from, count = min_of(sharing - from, job->task_heads);
     const heads h = {shape, job->kv + token, kv_head, head, count, job->qkv + token * attention_row_size(shape) + head * shape->dim,
-                     job->out + (token * shape->heads + head) * shape->dim};
+                     job->out + (token * shape->heads + head) * shape->value_dim};
     attend(job->path, &h, w);
 }
 

@@ -6,8 +6,8 @@
 #if COMPILED
 /* Attention of one token of each of `count` sequences, of kv [count]; a token's result does not depend on the others.
  *
- * qkv [count, (heads + 2 kv_heads) dim], the outputs of the three projections, is overwritten. A token's key and value are
- * written to index past of its KV. cosine and sine are [count, rotated]; out is [count, heads dim]. Where shape->prepared, qkv is
+ * qkv [count, attention_row_size], the outputs of the three projections, is overwritten. A token's key and value are
+ * written to index past of its KV. cosine and sine are [count, rotated]; out is [count, heads value_dim]. Where shape->prepared, qkv is
  * [count, heads dim] and only read, and cosine and sine may be NULL. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE.
  */
 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,

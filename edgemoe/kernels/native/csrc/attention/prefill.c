@@ -134,7 +134,7 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
     const attention_shape *shape = job->shape;
     const attention_kv *kv = job->kv;
     const block_path *path = job->path;
-    const int64_t dim = shape->dim, width = padded(dim), sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
+    const int64_t dim = shape->dim, own = shape->value_dim, width = padded(dim), sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
     const int64_t end = kv->past + row + ceil_div(count, sharing), window_start = kv->past + row + 1 - job->window;
     for (int64_t i = 0; i < panels * LANES; i++) {
         const int64_t query = min_of(i, count - 1), token = row + query / sharing; /* surplus lanes repeat the last query */
@@ -165,8 +165,8 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
     for (int64_t i = 0; i < count; i++) {
         if (i % LANES == 0) transpose(w->sums + i * width, dim, LANES, w->panel);
         const float by = 1 / w->total[i], *sum = w->panel + i % LANES * dim;
-        uint16_t *to = job->out + ((row + i / sharing) * shape->heads + kv_head * sharing + i % sharing) * dim;
-        for (int64_t d = 0; d < dim; d++) to[d] = to_bf16(sum[d] * by + 0.0f); /* no -0, which depends on the split */
+        uint16_t *to = job->out + ((row + i / sharing) * shape->heads + kv_head * sharing + i % sharing) * own;
+        for (int64_t d = 0; d < own; d++) to[d] = to_bf16(sum[d] * by + 0.0f); /* no -0, which depends on the split */
     }
 }
 
