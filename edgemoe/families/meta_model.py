@@ -88,12 +88,14 @@ class WithHead(nn.Module):
 def buffers_of_config(model: Any) -> dict[str, nn.Module]:
     """Makes each module that computes buffers from its config (rotary frequencies) anew, in RAM.
 
+    That is the model's config, or one of the module's own: some models have an embedding for each base of frequencies.
+
     Raises:
         ModelRefused: a buffer of more than LARGEST_BUFFER elements.
         Exception: whatever a module raises.
     """
     return {
-        name: type(module)(config=model.config)
+        name: type(module)(config=getattr(module, "config", model.config))
         for name, module in _with_computed_buffers(model).items()
         if _takes_config(module)
     }

@@ -28,6 +28,11 @@ def _windowed_rotate(config: Any) -> list[bool]:
     return [every or kind == "sliding_attention" for kind in config.layer_types]
 
 
+def _in_windows(config: Any) -> list[bool]:
+    """Layers with a window alone rotate."""
+    return [bool(window) for window in _window_by_layer(config)]
+
+
 def _always(config: Any) -> bool:
     return True
 
@@ -51,6 +56,7 @@ _GRANITE_NAMES = (
 
 _SOFTMAX, _SIGMOID = Gate(), Gate(function="sigmoid")
 _WITH_SHARED = FusedGQA(_all_tokens, block_is_experts=False)
+_SIGMOID_ALWAYS = Gate(_always, function="sigmoid")
 _SCALED_TO_1, _SIGMOID_TO_1 = Gate(_always, rounded=False), Gate(_always, function="sigmoid")
 
 
@@ -153,7 +159,12 @@ TRAITS = {
         gate=_SIGMOID,
         fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_windowed_rotate),
     ),
-    "laguna": Traits("Laguna-XS.2"),
+    "laguna": Traits(
+        "Laguna-XS.2",
+        rms_norm=True,
+        gate=_SIGMOID_ALWAYS,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
+    ),
     "solar_open": _like_glm("Solar-Open-100B"),
     "mellum": Traits(
         "Mellum2-12B-A2.5B",
@@ -189,9 +200,25 @@ TRAITS = {
         gate=_SIGMOID_TO_1,
         fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_windowed_rotate),
     ),
-    "granitemoe_swa": Traits("Granite-Swash-3B-A600M"),
-    "flint": Traits("Flint"),
-    "mimo_v2_flash": Traits("MiMo-V2-Flash"),
+    "granitemoe_swa": Traits(
+        "Granite-Swash-3B-A600M",
+        product_router=True,
+        rms_norm=True,
+        gate=Gate(_always),
+        fused_gqa=FusedGQA(_window_by_layer),
+    ),
+    "flint": Traits(
+        "Flint",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_in_windows),
+    ),
+    "mimo_v2_flash": Traits(
+        "MiMo-V2-Flash",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_window_by_layer),
+    ),
     "gemma4_text": Traits(
         "Gemma-4-26B-A4B, without images",
         expert_names=(

@@ -11,7 +11,7 @@ from edgemoe.layers.dense import DenseLinear
 
 _EMBEDDINGS = ("embed_tokens", "embeddings")
 _LAST_NORMS = ("norm", "embedding_norm", "norm_f")
-_POSITIONS = ("rotary_emb", "pos_emb")
+_POSITIONS = ("rotary_embs", "rotary_emb", "pos_emb")
 
 _MIXERS = ("self_attn", "linear_attn", "conv", "mamba", "mixer")
 """Names of modules that take the results of other tokens: attention, or a module with a state."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from edgemoe.kernels.native.attention import NativeAttention, kernel_fits
@@ -22,9 +24,10 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         module: the module of a family with fused_gqa: q_proj, k_proj, v_proj and o_proj, perhaps norms of queries and
-            keys, all perhaps under other names (_OUT, _NORMS). Where it has a gate_proj, or q_proj has twice the rows
-            that o_proj takes, and the second half of each head's is a gate, the attention is multiplied by the
-            gate's sigmoid. A v_norm norms values; without v_proj the projected keys are the values.
+            keys, all perhaps under other names (_OUT, _NORMS). Where it has a gate (_GATES), or q_proj has twice the
+            rows that o_proj takes, and the second half of each head's is a gate, the attention is multiplied by a
+            function of the gate: one number for each of its own, or for each head. A v_norm norms values, which may be
+            shorter than keys and have a factor; without v_proj the projected keys are the values.
         rotation: index of its rotation in the list of the step's rotations (layers.rotations).
         rotated: leading numbers of each head that are rotated by its position.
     """
@@ -34,7 +37,8 @@ class GroupedQueryAttention(nn.Module):
         self.layer, self._rotation = module.layer_idx, rotation
         dim, self.out, own = module.head_dim, _out(module), _values(module)
         heads, kv_heads = _heads(module)
-        queries, self.gate = module.q_proj, getattr(module, "gate_proj", None)
+        queries = module.q_proj
+        self.gate, self._gating = _gate(module)
         if queries.out_features == 2 * heads * dim:
             halves = torch.arange(queries.out_features).view(heads, 2, dim)
             queries, self.gate = (module.q_proj.rows(halves[:, half].flatten()) for half in (0, 1))
@@ -55,7 +59,7 @@ class GroupedQueryAttention(nn.Module):
         if getattr(module, "is_kv_shared_layer", False) or getattr(module, "store_full_length_kv", False):
             return None
         linears = [module.q_proj, *_keys_and_values(module), _out(module)]
-        linears += [module.gate_proj] if hasattr(module, "gate_proj") else []
+        linears += [gate] if (gate := _gate(module)[0]) is not None else []
         known = all(type(linear) is DenseLinear for linear in linears)
         known = known and all(type(norm) is DenseNorm for norm in _norms(module))
         if not known or linears[0].weight.device.type != "cpu":
@@ -70,7 +74,7 @@ class GroupedQueryAttention(nn.Module):
         gated: list[Operation] = []
         if self.gate is not None:
             gate = Linear(NORMED, "gate", self.gate.parts)
-            gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
+            gated = [gate, Scale("gate", "attended", values_of(self._gating))]
         return [qkv, Attend("qkv", "attended", self.native, self._rotation), *gated]
 
     def forward(
@@ -104,7 +108,8 @@ class GroupedQueryAttention(nn.Module):
                 kv.receive(kv.places[index], kv.prompts[index], self.layer, received.sums, window)
         whole = torch.cat(attended) if len(attended) > 1 else attended[0]
         if self.gate is not None:
-            whole = whole.mul_(self.gate(hidden_states[0]).sigmoid_())
+            gate = self._gating(self.gate(hidden_states[0])).unsqueeze(-1)
+            whole.view(*gate.shape[:2], -1).mul_(gate)
         return self.out(whole[None]), None
 
 
@@ -133,6 +138,20 @@ _NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 """Names of its norms of queries and of keys."""
 
 
+def _soft_plus(x: torch.Tensor) -> torch.Tensor:
+    return F.softplus(x.float()).to(x.dtype)
+
+
+_GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gate_proj": torch.sigmoid, "g_proj": _soft_plus}
+"""Names of the layer of its gate -> the gate's function."""
+
+
+def _gate(module: Any) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    """The layer of an attention module's gate, None where it has none, and the gate's function."""
+    named = ((getattr(module, name, None), function) for name, function in _GATES.items())
+    return next((found for found in named if found[0] is not None), (None, torch.sigmoid))
+
+
 def _out(module: Any) -> Any:
     return next(found for name in _OUT if (found := getattr(module, name, None)) is not None)
 
@@ -148,18 +167,22 @@ def _keys_and_values(module: Any) -> list[Any]:
     return [module.k_proj] if module.v_proj is None else [module.k_proj, module.v_proj]
 
 
-def _values(module: Any) -> ValueForm | None:
-    """How an attention module makes values, where they are not just projected."""
-    norm = getattr(module, "v_norm", None)
-    if norm is None and module.v_proj is not None:
-        return None
+def _values(module: Any) -> ValueForm:
+    """How an attention module makes values."""
+    norm, scale = getattr(module, "v_norm", None), float(getattr(module, "v_scale", 1))
     normed = None if norm is None else (torch.ones(module.head_dim), norm.eps)
-    return ValueForm(module.head_dim, normed, are_keys=module.v_proj is None)
+    return ValueForm(_value_dim(module), normed, 0.0 if scale == 1 else scale, are_keys=module.v_proj is None)
+
+
+def _value_dim(module: Any) -> int:
+    """Numbers of a value of an attention module."""
+    found: int = getattr(module, "v_head_dim", module.head_dim)
+    return found
 
 
 def _heads(module: Any) -> tuple[int, int]:
     """Numbers of heads of queries, and of keys and values, of an attention module."""
-    return _out(module).in_features // module.head_dim, module.k_proj.out_features // module.head_dim
+    return _out(module).in_features // _value_dim(module), module.k_proj.out_features // module.head_dim
 
 
 def layer_kv(sequence: SequenceKV, layer: int) -> LayerKV:

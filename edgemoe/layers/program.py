@@ -210,14 +210,20 @@ def _block(part: LayerPart) -> list[Operation]:
     if not (known and experts and fuses and isinstance(router, CompiledRouter)):
         hidden = part.norm.weight.numel()
         return [Call(NORMED, "block", partial(_call, block, part.shared), hidden), *_added(part)]
-    if shared is None and not part.factor and part.after is None:
+    if shared is None and not part.factor and part.after is None and not _multiplied(block):
         return [Experts(HIDDEN, router.native, activation)]
     scaled: list[Operation] = []
     if "shared_expert_gate" in own:
         gate = Linear(NORMED, "shared_gate", block.shared_expert_gate.parts)
         scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
     added = [*_dense(shared, "shared"), *scaled, Add("shared", "block")] if shared is not None else []
-    return [Experts("block", router.native, activation), *added, *_added(part)]
+    return [Experts("block", router.native, activation), *_multiplied(block), *added, *_added(part)]
+
+
+def _multiplied(block: Any) -> list[Operation]:
+    """The product of the routed experts' sum with a block's own factor, where it has one."""
+    factor = float(getattr(block, "routed_scaling_factor", 1))
+    return [] if factor == 1 else [Multiply("block", "block", factor)]
 
 
 def _dense_and_experts(part: LayerPart, parallel: ParallelExperts) -> list[Operation]:

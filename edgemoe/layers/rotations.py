@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from edgemoe.families.base import FusedGQA
 from edgemoe.layers.decoder_parts import outer_parts
@@ -27,6 +28,31 @@ class LayerRotation(NamedTuple):
     rotated: int
 
 
+class _Source(NamedTuple):
+    """A rotary embedding, for one kind of layers.
+
+    Attributes:
+        rotary: transformers' rotary embedding.
+        kind: the kind of layers, for an embedding that knows several; "": it knows none.
+        name: layers choose their rotation by it: their kind, or the base of its frequencies.
+    """
+
+    rotary: Any
+    kind: str
+    name: Any
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a head that it rotates."""
+        count: int = getattr(self.rotary, f"{self.kind}_inv_freq" if self.kind else "inv_freq").numel()
+        return 2 * count
+
+    def of(self, hidden: torch.Tensor, at: torch.Tensor) -> Rotation:
+        """The rotation of positions int64 [1, rows], of the type of hidden."""
+        found = self.rotary(hidden, at, self.kind) if self.kind else self.rotary(hidden, at)
+        return found if found[0].shape[-1] == self.numbers else of_both_halves(found, self.numbers)
+
+
 class Rotations:
     """Makes the rotations of a model's steps: one for each kind of its layers, and one of no numbers.
 
@@ -36,22 +62,24 @@ class Rotations:
     """
 
     def __init__(self, model: Any, traits: FusedGQA) -> None:
-        self._rotary, config = outer_parts(model).positions, model.config
-        self._kinds: list[str] = sorted(getattr(self._rotary, "layer_types", ()))
-        names = [f"{kind}_inv_freq" for kind in self._kinds] or ["inv_freq"]
-        frequencies = [] if self._rotary is None else [getattr(self._rotary, name) for name in names]
-        self._numbers = [2 * each.numel() for each in frequencies]
-        """Numbers of a head that each rotation but the last one rotates."""
-        layers = range(config.num_hidden_layers)
-        of_layer = [self._kinds.index(config.layer_types[i]) if self._kinds else 0 for i in layers]
+        config, rotary = model.config, outer_parts(model).positions
+        self._sources = _sources(rotary)
+        names, layers = [each.name for each in self._sources], range(config.num_hidden_layers)
+        bases = getattr(config, "layer_rope_theta", None)
+        chosen = bases if isinstance(rotary, nn.ModuleList) else getattr(config, "layer_types", None)
         rotates = traits.rotates(config) if traits.rotates else [True for _ in layers]
         self.layers = [
-            LayerRotation(index, self._numbers[index])
-            if rotates[i] and self._numbers
-            else LayerRotation(len(self._numbers), 0)
-            for i, index in enumerate(of_layer)
+            self._layer(names, chosen[i] if chosen and names != [""] else "", rotates=rotates[i])
+            for i in layers
         ]
         """How each layer rotates."""
+
+    def _layer(self, names: list[Any], name: Any, *, rotates: bool) -> LayerRotation:
+        """The rotation of a layer that chooses by a name; a name of no source has none."""
+        if not rotates or name not in names:
+            return LayerRotation(len(names), 0)
+        number = names.index(name)
+        return LayerRotation(number, self._sources[number].numbers)
 
     def of(self, hidden: torch.Tensor, positions: Sequence[int]) -> list[Rotation]:
         """The rotations of a step's tokens.
@@ -61,13 +89,17 @@ class Rotations:
             positions: the position of each token.
         """
         none = hidden[..., :0].contiguous()
-        if self._rotary is None:
-            return [(none, none)]
         at = torch.tensor([positions])
-        kinds = self._kinds
-        found = [self._rotary(hidden, at, kind) for kind in kinds] if kinds else [self._rotary(hidden, at)]
-        rotations = [
-            each if each[0].shape[-1] == numbers else of_both_halves(each, numbers)
-            for each, numbers in zip(found, self._numbers, strict=True)
-        ]
-        return [*rotations, (none, none)]
+        return [*(each.of(hidden, at) for each in self._sources), (none, none)]
+
+
+def _sources(rotary: Any) -> list[_Source]:
+    """One rotary embedding for each rotation of a model that has one module of them, several, or none."""
+    if rotary is None:
+        return []
+    if isinstance(rotary, nn.ModuleList):
+        modules: list[Any] = [*rotary]
+        return [_Source(each, "", each.config.rope_parameters["rope_theta"]) for each in modules]
+    kinds = sorted(getattr(rotary, "layer_types", ()))
+    known = [kind for kind in kinds if hasattr(rotary, f"{kind}_inv_freq")]
+    return [_Source(rotary, kind, kind) for kind in known] if kinds else [_Source(rotary, "", "")]

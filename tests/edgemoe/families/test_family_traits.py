@@ -66,11 +66,12 @@ SCORED = {
     "minimax_m2": {},  # and a product that is rounded
     "lfm2_moe": {},  # scores that are rounded, and a scale
     "gpt_oss": {},  # a bias of the product, and weights that are rounded
+    "laguna": {},
     "gemma4_text": {"top_k_experts": 4},  # a norm of its own, and a factor of each expert
 }
 """Model -> its config in addition to family_models.SMALL; routers with scores, biases or groups."""
 
-ROUNDED = ("minimax_m2", "gpt_oss", "lfm2_moe", "gemma4_text")
+ROUNDED = ("minimax_m2", "gpt_oss", "lfm2_moe", "gemma4_text", "laguna")
 """Models of SCORED whose product is rounded: sums in another order may change a last bit."""
 
 
@@ -217,6 +218,7 @@ WINDOWS = [
     ("solar_open", {}),
     *((name, {}) for name in ("granitemoe", "granitemoeshared")),
     *((name, {}) for name in ("exaone_moe", "mellum", "afmoe", "gemma4_text")),
+    *((name, {}) for name in ("mimo_v2_flash", "laguna", "granitemoe_swa", "flint")),
 ]
 
 

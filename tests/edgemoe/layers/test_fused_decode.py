@@ -58,6 +58,11 @@ MODELS = {
     "nemotron_h": {},  # layers of one part each, Mamba-2, experts without a gate, no positions
     "granitemoehybrid": {},  # Mamba-2 of one group, multipliers, shared experts next to the block
     "lfm2_moe": {},  # short convolutions, head norms and layers under other names, scores that are rounded
+    "mimo_v2_flash": {},  # keys and values by kind of layer, values shorter than keys, with a factor
+    "laguna": {},  # heads by layer, a gate for each head, a factor of the experts' sum
+    "laguna, 8 bits": {"gating": "per-element"},
+    "granitemoe_swa": {},  # rotations by layer
+    "flint": {},  # a router in float32, which stays transformers' own
     "gemma4_text": {
         "top_k_experts": 4
     },  # heads by kind of layer, keys as values, experts parallel to a dense block
@@ -108,7 +113,7 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
         model = random_model(name.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[name])
         for block in blocks_of(model):
             router_weight(router_of(block)).mul_(DECIDED)
-        save(model, place / "source", fused=True)
+        save(model, place / "source", fused=not name.startswith("laguna"))
         convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
         return place / "store"
 

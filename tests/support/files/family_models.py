@@ -209,6 +209,29 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "layer_types": ["conv", "full_attention", "conv"],
     },
+    "mimo_v2_flash": FEW
+    | {
+        **{"num_local_experts": 8, "head_dim": 16, "v_head_dim": 12, "sliding_window": 4},
+        **{"n_group": 2, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "laguna": FEW
+    | {
+        **{"num_experts": 8, "head_dim": 16, "shared_expert_intermediate_size": 48, "sliding_window": 4},
+        **{"num_attention_heads_per_layer": [4, 8, 4], "moe_routed_scaling_factor": 1.5},
+        **{"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "granitemoe_swa": SMALL["granitemoe"]
+    | {
+        **{"shared_intermediate_size": 48, "sliding_window": 4, "layer_rope_theta": [10000.0, 0, 500.0]},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "flint": FEW
+    | {
+        **{"num_experts": 8, "head_dim": 16, "shared_expert_intermediate_size": 48, "sliding_window": 4},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
     "gemma4_text": FEW
     | {
         **{"num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "hidden_size_per_layer_input": 0},
