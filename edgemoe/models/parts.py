@@ -84,7 +84,8 @@ class StoreParts:
         config, family = self.config, self.family
         vocab, shapes = config["vocab_size"], map(matrix_shape, self.dense)
         matrices = [shape for shape in shapes if len(shape) == 2]
-        heads, kv = config["num_attention_heads"], family.kv.moving() if device else family.kv
+        heads = max(config.get("num_attention_heads_per_layer") or [config["num_attention_heads"]])
+        kv = family.kv.moving() if device else family.kv
         return ModelShape(
             layers=config["num_hidden_layers"],
             experts=self.experts,

@@ -9,6 +9,7 @@ import torch
 from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of, router_weight, save, small_config
 
+from edgemoe.engine.engine import StoreModel
 from edgemoe.families.table import family_of
 from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.activation import CUSTOM, GATED, Activation
@@ -310,6 +311,13 @@ def assert_fused(model: Any, name: str) -> None:
             want = block.experts._apply_gate(both)
         alike = [gated for gated in GATED if torch.equal(Activation.gated(gated).apply(both), want)]
         assert alike == ([] if name == CUSTOM else [name])
+
+
+def test_a_plan_counts_the_heads_of_the_widest_layer(tmp_path):
+    """Laguna's layers have different numbers of heads; memory is planned for the most."""
+    source = save(random_model("laguna"), tmp_path / "source", fused=False)
+    convert_checkpoint(source, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    assert StoreModel.open(tmp_path / "store").shape.heads == 8
 
 
 ODD = [
