@@ -106,7 +106,6 @@ from edgemoe.layers.decoder_parts import (
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gating import gate_tables
-from edgemoe.layers.latent_list import LatentList
 from edgemoe.layers.linear_attention import PerSequence
 from edgemoe.layers.router import CompiledRouter, router_of
 
@@ -137,7 +136,7 @@ def _fits(layer: Any) -> bool:
 def _mixer(part: LayerPart) -> Mixer | None:
     """The computation of a layer's attention or other part that knows earlier tokens; None: it has no native form."""
     own = part.module.module if isinstance(part.module, PerSequence) else part.module
-    return own if isinstance(own, Mixer) else LatentList.try_from(own)
+    return own if isinstance(own, Mixer) else None
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:

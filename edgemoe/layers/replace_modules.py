@@ -13,10 +13,11 @@ from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.indexed import IndexBySequence, indexers
+from edgemoe.layers.latent_attention import LatentAttention
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
 from edgemoe.layers.recurrences import ChannelDelta
-from edgemoe.layers.rotations import Rotations
+from edgemoe.layers.rotations import LayerRotation, Rotations
 from edgemoe.layers.router import CompiledRouter, further_arguments, router_name
 from edgemoe.layers.short_convolution import ShortConvolution
 from edgemoe.layers.state_space import SelectiveStateSpace
@@ -57,14 +58,19 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
         for part in parts_of(layer):
             if not part.mixes:
                 _place_router(part.block, traits, model.config)
-            elif hasattr(part.module, "k_proj") and (
-                own := GroupedQueryAttention.try_from(part.module, *rotation)
-            ):
+            elif own := _attention_of(part.module, rotation):
                 setattr(layer, part.name, own)
         for name, module in list(layer.named_modules()):
             if dense := GatedMLP.try_from(module) or PlainMLP.try_from(module):
                 layer.set_submodule(name, dense)
         return_free_memory()  # parts that are now joined would stay in malloc's heap
+
+
+def _attention_of(module: Any, rotation: LayerRotation) -> nn.Module | None:
+    """The compiled form of an attention module; None: it has none."""
+    if hasattr(module, "k_proj"):
+        return GroupedQueryAttention.try_from(module, *rotation)
+    return LatentAttention.try_from(module)
 
 
 def _place_router(block: Any, traits: Traits, config: Any) -> None:

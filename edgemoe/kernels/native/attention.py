@@ -79,8 +79,8 @@ class _Attention:
             ValueError: sizes that do not go with this attention's, with the context or with each other.
         """
         count, library = len(rows), native.library()
-        if received and received.sums.shape != (kv.past + count,):
-            raise ValueError(f"expected sums of {kv.past + count} tokens, got {tuple(received.sums.shape)}")
+        if received:
+            received.check(kv.past + count)
         out = rows.new_empty(count, self.heads * self.value_dim)
         stored = self.structure(kv, max(kv.past + 1 - window, 0) if window else 0)
         common = native.threads(), self.address, ctypes.byref(stored)

@@ -58,6 +58,15 @@ class Received(NamedTuple):
     sums: torch.Tensor
     first: int
 
+    def check(self, tokens: int) -> None:
+        """Refuses sums of another number of tokens.
+
+        Raises:
+            ValueError: naming both numbers.
+        """
+        if self.sums.shape != (tokens,):
+            raise ValueError(f"expected sums of {tokens} tokens, got {tuple(self.sums.shape)}")
+
     def addressed(self, moved: int) -> tuple[int, int]:
         """The first row, and the address of the sums after tokens that have no rows."""
         self.sums[:moved] = 0

@@ -19,11 +19,12 @@ import torch
 
 from edgemoe.kernels.native.dense_weight import dense_weight
 from edgemoe.kernels.native.signatures import SIGNATURES
-from edgemoe.kernels.native.structures import DenseHeads, check_sizes
+from edgemoe.kernels.native.structure_sizes import check_sizes
+from edgemoe.kernels.native.structures import DenseHeads
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 42
+INTERFACE = 43
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]

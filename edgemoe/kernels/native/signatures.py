@@ -38,6 +38,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_delta_net": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
     "edgemoe_state_space": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
     "edgemoe_short_conv": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
+    "edgemoe_latent_rows": (ctypes.c_int, [_P] * 5),
     "edgemoe_code_columns": (ctypes.c_int, [ctypes.c_float, *[_P] * 4, *[_N] * 4, _P, _P, _N, _N, _P, _P]),
     "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),

@@ -1,4 +1,4 @@
-"""The C structures of csrc/ in ctypes. Built by keyword; `check_sizes` compares their sizes with C's."""
+"""The C structures of csrc/ in ctypes. Built by keyword; structure_sizes compares their sizes with C's."""
 
 from __future__ import annotations
 
@@ -201,6 +201,19 @@ class LatentAttention(ctypes.Structure):
     ]
 
 
+class LatentRows(ctypes.Structure):
+    """`latent_rows` of csrc/latents.h."""
+
+    _fields_ = [
+        *_fields(_INT, "rows window"),
+        *_fields(_POINTER, "queries compressed cosine sine"),
+        ("block", _INT),
+        *_fields(_POINTER, "as_keys summed out"),
+        ("counted", _INT),
+        ("received", _POINTER),
+    ]
+
+
 class ShortConv(ctypes.Structure):
     """`short_conv` of csrc/short_conv.h."""
 
@@ -272,29 +285,3 @@ class OuterLayers(ctypes.Structure):
         ("wide", ctypes.c_int32),
         ("head", Linear),
     ]
-
-
-SIZES = (
-    *(Matrix, Expert, Router, AttentionShape, AttentionKV),
-    *(Linear, Buffer, Operation, Rotation, LevelRule, DecoderLayer),
-    *(SequenceKV, ExpertWorkspace, OuterLayers, RemappingRule, Compensator),
-    *(DeltaNet, DeltaRun, DeltaCopies, ExpertActivation, DenseHeads, LatentAttention, ShortConv),
-    DenseWeight,
-    StateSpace,
-)
-"""In the order of `edgemoe_sizes` in csrc/decode_layers.c."""
-
-
-def check_sizes(library: ctypes.CDLL) -> None:
-    """Compares every structure's size with the compiled one.
-
-    Raises:
-        AssertionError: they differ; the library was not built from these sources.
-    """
-    compiled = [*(ctypes.c_int64 * len(SIZES)).in_dll(library, "edgemoe_sizes")]
-    differing = [
-        f"{kind.__name__}: expected {size} bytes, got {ctypes.sizeof(kind)}"
-        for kind, size in zip(SIZES, compiled, strict=True)
-        if ctypes.sizeof(kind) != size
-    ]
-    assert not differing, differing

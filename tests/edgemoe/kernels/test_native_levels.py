@@ -12,9 +12,9 @@ from pairwise import pairwise
 
 from edgemoe.experts.assignments import without_skipped
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native import structures
+from edgemoe.kernels.native import structure_sizes
 from edgemoe.kernels.native.decoder_parts import level_rule
-from edgemoe.kernels.native.structures import check_sizes
+from edgemoe.kernels.native.structure_sizes import check_sizes
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.settings import CRITICAL, RunSettings
 from edgemoe.policy.tier_prices import PLACES, TierPrices
@@ -99,16 +99,16 @@ def test_sizes_are_those_of_the_compiled_structures():
     check_sizes(native.library())
 
 
-@pytest.mark.parametrize("at", range(len(structures.SIZES)))
+@pytest.mark.parametrize("at", range(len(structure_sizes.SIZES)))
 def test_a_size_that_differs_is_named(monkeypatch, at):
     """A structure with a field too many fails the check, which names the structure and both sizes."""
-    kind = structures.SIZES[at]
+    kind = structure_sizes.SIZES[at]
 
     class Longer(ctypes.Structure):
         _fields_ = [*kind._fields_, ("more", ctypes.c_int64)]
 
-    sizes = list(structures.SIZES)
+    sizes = list(structure_sizes.SIZES)
     sizes[at] = Longer
-    monkeypatch.setattr(structures, "SIZES", tuple(sizes))
+    monkeypatch.setattr(structure_sizes, "SIZES", tuple(sizes))
     with pytest.raises(AssertionError, match=rf"Longer: expected {ctypes.sizeof(kind)} bytes, got \d+"):
         check_sizes(native.library())

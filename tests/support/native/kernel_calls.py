@@ -441,6 +441,31 @@ def attention_calls() -> Iterator[Call]:
         yield Call("attention_rows", (*arguments, 0, np.zeros(past + rows, np.float32)))
 
 
+def latent_calls() -> Iterator[Call]:
+    """Latent attention of rows in two blocks, in every pairing and format of keys."""
+    heads, key, value, latent, rotary, past, rows = 3, 16, 12, 32, 16, 5, 20
+    stored, both = latent + rotary, key + value
+    shape = {"heads": heads, "kv_heads": 1, "scaling": 0.2, "prepared": 1}
+    shape |= dict.fromkeys(("dim", "rotated", "value_dim"), stored)
+    for pairing, (kind, row) in enumerate(((0, 2 * stored), (1, stored + 4), (2, stored // 2 + 4))):
+        codes, of_rows = integers(-127, 128, heads, both, latent, dtype=np.int8), scales(heads, both)
+        fields = {"heads": heads, "key": key, "value": value, "latent": latent, "rotary": rotary}
+        fields |= {"keys": codes, "values": codes[:, key:].copy(), "stride": both * latent}
+        fields["values"] = np.concatenate([fields["values"].ravel(), codes.ravel()])
+        fields |= {"key_scale": of_rows, "value_scale": scales(heads, both), "scale_stride": both}
+        fields |= {"norm": bf16(latent), "epsilon": 1e-6, "pairing": pairing}
+        kv = {"keys": np.zeros((32, row), np.uint8), "values": np.zeros((32, row), np.uint8), "context": 32}
+        kv |= {"past": past, "key_format": kind, "value_format": kind, "rotation": 16 if kind else 0}
+        angles = _generator.random((2, rows, rotary)).astype(np.float32)
+        tables = list(angles[..., : rotary // 2].copy()) if pairing == 2 else list(bf16(2, rows, rotary))
+        run = {"rows": rows, "queries": bf16(rows, heads * (key + rotary)), "compressed": bf16(rows, stored)}
+        run |= {"cosine": tables[0].copy(), "sine": tables[1].copy(), "block": 12}
+        run |= {name: np.zeros((12, heads * stored), np.uint16) for name in ("as_keys", "summed")}
+        run["out"] = np.zeros((rows, heads * value), np.uint16)
+        of = (c.LatentAttention, fields), (c.AttentionShape, shape), (c.AttentionKV, kv), (c.LatentRows, run)
+        yield Call("latent_rows", (POOL, *(Structures(kind, each) for kind, each in of)))
+
+
 def column_calls() -> Iterator[Call]:
     """Codes of columns for three levels and for one, with rows that a strip does not divide."""
     for levels, unit, rest in (((2, 4, 8), 1, 0.0), ((2, 4), 16, 7.5), ((6,), 4, 1.5)):
@@ -457,6 +482,7 @@ KERNEL_CALLS = (
     *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls, short_conv_calls),
     state_space_calls,
     *(row_calls, router_calls, attention_calls),
+    latent_calls,
     column_calls,
 )
 """All of the above."""

@@ -314,12 +314,13 @@ int edgemoe_head(pool *p, const outer_layers *o, const uint16_t *hidden, int64_t
     return edgemoe_linear(p, &o->head, normed, rows, logits);
 }
 
-/* Bytes of every structure that structures.py builds, in the order of its SIZES. */
+/* Bytes of every structure that structures.py builds, in the order of SIZES in structure_sizes.py. */
 const int64_t edgemoe_sizes[] = {
     sizeof(matrix), sizeof(expert), sizeof(router), sizeof(attention_shape), sizeof(attention_kv),
     sizeof(linear), sizeof(buffer), sizeof(operation), sizeof(rotation), sizeof(level_rule), sizeof(decoder_layer),
     sizeof(sequence_kv), sizeof(expert_workspace), sizeof(outer_layers), sizeof(remapping), sizeof(compensator),
     sizeof(delta_net), sizeof(delta_run), sizeof(delta_copies), sizeof(expert_activation),
     sizeof(dense_heads), sizeof(latent_attention), sizeof(short_conv), sizeof(dense_weight), sizeof(state_space),
+    sizeof(latent_rows),
 };
 #endif

@@ -89,9 +89,9 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case SHORT_CONV: return edgemoe_short_conv(p, o->parameters, from, rows, 1, memory.runs, to);
     case STATE_SPACE: return edgemoe_state_space(p, o->parameters, from, rows, 1, memory.runs, to);
     case APPLY: apply(o->parameters, from, rows * o->output_cols, to); return 0;
-    case STORE_LATENTS: return edgemoe_store_latents(o->parameters, memory.kv, rows, from, r->cosine, r->sine);
+    case STORE_LATENTS: return edgemoe_store_latents(p, o->parameters, memory.kv, 1, rows, from, r->cosine, r->sine);
     case LATENT_QUERIES: return edgemoe_latent_queries(p, o->parameters, rows, from, r->cosine, r->sine, to);
-    case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, rows, from, to);
+    case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, 1, rows, from, to);
     case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
     case MULTIPLY: multiply(from, o->number, rows * o->output_cols, to); return 0;

@@ -22,6 +22,7 @@ enum {
     TASK_ROWS = 32,     /* rows of a task; up to MAX_UNITS times as many for a single token */
     MAX_UNITS = 4,
     BATCH_TOKENS = 64,  /* tokens per read of the weight */
+    HEAD_TOKENS = 128,  /* the same of a head's matrix, where heads alone keep all threads busy */
     PREPARE_TOKENS = 8, /* tokens of a task of prepare_task */
     FEW_TOKENS = 6,     /* most tokens for which int8 matrices of heads are converted as they are read */
 };
@@ -135,9 +136,10 @@ AVX2 int edgemoe_dense_product(pool *p, const dense_weight *w, const uint16_t *x
     return 0;
 }
 
-/* Products of several heads; a task is BATCH_TOKENS tokens of one. */
+/* Products of several heads; a task is `batch` tokens of one. */
 typedef struct {
     const dense_heads *heads;
+    int64_t batch;
     dense_job each;      /* a head's, with all tokens */
     uint16_t *converted; /* [threads, rows, cols], of int8 weights that more than FEW_TOKENS tokens are multiplied by */
     int64_t tasks;
@@ -159,7 +161,7 @@ AVX2 static void heads_thread(void *argument, int64_t thread) {
     const dense_heads *h = job->heads;
     const int64_t batches = job->tasks / h->heads;
     for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < job->tasks;) {
-        const int64_t head = task / batches, from = task % batches * BATCH_TOKENS;
+        const int64_t head = task / batches, from = task % batches * job->batch;
         dense_job one = job->each;
         const numbers_matrix *w = &one.weight;
         one.weight.at = (const uint8_t *)h->weight + head * h->stride * (h->scale ? 1 : 2);
@@ -170,10 +172,10 @@ AVX2 static void heads_thread(void *argument, int64_t thread) {
             else convert(BY_ROW, w, converted);
             one.weight.at = converted, one.weight.numbers = BF16_NUMBERS;
         }
-        one.tokens = min_of(BATCH_TOKENS, one.tokens - from);
+        one.tokens = min_of(job->batch, one.tokens - from);
         one.x += head * h->x_stride + from * h->x_cols;
         one.y += head * h->y_stride + from * h->y_cols;
-        one.wide += use_bf16 ? 0 : thread * BATCH_TOKENS * h->cols;
+        one.wide += use_bf16 ? 0 : thread * job->batch * h->cols;
         if (!use_bf16) widen(&one, 0, one.tokens);
         product_rows(&one, 0, h->rows);
     }
@@ -189,10 +191,11 @@ AVX2 int edgemoe_dense_heads(pool *p, const dense_heads *h, const uint16_t *x, i
     if (!apart(h->heads, h->x_stride, tokens, h->x_cols, h->cols) || !apart(h->heads, h->y_stride, tokens, h->y_cols, h->rows)) return WRONG_SHAPE;
     const int threads = pool_threads(p), many = h->scale && tokens > FEW_TOKENS;
     const enum numbers numbers = !h->scale ? BF16_NUMBERS : h->by_column ? BY_COLUMN : BY_ROW;
-    const int64_t wide = use_bf16 ? 0 : threads * BATCH_TOKENS * h->cols, converted = many ? threads * h->rows * h->cols : 0;
+    const int64_t batch = h->heads < 4 * threads ? BATCH_TOKENS : HEAD_TOKENS;
+    const int64_t wide = use_bf16 ? 0 : threads * batch * h->cols, converted = many ? threads * h->rows * h->cols : 0;
     float *scratch = pool_acquire(p, (size_t)wide * sizeof(float) + (size_t)converted * sizeof(uint16_t));
     if (!scratch) return OUT_OF_MEMORY;
-    heads_job job = {.heads = h, .converted = many ? (uint16_t *)(scratch + wide) : NULL, .tasks = h->heads * ceil_div(tokens, BATCH_TOKENS)};
+    heads_job job = {.heads = h, .batch = batch, .converted = many ? (uint16_t *)(scratch + wide) : NULL, .tasks = h->heads * ceil_div(tokens, batch)};
     job.each = (dense_job){{h->weight, h->scale, numbers, h->rows, h->cols}, x, h->x_cols, tokens, scratch, y, h->y_cols, h->rows, threads};
     pool_run(p, heads_thread, &job, threads);
     pool_release(p);

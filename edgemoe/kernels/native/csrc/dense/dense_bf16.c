@@ -17,12 +17,16 @@ INLINE_BF16 __m512 add_dot(__m512 sum, __m512bh a, __m512bh b) {
     return sum;
 }
 
-/* The sums of four accumulators, in one order for all of them. */
-INLINE_BF16 __m128 sums_of(const __m512 a[ROWS]) {
-    __m256 half[ROWS];
-    for (int r = 0; r < ROWS; r++) half[r] = _mm256_add_ps(_mm512_castps512_ps256(a[r]), _mm512_extractf32x8_ps(a[r], 1));
-    const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
-    return _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+/* Of each 128 bits of a and of b: both sums of two neighbours. */
+INLINE_BF16 __m512 neighbours(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
+
+/* The sums of four accumulators of one token, in the lowest 128 bits, and of another token's in the third 128 bits: of each
+ * accumulator its halves are added first, then neighbours twice, then what is left of both halves. */
+INLINE_BF16 __m512 sums_of(const __m512 a[ROWS], const __m512 b[ROWS]) {
+    __m512 half[ROWS];
+    for (int r = 0; r < ROWS; r++) half[r] = _mm512_add_ps(_mm512_shuffle_f32x4(a[r], b[r], 0x44), _mm512_shuffle_f32x4(a[r], b[r], 0xee));
+    const __m512 pairs = neighbours(neighbours(half[0], half[1]), neighbours(half[2], half[3]));
+    return _mm512_add_ps(pairs, _mm512_shuffle_f32x4(pairs, pairs, 0xb1));
 }
 
 /* 16 numbers of int8 times `by`; beyond `columns` they are zeros. */
@@ -71,9 +75,11 @@ INLINE_BF16 void tile(enum numbers numbers, int rows, int tokens, const numbers_
             for (int t = 0; t < tokens; t++) sum[t][r] = add_dot(sum[t][r], of_row, v[t]);
         }
     }
-    for (int t = 0; t < tokens; t++) {
-        const __m128i out = (__m128i)_mm_cvtneps_pbh(sums_of(sum[t]));
-        memcpy(of->y + t * of->y_cols + row, &out, (size_t)rows * sizeof *of->y);
+#pragma GCC unroll 3 /* so that sums stay in registers */
+    for (int t = 0; t < tokens; t += 2) {
+        const __m256i out = (__m256i)_mm512_cvtneps_pbh(sums_of(sum[t], sum[min_of(t + 1, tokens - 1)]));
+        const __m128i of_token[] = {_mm256_castsi256_si128(out), _mm256_extracti128_si256(out, 1)};
+        for (int i = 0; i < min_of(2, tokens - t); i++) memcpy(of->y + (t + i) * of->y_cols + row, of_token + i, (size_t)rows * sizeof *of->y);
     }
 }
 

@@ -1,0 +1,125 @@
+"""Multi-head latent attention in one kernel call for each sequence, between the products of transformers' module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgemoe.kernels.native.attention import StoredAttention, kernel_fits
+from edgemoe.kernels.native.latents import HALVES, PAIRS, WIDE_PAIRS, NativeLatents, ProjectedRows
+from edgemoe.kernels.program import (
+    NORMED,
+    Attend,
+    LatentQueries,
+    LatentValues,
+    Linear,
+    Norm,
+    Operation,
+    StoreLatents,
+)
+from edgemoe.kv.step import StepKV
+from edgemoe.layers.dense import DenseLinear, DenseNorm
+from edgemoe.layers.gqa import layer_kv, of_both_halves, sums_of
+from edgemoe.layers.mla import CompiledLatents
+
+
+class LatentAttention(nn.Module):
+    """Computes an attention module's rows, and the attention that a prompt's tokens receive.
+
+    Args:
+        module: transformers' module, with `latents` of layers.mla.
+
+    Attributes:
+        out: its last product.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.layer, self._rotary, self.out = module.layer_idx, module.qk_rope_head_dim, module.o_proj
+        low = module.q_lora_rank is not None
+        self.first: DenseLinear | None = module.q_a_proj if low else None
+        self.norm: DenseNorm | None = module.q_a_layernorm if low else None
+        self.queries = module.q_b_proj if low else module.q_proj
+        self.compressed, self.heads = module.kv_a_proj_with_mqa, module.kv_b_proj
+        self.native = _latents_of(module)
+        self._attention = StoredAttention(self.native.heads, 1, self.native.stored, module.scaling)
+
+    @classmethod
+    def try_from(cls, module: Any) -> LatentAttention | None:
+        """Wraps a module whose parts have native forms; None for others."""
+        if not isinstance(getattr(module, "latents", None), CompiledLatents):
+            return None
+        names = ["kv_a_proj_with_mqa", "o_proj"]
+        names += ["q_proj"] if module.q_lora_rank is None else ["q_a_proj", "q_b_proj"]
+        norms = [module.kv_a_layernorm] + ([] if module.q_lora_rank is None else [module.q_a_layernorm])
+        known = all(type(getattr(module, name)) is DenseLinear for name in names)
+        known = known and all(type(norm) is DenseNorm for norm in norms)
+        size = module.kv_lora_rank + module.qk_rope_head_dim
+        return cls(module) if known and kernel_fits(module.num_heads, 1, size) else None
+
+    def operations(self) -> list[Operation]:
+        """The operations between the normed state and the input of the last product."""
+        latents = self.native
+        return [
+            *self._query_operations(),
+            Linear(NORMED, "compressed", self.compressed.parts),
+            StoreLatents("compressed", "compressed", latents),
+            LatentQueries("queries", "as_keys", latents),
+            Attend("as_keys", "summed", self._attention),
+            LatentValues("summed", "attended", latents),
+        ]
+
+    def _query_operations(self) -> list[Operation]:
+        if self.first is None or self.norm is None:
+            return [Linear(NORMED, "queries", self.queries.parts)]
+        return [
+            Linear(NORMED, "low", self.first.parts),
+            Norm("low", "low", self.norm.weight.data, self.norm.variance_epsilon),
+            Linear("low", "queries", self.queries.parts),
+        ]
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: StepKV | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """bf16 [1, rows, H] -> bf16 [1, rows, H]: transformers' interface of an attention module.
+
+        `attention_mask` is the layer's window (attention.window_of_mask).
+        """
+        kv = past_key_values
+        assert kv is not None
+        window = None if attention_mask is None else int(attention_mask) or None
+        cosine, sine = of_both_halves(position_embeddings, self._rotary)
+        low = hidden_states
+        if self.first is not None and self.norm is not None:
+            low = self.norm(self.first(hidden_states))
+        projected = self.queries(low)[0], self.compressed(hidden_states)[0], cosine[0], sine[0]
+        attended = []
+        for index, (sequence, row, rows) in enumerate(kv.spans):
+            sequence.pass_window(self.layer, window, rows)
+            of_sequence = ProjectedRows(*(each[row : row + rows] for each in projected))
+            received = sums_of(kv, index)
+            attended.append(
+                self.native.attend(
+                    of_sequence, self._attention, layer_kv(sequence, self.layer), window, received
+                )
+            )
+            if received:
+                kv.receive(kv.places[index], kv.prompts[index], self.layer, received.sums, window)
+        whole = torch.cat(attended) if len(attended) > 1 else attended[0]
+        return self.out(whole[None]), None
+
+
+def _latents_of(module: Any) -> NativeLatents:
+    """The compiled form of what is no product of the module's layers."""
+    norm, interleaved = module.kv_a_layernorm, getattr(module.config, "rope_interleave", None)
+    # Where no config says so, DeepSeek-V2's positions are complex numbers.
+    pairing = WIDE_PAIRS if interleaved is None else PAIRS if interleaved else HALVES
+    weights = norm.weight.data, norm.variance_epsilon
+    return NativeLatents(module.latents.matrices, module.qk_rope_head_dim, weights, pairing)
