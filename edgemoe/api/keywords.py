@@ -50,6 +50,7 @@ class LoadOptions(TypedDict, total=False):
     compensate: int | None
     compensators_limit: Size
     speculate: str | None
+    draft: str | None
     in_place: str | None
     lynx: bool
     lynx_alpha: Number

@@ -66,6 +66,7 @@ class Status:
         experts: number of experts of the whole model.
         disk: the contents and counts of the prefix cache; None: there is none.
         moved, use: transfers, and experts by level, of all steps.
+        drafts: guesses at further tokens that steps checked, as drafted; of these the right ones, as accepted.
     """
 
     waiting: int
@@ -79,6 +80,7 @@ class Status:
     disk: PrefixCacheCounts | None
     moved: TransferCounts
     use: ExpertUse
+    drafts: dict[str, int]
 
     @classmethod
     def of(cls, engine: Engine, scheduler: Scheduler) -> Status:
@@ -110,4 +112,5 @@ class Status:
             disk=scheduler.disk.counts() if scheduler.disk else None,
             moved=total.transfers,
             use=total.use,
+            drafts=total.drafts,
         )

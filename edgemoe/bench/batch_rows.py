@@ -37,10 +37,10 @@ def batch_row(
         run: the measured run of the requests.
     """
     decode = [step for step in run.steps if step.decodes]
-    decode_s, rows = [step.seconds for step in decode], [step.rows for step in decode]
+    decode_s, rows = [step.seconds for step in decode], [step.sequences for step in decode]
     mean_s, mean_rows = sum(decode_s) / len(decode_s), sum(rows) / len(rows)
     bound = decode_bound(run.decode, len(decode), mean_s, store, bandwidth.of_levels(settings.levels))
-    full = [step.seconds for step in decode if step.rows == batch]
+    full = [step.seconds for step in decode if step.sequences == batch]
     counts = run.decode.counts
     return {
         "name": f"{settings.name}, batch {batch}",
@@ -50,7 +50,7 @@ def batch_row(
         "full": bool(full),
         **_memory(store, plan, run),
         **_times(run),
-        "decode_tok_s": sum(rows) / sum(decode_s),
+        "decode_tok_s": sum(step.tokens for step in decode) / sum(decode_s),
         "rows_per_step": mean_rows,
         "most_rows": max(rows),
         "full_tok_s": batch / float(np.median(full)) if full else None,

@@ -14,7 +14,7 @@ from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.pace import Pace
 from edgemoe.engine.request import Request, Trace
 from edgemoe.engine.scheduler import Scheduler
-from edgemoe.experts.step import StepRecord, StepTotals
+from edgemoe.experts.records import StepRecord, StepTotals
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.policy.settings import RunSettings
 
@@ -48,8 +48,8 @@ class Run:
 
     @property
     def most_rows(self) -> int:
-        """The most rows that a step of new tokens had."""
-        return max(step.rows for step in self.steps if step.decodes)
+        """The most sequences that a step of new tokens had."""
+        return max(step.sequences for step in self.steps if step.decodes)
 
     @property
     def decode(self) -> Phase:

@@ -37,6 +37,7 @@ class Sample:
         prefill_s: time from the prompt's token ids to the first token, without templating and tokenizing.
         prefill: counts of the prompt.
         decode: counts of the tokens after the first.
+        drafts: guesses at further tokens that steps checked, as drafted, and how many were right, as accepted.
         disk_read_bytes: the operating system's count of bytes read; None where it keeps none.
         load_s: time to open the engine that this ran on.
         peak_vram_bytes: peak memory of the process so far, less its memory before the engine was opened.
@@ -56,6 +57,7 @@ class Sample:
     peak_vram_bytes: int
     peak_process_bytes: int
     tokens: list[int]
+    drafts: dict[str, int]
 
 
 def greedy(new_tokens: int) -> Sampler:
@@ -84,8 +86,7 @@ def take_sample(
     start = time.perf_counter()
     tokens = encode()
     encoded, request = time.perf_counter(), Request(tokens, greedy(new_tokens), start, sequence=sequence)
-    total = len(tokens)
-    with prefilling(lambda: (sequence.length, total)):
+    with prefilling(lambda: (sequence.length, request.prompt)):
         Scheduler(engine).run(request)
     trace = request.trace
     assert trace.tpot is not None
@@ -102,4 +103,5 @@ def take_sample(
         peak_vram_bytes=engine.peak.bytes,
         peak_process_bytes=engine.peak.process_bytes,
         tokens=tokens[request.prompt :],
+        drafts=trace.decode.drafts,
     )

@@ -81,6 +81,7 @@ def stats_lines(answer: Answer) -> list[str]:
         ("bits per weight", _levels(answer)),
         ("hot experts", _hot(answer)),
         ("compensated", _compensated(answer)),
+        ("guesses", _drafts(answer)),
         ("memory", f"{peak} at most, {format_size(answer.peak_process_bytes)} with the program itself"),
     ]
     return [f"{name:<{LABEL}}{text}" for name, text in parts if text]
@@ -115,6 +116,12 @@ def _levels(answer: Answer) -> str:
     if answer.bits is not None and answer.predicted_kl is not None:
         cost = f"; estimated loss of quality: KL {answer.predicted_kl:.2g}"
     return f"{mean}{', '.join(counts) or '-'}{more}{top}{cost}"
+
+
+def _drafts(answer: Answer) -> str:
+    """How many guesses at further tokens were right."""
+    drafts = answer.drafts
+    return f"{drafts['accepted']} of {drafts['drafted']} were right (--draft)" if drafts else ""
 
 
 def _hot(answer: Answer) -> str:

@@ -23,7 +23,7 @@ from edgemoe.engine.rehearsal import rehearse
 from edgemoe.engine.rules import Rules, first_settings
 from edgemoe.engine.sequences import Sequences
 from edgemoe.engine.stepping import Stepping
-from edgemoe.experts.step import StepRecord, Study
+from edgemoe.experts.step import Study
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.calibration import calibration_of
 from edgemoe.models.plans.requirements import require_gate
@@ -63,7 +63,7 @@ class Engine(Stepping):
             ExpertKey(i, e) for i, layer in store.manifest.layers.items() for e in range(len(layer.records))
         ]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
-        self._listeners: list[list[StepRecord]] = []
+        self._listeners = []
         split = block_split(store, settings)
         self.memory = LimitedMemory(plan, split, self._resize)
         self.budget = self.memory.budget

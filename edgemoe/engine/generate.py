@@ -70,6 +70,9 @@ class Answer:
     """Limit of the memory that peak_vram_bytes counts: --vram-limit, and without a device --dram-limit too."""
     finish_reason: str
     """One of stop, length and context."""
+    drafts: dict[str, int] | None
+    """With --draft: guesses at further tokens that steps checked, as drafted; and how many of them were right, as
+    accepted. None where no step may have guesses."""
     stop_string: str | None
     """The stop string that ended it; None: none did."""
     batch: float | None
@@ -162,8 +165,8 @@ class Generation:
         """
         self._show(self._text.end())
         trace, request = self.request.trace, self.request
-        decode, steps, both = trace.decode.transfers, trace.decode.rows, trace.prefill + trace.decode
-        moved, use, new = both.transfers, both.use, trace.decode.use
+        decode, totals, both = trace.decode.transfers, trace.decode, trace.prefill + trace.decode
+        moved, use, new = both.transfers, both.use, totals.use
         engine, hot = self._engine, self._engine.rules.hot
         return Answer(
             text=self._text.text,
@@ -176,7 +179,7 @@ class Generation:
                 "vram": decode.vram_hits / decode.requests if decode.requests else None,
                 "dram": decode.dram_hits / decode.requests if decode.requests else None,
             },
-            ssd_bytes_per_token=decode.ssd_bytes / steps if steps else None,
+            ssd_bytes_per_token=decode.ssd_bytes / totals.tokens if totals.tokens else None,
             levels={str(level): use.experts.get(level, 0) for level in LEVELS},
             reused=use.reused,
             hot={"experts": hot.size} | moved.transitions if hot else None,
@@ -188,7 +191,7 @@ class Generation:
             ),
             effective_retention=fraction_at(use.experts if hot else use.scheduled, engine.settings.levels[0]),
             bits=new.bits_computed if hot else new.bits_scheduled,
-            predicted_kl=new.damage / steps if steps and engine.settings.priced else None,
+            predicted_kl=new.damage / totals.rows if totals.rows and engine.settings.priced else None,
             bytes_read={"ssd": moved.ssd_bytes, "dram": moved.dram_bytes},
             read_retries=moved.read_retries,
             peak_vram_bytes=engine.peak.bytes,
@@ -196,8 +199,9 @@ class Generation:
             vram_limit_bytes=engine.plan.vram_limit_bytes,
             limit_bytes=engine.plan.limit_bytes(engine.device),
             finish_reason=request.reason or "",
+            drafts=totals.drafts if engine.most_drafts else None,
             stop_string=self._text.stop,
-            batch=steps / trace.decode.steps if trace.decode.steps else None,
+            batch=(totals.rows - totals.drafted) / totals.steps if totals.steps else None,
             tokens=self._ids,
             logprobs=None if self._sampler.sampling.top_logprobs is None else self.logprobs,
             prompt_logprobs=self._scores.logprobs if self._scores else None,

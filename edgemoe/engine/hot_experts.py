@@ -17,7 +17,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edgemoe.cache.plane_tier import PlaneTier
-from edgemoe.experts.step import StepRecord
+from edgemoe.experts.records import StepRecord
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.residency import capacity, moves

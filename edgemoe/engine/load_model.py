@@ -51,4 +51,4 @@ def load_model(
         model = build_model(skeleton, family, store.directory / name, file, runtime)
         if store.device:
             return model, DeviceModelRunner(model, runtime, plan)
-        return model, ModelRunner(model, runtime, plan.parallel)
+        return model, ModelRunner(model, runtime, max(plan.parallel, 1 + plan.drafts))

@@ -6,15 +6,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from itertools import zip_longest
 
 import torch
 
+from edgemoe.engine.drafts.drafting import Drafting
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.pace import Pace
 from edgemoe.engine.queue import RequestQueue
-from edgemoe.engine.request import CANCELLED, Request
+from edgemoe.engine.request import CANCELLED, Request, Sampled
 from edgemoe.errors import DoesNotFit, NotFinite
-from edgemoe.experts.step import StepContext, StepTotals
+from edgemoe.experts.records import StepTotals
+from edgemoe.experts.step import StepContext
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.machine.process import return_free_memory
@@ -38,6 +41,7 @@ class StepLoop:
 
     Attributes:
         prefill, decode: sums over all steps of prompts, and over all steps of new tokens.
+        drafting: guesses at further tokens, for a request that decodes alone.
     """
 
     def __init__(
@@ -48,7 +52,8 @@ class StepLoop:
         self._work, self._since_chunk, self._ended = 0, 0, 0
         self._prompt_s = 0.0
         """Seconds of prompts' layers since the last new token."""
-        self._sampled: deque[tuple[Request, torch.Tensor]] = deque()
+        self._sampled: deque[Sampled] = deque()
+        self.drafting = Drafting(lambda: engine.most_drafts)
         self.prefill, self.decode = StepTotals(), StepTotals()
 
     def step(self) -> None:
@@ -106,7 +111,7 @@ class StepLoop:
             request.length += rows
             if request.length == request.prompt_tokens and not request.ended:
                 request.attention = PromptAttention()  # new tokens have no ranks: the prompt's sums go
-                self._sampled.append((request, logits[-1]))
+                self._sampled.append(Sampled(request, logits[-1:], (), context.record))
                 self._queue.prompt_done(request)
 
     def _reserved(self, parts: Sequence[tuple[Request, int]]) -> list[tuple[Request, int]]:
@@ -159,21 +164,36 @@ class StepLoop:
             self.end(request, "scored")
 
     def _decode(self) -> None:
-        """Runs a step of one new token of each running sequence."""
+        """Runs a step of one new token of each running sequence; of one alone, with guesses at the tokens after it."""
         requests = list(self._queue.running)
-        segments = [Segment(r.sequence, (r.tokens[-1],)) for r in requests if r.sequence]
-        context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests))
+        drafts = self._guesses(requests)
+        count = len(drafts)
+        segments = [
+            Segment(r.sequence, (r.tokens[-1], *drafts), drafts=count) for r in requests if r.sequence
+        ]
+        context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests), count)
         if context is None or context.logits is None:
             return
-        self.decode = self.decode.plus(context.record)
-        for request in requests:
-            request.trace.decode = request.trace.decode.plus(context.record)
-        self._sampled.extend(zip(requests, context.logits, strict=True))
+        record = context.record
+        self.decode = self.decode.plus(record)
+        for request, logits in zip(requests, context.logits.split(1 + count), strict=True):
+            request.trace.decode = request.trace.decode.plus(record)
+            self._sampled.append(Sampled(request, logits, drafts, record))
+
+    def _guesses(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Guesses for a request that decodes alone; after an error, such as its grammar's, there are none."""
+        if len(requests) > 1 or self._queue.prompts:
+            return ()
+        try:
+            return self.drafting.propose(requests[0])
+        except Exception:
+            self.drafting.stop(requests[0])
+            return ()
 
     def _run_tokens(self, step: Step, requests: Sequence[Request]) -> StepContext:
         for request in requests:
-            self._queue.reserve(request, 1)
-        context = self._engine.begin(step)
+            self._queue.reserve(request, 1 + step.drafts)
+        context = self._engine.begin(step, all_rows=step.drafts > 0)
         for _ in self._engine.run(context):
             pass
         return context
@@ -181,31 +201,60 @@ class StepLoop:
     def _unwanted(self, requests: Sequence[Request]) -> bool:
         return self._closed() or all(request.cancelled for request in requests)
 
-    def _run(self, requests: Sequence[Request], run: Callable[[], StepContext]) -> StepContext | None:
-        """Runs a step; None where it failed, and the requests that an error belongs to have ended."""
+    def _run(
+        self, requests: Sequence[Request], run: Callable[[], StepContext], drafts: int = 0
+    ) -> StepContext | None:
+        """Runs a step; None where it failed, and the requests that an error belongs to have ended.
+
+        A step that had guesses runs again without them: an error may belong to them alone.
+        """
         try:
             return run()
         except StepCancelled:
             self.end_cancelled()
-        except NotFinite as error:
-            # The others run again, without those whose logits are not finite.
-            for i in error.segments:
-                self.end(requests[i], error=error)
         except Exception as error:
-            for request in requests:
-                self.end(request, error=error)
+            if drafts:
+                self.drafting.stop(requests[0])
+            else:
+                self._fail(requests, error)
         return None
 
+    def _fail(self, requests: Sequence[Request], error: Exception) -> None:
+        """Ends the requests of a step that an error belongs to."""
+        # The others run again, without those whose logits are not finite.
+        failed = error.segments if isinstance(error, NotFinite) else range(len(requests))
+        for i in failed:
+            self.end(requests[i], error=error)
+
     def _hand_out(self) -> None:
-        """Chooses and hands out the token after each row of the last step."""
+        """Chooses and hands out the tokens after the rows of the last step."""
         while self._sampled:
-            request, logits = self._sampled[0]
-            if not request.ended:
-                try:
-                    self._token(request, logits)
-                except BaseException as error:  # raised by a callback: the request's caller gets it
-                    self.end(request, error=error)
+            self._hand_out_rows(self._sampled[0])
             self._sampled.popleft()
+
+    def _hand_out_rows(self, sampled: Sampled) -> None:
+        """Chooses a token, and further ones as long as each is the one that was guessed.
+
+        Each is chosen as without guesses, from the same logits and random numbers: so is the answer.
+        """
+        request, logits, drafts, record = sampled
+        for row, draft in zip_longest(logits, drafts):
+            if request.ended:
+                break
+            try:
+                self._token(request, row)
+            except BaseException as error:  # raised by a callback: the request's caller gets it
+                self.end(request, error=error)
+            if draft is None or request.ended or request.tokens[-1] != draft:
+                break
+            assert request.sequence
+            request.sequence.commit(1)
+            record.accepted += 1
+        if record.decodes and record.sequences == 1:
+            self.drafting.observe(request, len(drafts), record.accepted, record.seconds)
+        if record.accepted:
+            self.decode = self.decode.accepting(record.accepted)
+            request.trace.decode = request.trace.decode.accepting(record.accepted)
 
     def _token(self, request: Request, logits: torch.Tensor) -> None:
         sampling, sequence = request.sampler.sampling, request.sequence

@@ -37,7 +37,7 @@ class ModelRunner:
     Args:
         model: the model, from layers.build.
         runtime: the state that its MoE layers share.
-        rows: the largest number of sequences of a fused step of new tokens.
+        rows: the largest number of tokens of a fused step of new tokens.
 
     Attributes:
         fused: runs steps of new tokens through all layers at once; None: the modules run them.
@@ -85,8 +85,8 @@ class ModelRunner:
         fused = None if context.study.reroute or context.study.modules else self.fused
         if fused and context.remapping and not fused.remaps:
             fused = None
-        if fused and context.decode and step.rows == len(step.segments) <= fused.most_rows:
-            return fused([segment.tokens[0] for segment in step.segments], context)
+        if fused and step.one_token_each and step.rows <= fused.most_rows:
+            return fused([token for segment in step.segments for token in segment.tokens], context)
         return _float_logits(self._model(**self._inputs(context)))
 
     def _layer_by_layer(

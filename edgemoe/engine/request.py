@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from edgemoe.engine.sampling import Sampler
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepRecord, StepTotals
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import PromptAttention
 
@@ -104,3 +105,19 @@ class Request:
     def ended(self) -> bool:
         """Whether no step will run for it any more."""
         return self.reason is not None or self.error is not None
+
+
+class Sampled(NamedTuple):
+    """A step's logits from which tokens of one request are to be chosen.
+
+    Attributes:
+        request: the request.
+        logits: float32 [rows, vocab]: after the last token, and after each guess.
+        drafts: the guesses, one fewer than rows.
+        record: the record of the step.
+    """
+
+    request: Request
+    logits: torch.Tensor
+    drafts: tuple[int, ...]
+    record: StepRecord

@@ -23,7 +23,7 @@ from edgemoe.policy.target import BitsController
 from edgemoe.policy.tier_prices import TierPrices
 from edgemoe.storage.base import ExpertKey
 
-FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit")
+FIXED = ("eviction", "promotion", "cache", "readers", "compensators_limit", "drafts")
 """Fields of RunSettings that an engine cannot change."""
 
 _log = logging.getLogger("edgemoe")

@@ -246,6 +246,14 @@ class Sampler:
             self._matcher.take(token)
         return token
 
+    def allowed(self, guesses: Sequence[int]) -> Sequence[int]:
+        """Returns the first of some guesses at the next tokens, as far as the grammar allows them.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
+        """
+        return self._matcher.first_allowed(guesses) if self._matcher else guesses
+
     def _chosen(self, tokens: Sequence[int], logits: torch.Tensor, new: int) -> int:
         scores = self._penalised(logits, tokens[len(tokens) - new :])
         if new < self.sampling.min_new_tokens and self.sampling.stop:

@@ -21,7 +21,7 @@ from edgemoe.engine.queue import RequestQueue
 from edgemoe.engine.request import Request
 from edgemoe.engine.turns import Turns
 from edgemoe.errors import UserError
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepTotals
 from edgemoe.kernels import torch_rules
 from edgemoe.kv.prefix_cache import PrefixCache
 from edgemoe.kv.sequence import SequenceKV

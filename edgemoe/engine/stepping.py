@@ -12,11 +12,13 @@ from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.parts import EngineParts
 from edgemoe.engine.rules import Rules
 from edgemoe.errors import ModelRefused, UserError
-from edgemoe.experts.step import StepContext, StepRecord, Study
+from edgemoe.experts.records import StepRecord
+from edgemoe.experts.step import StepContext, Study
 from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.dense import Watch, watched
+from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.workspace import long_step_bytes
@@ -39,6 +41,12 @@ class Stepping:
     _parts: EngineParts
     _study: Study
     _listeners: list[list[StepRecord]]
+
+    @property
+    def most_drafts(self) -> int:
+        """Most guesses in a step; 0: the settings have none, or the model's steps of new tokens cannot have any."""
+        listed = isinstance(self._parts.runner.fused, FusedDecode)
+        return min(self.plan.drafts, self.rules.settings.most_drafts) if listed else 0
 
     def watched(self, watch: Watch) -> AbstractContextManager[None]:
         """Calls `watch` with the dense layers of 4 bits and their inputs in the block's steps of prompts."""
@@ -65,8 +73,8 @@ class Stepping:
             ContextExceeded: a sequence's context is too small.
             ValueError: more rows, for which the plan has no workspace.
         """
-        most = self.plan.prefill_rows
-        if step.rows > max(most, len(step.segments)):
+        most, rows = self.plan.prefill_rows, step.rows - step.drafts
+        if rows > max(most, len(step.segments)) or step.drafts > self.plan.drafts:
             raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         counts = self._study.choices or self.rules.hot is not None
         return StepContext(
@@ -92,7 +100,9 @@ class Stepping:
         """
         step, record, hot = context.step, context.record, self.rules.hot
         long = self.plan.long_step_bytes
-        if not context.all_rows:
+        if step.one_token_each:
+            long = 0
+        elif not context.all_rows:
             several = step.rows > len(step.segments)
             long = min(long_step_bytes(self.shape, step.rows), long) if several else 0
         try:

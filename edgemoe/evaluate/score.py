@@ -17,7 +17,7 @@ from edgemoe.evaluate.arm import Phase
 from edgemoe.evaluate.metrics import Quality, QualityMeter
 from edgemoe.evaluate.reference import LogitFile, Reference
 from edgemoe.evaluate.studies import LOWERED
-from edgemoe.experts.step import StepRecord, StepTotals
+from edgemoe.experts.records import StepRecord, StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step

@@ -134,8 +134,7 @@ class ExpertLayer:
         ordered = not step.decode and hidden.device.type == "cpu"
         rows: RowSum = (PromptSum if ordered else RowSum)(hidden, assignments)
         wanted = assignments.wanted(self.layer)
-        scans = (not step.decode or len(hidden) > 1) and step.policy.settings.scan == "on"
-        scan = scans and is_scan(len(wanted), self.runtime.experts)
+        scan = step.scans and is_scan(len(wanted), self.runtime.experts)
         compensated = self._compensated(step, assignments) if step.study.compensators else None
         inputs = Rows(hidden)
         with step.experts.request(wanted, scan=scan, ordered=ordered, compensated=compensated) as request:

@@ -6,14 +6,15 @@ chooses is in it. Another step may therefore run between two layers of this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from edgemoe.experts.records import StepRecord
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import Compensators
@@ -23,7 +24,6 @@ from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.policy.remapping import Remapping
 from edgemoe.prefetch.base import ExpertSource, StepExperts
-from edgemoe.prefetch.counts import TransferCounts
 
 Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
 """Layer, logits [T, E] that order experts as its router does, and k -> experts, int64 [T, k], the likeliest first."""
@@ -111,72 +111,6 @@ class Study:
         )
 
 
-@dataclass
-class StepRecord:
-    """The record of a step, for answers, metrics, benchmarks and hotness alike.
-
-    Args:
-        decodes: the step had a new token of each sequence; otherwise it had tokens of prompts.
-        sequences, rows: number of sequences, and of token rows.
-        transfers: bytes and experts moved between tiers.
-        use: the levels at which experts were computed.
-        active: layer -> distinct experts that the routers chose.
-        choices: how often routers chose each expert; None: no setting counts them.
-        seconds: time that the step took, without steps that ran between its layers.
-    """
-
-    decodes: bool
-    sequences: int
-    rows: int
-    transfers: TransferCounts = field(default_factory=TransferCounts)
-    use: ExpertUse = field(default_factory=ExpertUse)
-    active: dict[int, int] = field(default_factory=dict)
-    choices: ChoiceCounts | None = None
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class StepTotals:
-    """Sums over the records of several steps.
-
-    >>> StepTotals.of([StepRecord(True, 2, 2), StepRecord(True, 1, 1)]).rows
-    3
-    """
-
-    steps: int = 0
-    rows: int = 0
-    seconds: float = 0.0
-    transfers: TransferCounts = field(default_factory=TransferCounts)
-    use: ExpertUse = field(default_factory=ExpertUse)
-
-    @classmethod
-    def of(cls, records: Iterable[StepRecord]) -> StepTotals:
-        """Sums up records."""
-        total = cls()
-        for record in records:
-            total = total.plus(record)
-        return total
-
-    def plus(self, record: StepRecord) -> StepTotals:
-        """Returns the sums with one more record."""
-        return StepTotals(
-            self.steps + 1,
-            self.rows + record.rows,
-            self.seconds + record.seconds,
-            self.transfers + record.transfers,
-            self.use + record.use,
-        )
-
-    def __add__(self, other: StepTotals) -> StepTotals:
-        return StepTotals(
-            self.steps + other.steps,
-            self.rows + other.rows,
-            self.seconds + other.seconds,
-            self.transfers + other.transfers,
-            self.use + other.use,
-        )
-
-
 class StepContext:
     """The state of one step while it passes through the model's layers. It ends with the step.
 
@@ -220,9 +154,8 @@ class StepContext:
             signal = attention_kind(settings.importance)
         self.kv = StepKV(step, signal=signal)
         self.experts: StepExperts = source.begin()
-        self.record = StepRecord(
-            step.decodes, len(step.segments), step.rows, transfers=self.experts.counts, choices=choices
-        )
+        size, counts = (len(step.segments), step.rows), self.experts.counts
+        self.record = StepRecord(step.decodes, *size, transfers=counts, choices=choices, drafted=step.drafts)
         self.logits: torch.Tensor | None = None
 
     @property
@@ -234,6 +167,11 @@ class StepContext:
     def remapping(self) -> Remapping | None:
         """How the tokens of the step agree on experts; None: it has one token, or a prompt's, or each token chooses."""
         return self.policy.settings.remapping if self.decode and len(self.step.segments) > 1 else None
+
+    @property
+    def scans(self) -> bool:
+        """Whether experts of a layer that wants most of them leave first: in prompts, and for several sequences."""
+        return self.policy.settings.scan == "on" and (not self.decode or len(self.step.segments) > 1)
 
     @property
     def parts(self) -> list[slice]:

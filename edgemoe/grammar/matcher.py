@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ import torch
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.confined import Cancellation, Connection, VocabularyProcess
-from edgemoe.grammar.process import COMPILE_SECONDS, GRAMMAR_BYTES, TOKEN_SECONDS
+from edgemoe.grammar.process import COMPILE_SECONDS, GRAMMAR_BYTES, GUESSES, TOKEN_SECONDS
 from edgemoe.machine.packages import install_extra
 from edgemoe.storage.files.untrusted import foreign_code
 
@@ -147,6 +148,19 @@ class Matcher:
             count = self._grammar.vocabulary.words
             self._mask = np.unpackbits(bits, bitorder="little", count=count).view(np.bool_)
         return self._mask
+
+    def first_allowed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Returns the first of some tokens, as far as they can come next, one after another; the state stays.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
+        """
+        words = self._grammar.vocabulary.words
+        if not (tokens and tokens[0] < words and self.allowed()[tokens[0]]):
+            return []
+        assert self._process is not None
+        self._process.send(b"".join(token.to_bytes(4, "little") for token in tokens) + GUESSES)
+        return tokens[: int(self._process.receive(_FOLLOWING))]
 
     def take(self, token: int) -> None:
         """Goes on after a token that was chosen.

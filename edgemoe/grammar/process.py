@@ -56,6 +56,9 @@ Result = TypeVar("Result")
 MASK, ERROR = b"\0", b"\1"
 """First byte of an answer: the tokens that can come next, or why there are none."""
 
+GUESSES = b"?"
+"""Last byte of a message of tokens that have not been chosen; a chosen one has 4 bytes alone."""
+
 
 def main() -> None:
     """Reads a model's tokens, then starts a process for each grammar until its socket is closed."""
@@ -138,19 +141,25 @@ def follow_grammar(connection: socket.socket, table: LLTokenizer) -> None:
 
 
 def follow_answer(connection: socket.socket, state: LLMatcher) -> None:
-    """Sends the tokens that can come next, as bits, before the first token and after each that comes."""
+    """Sends the tokens that can come next, as bits, before the first token and after each that comes.
+
+    To several tokens and GUESSES it sends how many of the first of them can come next, one after another.
+    """
     more_memory(GRAMMAR_BYTES)
-    token = b""
+    message = b""
     while True:
 
-        def next_mask(token: bytes = token) -> bytes:
-            if token:
-                state.consume_token(int.from_bytes(token, "little"))
+        def answer(message: bytes = message) -> bytes:
+            if len(message) % 4:
+                tokens = memoryview(message)[: -len(GUESSES)].cast("I").tolist()
+                return str(state.validate_tokens(tokens)).encode()
+            if message:
+                state.consume_token(int.from_bytes(message, "little"))
             return bytes(state.compute_bitmask())
 
-        mask = within(TOKEN_SECONDS, next_mask)
-        send(connection, ERROR + state.get_error().encode() if state.is_error() else MASK + mask)
-        token = received(connection)
+        answered = within(TOKEN_SECONDS, answer)
+        send(connection, ERROR + state.get_error().encode() if state.is_error() else MASK + answered)
+        message = received(connection)
 
 
 def within(seconds: int, compute: Callable[[], Result]) -> Result:

@@ -24,11 +24,14 @@ class Segment:
         tokens: token ids, at least one.
         prompt: the prompt that these tokens continue, shared by its steps; None: they are new tokens, each judged
             alone.
+        drafts: number of the last tokens that are only guesses. Their keys and values are written, but they become part
+            of the sequence only by `SequenceKV.commit`, once they have been accepted.
     """
 
     sequence: SequenceKV
     tokens: tuple[int, ...]
     prompt: PromptAttention | None = None
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,16 @@ class Step:
         """Tokens in all."""
         return sum(len(segment.tokens) for segment in self.segments)
 
+    @cached_property
+    def drafts(self) -> int:
+        """Tokens in all that are only guesses."""
+        return sum(segment.drafts for segment in self.segments)
+
+    @cached_property
+    def one_token_each(self) -> bool:
+        """Whether each sequence has one new token, and guesses at the tokens after it."""
+        return self.decodes and self.rows - self.drafts == len(self.segments)
+
 
 class StepCancelled(Exception):
     """A step ended because its caller does not want it any more. No sequence has changed."""
@@ -98,7 +111,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
-        self._cancelled = step.cancelled
+        self._cancelled, self._step = step.cancelled, step
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
@@ -193,8 +206,9 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         return query_length, 0
 
     def commit(self) -> None:
-        """Makes the step's tokens part of their sequences."""
-        for (sequence, _, rows), prompt in zip(self.spans, self.prompts, strict=True):
-            sequence.commit(rows)
-            if prompt:
-                prompt.commit(rows)
+        """Makes the step's tokens part of their sequences, except guesses."""
+        for segment in self._step.segments:
+            rows = len(segment.tokens) - segment.drafts
+            segment.sequence.commit(rows)
+            if segment.prompt:
+                segment.prompt.commit(rows)

@@ -43,7 +43,7 @@ class FusedDecode:
         traits: the traits of its family.
         runtime: the state that its MoE layers share.
         kernel: the runtime's kernel, or the kernel that it wraps.
-        rows: most sequences of a step.
+        rows: most tokens of a step.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FusedDecode:
 
     @property
     def most_rows(self) -> int:
-        """Most sequences of a step."""
+        """Most tokens of a step."""
         return self._native.most_rows
 
     @property
@@ -111,17 +111,19 @@ class FusedDecode:
         )
 
     def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
-        """Appends a token to each sequence of a step.
+        """Appends a token to each sequence of a step, and writes the guesses at the tokens after it.
+
+        A sequence with a state of linear attention has no guesses.
 
         Returns:
             float32 [rows, vocab], the logits after each.
         """
         self._configure(step.policy, step.study.compensators)
         self._count_choices(step)
-        sequences, rows = [sequence for sequence, _, _ in step.kv.spans], len(tokens)
-        hidden = self._native.embed(tokens)
-        rotations = self._rotations.of(hidden, [sequence.length for sequence in sequences])
-        of_step = self._native.begin(hidden, rotations, sequences)
+        rows, hidden = len(tokens), self._native.embed(tokens)
+        places = [(each, each.length + i) for each, _, own in step.kv.spans for i in range(own)]
+        rotations = self._rotations.of(hidden, [at for _, at in places])
+        of_step = self._native.begin(hidden, rotations, places)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)
         while place.layer < count:
@@ -250,8 +252,7 @@ class FusedDecode:
                 step.study.watch(layer, torch.tensor(trace[layer][CHOSEN]))
         step.use.add(computed)
         compensated = self._count_compensated(step, layers, trace) if settings.compensation else ()
-        scans = settings.scan == "on" and len(trace[0][CHOSEN]) > 1
-        scan = scans and all(is_scan(len(experts), self._runtime.experts) for experts in used)
+        scan = step.scans and all(is_scan(len(experts), self._runtime.experts) for experts in used)
         step.experts.count_hits(used, scan=scan, compensated=compensated)
 
     def _count_compensated(

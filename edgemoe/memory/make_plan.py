@@ -107,7 +107,9 @@ class _Needs:
             "driver_bytes": model.device.driver_bytes() if model.device else 0,
             "dense_bytes": model.shape.dense_bytes,
             "kv_bytes": limits.parallel * model.shape.kv.bytes_for(limits.context),
-            "workspace_bytes": workspace_bytes(model, limits) + overhead_bytes(model) + stays,
+            "workspace_bytes": workspace_bytes(model, limits, self.settings.most_drafts)
+            + overhead_bytes(model)
+            + stays,
             "long_step_bytes": 0 if model.device else long_step_bytes(model.shape, rows),
         }
 
@@ -164,6 +166,7 @@ class _Needs:
             "experts_bytes": self.whole,
             "kv_cache": str(self.model.shape.kv.format),
             "prefill_rows": self.rows,
+            "drafts": self.settings.most_drafts,
             "scored_rows": scored_rows(self.model, limits, long_step),
         }
 

@@ -51,6 +51,8 @@ class MemoryPlan:
     """Experts that may have the higher level at once, where precision follows hotness."""
     scored_rows: int = 1
     """Rows of one step whose logits the workspace holds, with the bytes of a long step, all of them."""
+    drafts: int = 0
+    """Most guesses at further tokens in a step of new tokens."""
     kv_cache: str = "bf16"
     """The format of keys and values."""
     prefill_rows: int = BLOCK_ROWS

@@ -55,15 +55,20 @@ def default_prefill_rows(model: PlannedModel, rows: int, experts_bytes: int) -> 
     return max(min(-(-rows // BLOCK_ROWS), affordable // BLOCK_ROWS), 1) * BLOCK_ROWS
 
 
-def workspace_bytes(model: PlannedModel, limits: Limits) -> int:
+def workspace_bytes(model: PlannedModel, limits: Limits, drafts: int = 0) -> int:
     """Upper estimate of the bytes that a step of one block of rows allocates, without weights and KV.
 
     The estimate counts tensors that live through a whole layer, and the largest of its parts: attention, a dense
     product, experts, the head.
     Activations are bf16 with float32 copies. Each sequence has a row of logits; sampling one of them takes some more.
     The rows of a longer step take long_step_bytes as well.
+
+    Args:
+        model: the model that is planned.
+        limits: the limits of the plan.
+        drafts: most guesses in a step of one sequence, which have logits too.
     """
-    shape, parallel = model.shape, limits.parallel
+    shape, parallel = model.shape, max(limits.parallel, 1 + drafts)
     stays = _hidden_bytes(shape, limits.step_rows) + _scratch_bytes(model, limits.context)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.

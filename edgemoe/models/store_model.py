@@ -16,7 +16,12 @@ from edgemoe.memory.make_plan import make_plan
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.models.calibration import damage_of
 from edgemoe.models.parts import StoreParts
-from edgemoe.models.plans.requirements import compensators_for, require_parallel, require_settings
+from edgemoe.models.plans.requirements import (
+    compensators_for,
+    require_drafts,
+    require_parallel,
+    require_settings,
+)
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import ResidentForm
 from edgemoe.storage.record.layout import LAYOUTS
@@ -174,6 +179,7 @@ class StoreModel:
         """
         settings = settings or RunSettings(levels=(self.manifest.max_level,))
         require_settings(settings, self.directory, self.manifest, self.device)
+        require_drafts(settings, self.config, self.shape.kv, self.device)
         require_parallel(self.config, parallel, context or self.default_context())
         return make_plan(
             self._planned,

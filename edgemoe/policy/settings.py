@@ -35,6 +35,12 @@ PROMOTIONS = ("planes", "whole")
 SCANS = ("on", "off")
 """Whether experts of a prompt that wants most of a layer's are evicted first; if not, their use counts as any other."""
 
+DRAFTS = ("off", "ngram")
+"""Guesses at further tokens: none, or the tokens that followed the last ones before."""
+
+MOST_DRAFTS = 7
+"""Most guesses in a step."""
+
 RANKING = (
     "retention",
     "bits",
@@ -59,6 +65,7 @@ _CHOICES = {
     "scan": SCANS,
     "speculate": MODES,
     "in_place": IN_PLACE,
+    "drafts": DRAFTS,
 }
 """Field of RunSettings -> its values."""
 
@@ -94,6 +101,7 @@ class RunSettings:
             the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
             levels are chosen token by token.
         in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
+        drafts: one of DRAFTS, where one sequence runs alone.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
 
@@ -120,6 +128,7 @@ class RunSettings:
     compensators_limit: int | None = None
     hotness: Hotness | None = None
     in_place: str = "on"
+    drafts: str = "off"
     cache: bool = True
     readers: int = 2
 
@@ -152,6 +161,7 @@ class RunSettings:
         for name, allowed in _CHOICES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value not in allowed:
+                option = "draft" if name == "drafts" else option
                 raise UserError(f"--{option} {' or '.join(allowed)}", repr(value), "choose one of them")
 
     def _require_hot(self) -> None:
@@ -204,6 +214,12 @@ class RunSettings:
         return self.levels[-1:] if self.hotness else self.levels
 
     @property
+    def most_drafts(self) -> int:
+        """Most guesses in a step. Rules that look at all tokens of a step, or at its time, have none."""
+        alone = self.drafts == "off" or self.remapping is not None or self.tpot_target is not None
+        return 0 if alone else MOST_DRAFTS
+
+    @property
     def mean_bits(self) -> float:
         """The mean bits per weight of a choice by damage."""
         return bits_of_retention(self.retention, self.levels) if self.bits is None else self.bits
@@ -222,7 +238,8 @@ class RunSettings:
     def name(self) -> str:
         """A label for tables: "exact 4", "4/2 r 0.75", "8/4/2/0 3.5 bits, lynx 2/4", "8/4/2/0 50 ms"."""
         limit = format_size(self.compensators_limit) if self.compensators_limit is not None else None
-        more = "".join(f", {each}" for each in (self.remapping, self.compensation, limit) if each)
+        drafts = None if self.drafts == "off" else f"{self.drafts} drafts"
+        more = "".join(f", {each}" for each in (self.remapping, self.compensation, limit, drafts) if each)
         if self.hotness:
             return f"{format_levels(self.levels)} {self.hotness}{more}"
         if len(self.levels) == 1:

@@ -166,6 +166,7 @@ class _Live(Collector):
         yield self._family(counter, "edgemoe:expert_bytes_read", "Bytes moved up.", "tier", read)
         agreed = status.use.agreement
         yield self._family(counter, "edgemoe:lynx_experts", "Experts of steps with --lynx.", "count", agreed)
+        yield self._family(counter, "edgemoe:drafts", "Tokens guessed with --draft.", "count", status.drafts)
         factors = status.use.compensation
         yield self._family(
             counter, "edgemoe:compensated", "Experts computed with --compensate.", "count", factors

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from edgemoe.engine.engine import Engine
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepTotals
 
 
 class CountedEngine(Engine):

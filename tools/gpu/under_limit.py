@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 
-from edgemoe.bench import bandwidth
+from edgemoe.bench import bandwidth, summary
 from edgemoe.bench.sample import Phase
-from edgemoe.bench.summary import decode_bound
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
-from edgemoe.experts.step import StepTotals, Study
+from edgemoe.experts.records import StepTotals
+from edgemoe.experts.step import Study
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import failed
@@ -150,7 +150,9 @@ def time_new_tokens(
         with engine.recorded() as records:
             seconds = timings.steps([sequence], logits, options.new_tokens)
         total, mean = StepTotals.of(records), sum(seconds) / len(seconds)
-        bound = decode_bound(Phase(total.transfers, total.use), len(seconds), mean, engine.store, speeds)
+        bound = summary.decode_bound(
+            Phase(total.transfers, total.use), len(seconds), mean, engine.store, speeds
+        )
         add(
             {
                 "what": "new tokens",

@@ -25,7 +25,7 @@ import torch
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepTotals
 from edgemoe.kernels.native.attention import NativeAttention
 from edgemoe.kernels.native.attention_rows import LayerKV
 from edgemoe.kv.sequence import SequenceKV

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepTotals
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.compensation import Compensation

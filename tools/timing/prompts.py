@@ -23,7 +23,7 @@ from edgemoe.bench.prompts import text_prompts
 from edgemoe.console.sizes import parse_size
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import EdgemoeError
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepTotals
 from edgemoe.models.demo import DEMO
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings

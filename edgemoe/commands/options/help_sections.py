@@ -52,7 +52,7 @@ FURTHER: Sections = {
     "Further options of the server": ("trusted-proxy",),
     "Further options of measurements": ("prompts", "arrival", "chunk", "every", "seed"),
     "Further options of memory and reads": (
-        *("kv-cache-k", "kv-cache-v", "prefix-cache-limit", "prefill-rows", "speculate", "in-place"),
+        *("kv-cache-k", "kv-cache-v", "prefix-cache-limit", "prefill-rows", "speculate", "draft", "in-place"),
         *("eviction", "promotion", "scan"),
     ),
     "Further options of the bits of experts": (

@@ -17,7 +17,7 @@ from edgemoe.evaluate.metrics import Quality
 from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row
 from edgemoe.evaluate.score import Measurement, Text, Windows
-from edgemoe.experts.step import StepTotals
+from edgemoe.experts.records import StepTotals
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory.plan import MemoryPlan

@@ -63,14 +63,14 @@ class StepRows(NamedTuple):
 
 
 class NativeDecodeLayers:
-    """All layers of a model, for one token of each of some sequences, a row each.
+    """All layers of a model, for new tokens of some sequences, a row each.
 
     Args:
         outer: around the decoder layers.
         programs: a list for each layer, at least one; all with experts of one geometry.
         resident: the resident experts of all layers.
         kernel: computes them.
-        rows: most sequences of a call.
+        rows: most tokens of a call.
     """
 
     def __init__(
@@ -225,26 +225,30 @@ class NativeDecodeLayers:
         self,
         hidden: torch.Tensor,
         rotations: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        sequences: Sequence[kv_sequence.SequenceKV],
+        places: Sequence[tuple[kv_sequence.SequenceKV, int]],
     ) -> StepRows:
-        """Makes the rows of a step, which the calls of `run` take: one token of each sequence.
+        """Makes the rows of a step, which the calls of `run` take.
+
+        Consecutive tokens of one sequence may be rows of the same step: each layer stores all rows' keys and values
+        before it attends.
 
         Args:
             hidden: bf16 [1, rows, H], contiguous; the calls change it in place.
             rotations: cosine and sine of each token's position, bf16 [1, rows, rotated] each, contiguous.
-            sequences: the sequence that each row belongs to.
+            places: the sequence that each row belongs to, and the row's position in it.
 
         Raises:
             ValueError: the numbers of rows differ.
         """
-        rows, tables = len(sequences), (Rotation * len(rotations))()
+        rows, tables = len(places), (Rotation * len(rotations))()
         for i, (cosine, sine) in enumerate(rotations):
             tables[i] = Rotation(cosine=cosine.data_ptr(), sine=sine.data_ptr(), cols=cosine.shape[2])
             if not cosine.shape[:-1] == sine.shape[:-1] == hidden.shape[:-1] == (1, rows):
-                raise ValueError(f"expected one row for each of {rows} sequences, got {[*hidden.shape]}")
+                raise ValueError(f"expected a row for each of {rows} tokens, got {[*hidden.shape]}")
         kv = (SequenceKV * rows)()
-        for row, sequence in enumerate(sequences):
+        for row, (sequence, position) in enumerate(places):
             kv[row] = self._sequences.structure(sequence)
+            kv[row].past = position
         self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
         return StepRows(kv, rows, tables, (hidden, rotations))
 

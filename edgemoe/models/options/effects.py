@@ -78,7 +78,9 @@ def unused_rules(settings: RunSettings) -> tuple[str, ...]:
 
 
 def require_effect(settings: RunSettings, options: Mapping[str, Any]) -> None:
-    """Refuses a fraction of heavy hitters that is not counted, and --renormalise where no expert is skipped."""
+    """Refuses a fraction of heavy hitters that is not counted, --renormalise where no expert is skipped, and --draft
+    with settings that have no guesses.
+    """
     from edgemoe.policy.importance import needs_attention
 
     if options.get("heavy_hitters") is not None and not needs_attention(settings.importance):
@@ -87,6 +89,9 @@ def require_effect(settings: RunSettings, options: Mapping[str, Any]) -> None:
             f"--importance {settings.importance}, which counts none",
             "give --importance heavy-hitters or mix with it",
         )
+    if settings.drafts != "off" and not settings.most_drafts:
+        found = "--lynx" if settings.remapping else "--tpot-target"
+        raise UserError(f"tokens that are chosen one by one, for --draft {settings.drafts}", found, LEAVE_OUT)
     if settings.renormalise and 0 not in settings.levels:
         raise UserError(
             "levels that skip experts, for --renormalise",

@@ -55,7 +55,8 @@ def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **opti
         chosen["tpot_target"] = parse_duration(given.tpot_target)
     # The library's own default, in RunSettings, is off.
     own = {"levels": levels, "exact": exact, "remapping": remapping, "compensation": compensation}
-    settings = RunSettings(**{"speculate": "auto"} | chosen | own, hotness=hotness)
+    own |= {"drafts": chosen.pop("draft", "off"), "hotness": hotness}
+    settings = RunSettings(**{"speculate": "auto"} | chosen | own)
     effects.require_paper_rules(settings, chosen)
     effects.require_effect(settings, chosen)
     effects.warn_of_doubt(settings)

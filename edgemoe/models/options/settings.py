@@ -83,6 +83,13 @@ class RunOptions(HotLimitOptions, LevelOptions):
         "critical (the experts that matter most), or auto (full as long as it pays). Default: auto.",
         autocompletion=one_of("off", "base", "full", "critical", "auto"),
     )
+    draft: str | None = option(
+        "Guess the next tokens of an answer, check the guesses in one step, and keep the right ones: the answer "
+        "stays the same. ngram: the tokens that followed the last ones before, in prompt or answer, which gains where "
+        "a text comes again, such as in edits of code. off: no guesses. Guesses are made where they save time, by "
+        "what is measured, and where one answer runs alone. Default: off.",
+        autocompletion=one_of("off", "ngram"),
+    )
     in_place: str | None = option(
         "With a GPU and --dram-limit: on computes experts that lie in RAM from there, over the link; off "
         "copies each into the GPU's memory first. Default: on.",

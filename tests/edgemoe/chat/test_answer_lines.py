@@ -33,6 +33,7 @@ ANSWER = Answer(
     vram_limit_bytes=2_500_000_000,
     limit_bytes=3_000_000_000,
     finish_reason="stop",
+    drafts=None,
     stop_string=None,
     batch=1.0,
     tokens=[],

@@ -15,7 +15,8 @@ from edgemoe.engine.request import Request
 from edgemoe.engine.rules import Rules
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Scheduler
-from edgemoe.experts.step import StepContext, StepRecord
+from edgemoe.experts.records import StepRecord
+from edgemoe.experts.step import StepContext
 from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.importance import PromptAttention

@@ -379,3 +379,21 @@ def test_without_the_package_a_line_that_installs_it_is_printed(monkeypatch):
     monkeypatch.setattr("edgemoe.grammar.matcher.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"no llguidance: run .* -m pip install '?llguidance"):
         Vocabulary(a_tokenizer(), 300, ENDS)
+
+
+@pytest.mark.e2e
+def test_guesses_that_a_grammar_forbids_are_cut():
+    """Of guessed tokens the first ones stay, as far as masks allow one after another; the state does not change."""
+    tokenizer = chatml_tokenizer()
+    vocabulary = Vocabulary(tokenizer, WORDS, ENDS)
+    text = formed_answer(vocabulary, {"type": "array", "items": {"type": "integer"}})
+    tokens = tokenizer.encode("[1, 23", add_special_tokens=False)
+    wrong = tokenizer.encode("x", add_special_tokens=False)
+    matcher = Matcher(Grammar(vocabulary, text))
+    first = matcher.allowed().copy()
+    assert matcher.first_allowed([*tokens, *wrong, *tokens]) == tokens
+    assert matcher.first_allowed(wrong) == matcher.first_allowed([]) == []
+    assert (matcher.allowed() == first).all()
+    for token in tokens:
+        assert matcher.first_allowed([token]) == [token]
+        matcher.take(token)

@@ -1,0 +1,221 @@
+"""Guesses at the next tokens: the bits, answer and state of a run without them, and a bound on what they cost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from greedy import GREEDY, Greedy, assert_right, run
+
+from edgemoe.engine.drafts.drafting import Drafting
+from edgemoe.engine.drafts.gate import Acceptance, DraftGate
+from edgemoe.engine.drafts.ngram import LEAST_MATCH, NgramDrafter
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
+from edgemoe.engine.sampling import Sampler
+from edgemoe.engine.scheduler import Scheduler
+from edgemoe.errors import UserError
+from edgemoe.kv.shape import KVShape, LinearState
+from edgemoe.kv.step import Segment, Step
+from edgemoe.models.options.run_settings import run_settings
+from edgemoe.models.plans.requirements import require_drafts
+from edgemoe.policy.settings import RunSettings
+
+PROMPT = [5, 9, 200, 17, 3, 88]
+NEW = 24
+
+
+class Known(Drafting):
+    """Guesses the tokens of a known answer, of which each fourth is wrong."""
+
+    def __init__(self, answer: list[int], limit: int = 7) -> None:
+        super().__init__(lambda: limit)
+        self.answer = answer
+
+    def guesses(self, request: Request, limit: int) -> list[int]:
+        at = len(request.tokens)
+        return [
+            token + 1 if token != 30 and (at + i) % 4 == 0 else token
+            for i, token in enumerate(self.answer[at : at + limit])
+        ]
+
+    def observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
+        """Guesses go on whatever they cost."""
+
+
+def drafted(engine: Engine, drafting: Drafting, request: Request) -> Scheduler:
+    """Runs a request whose guesses come from `drafting`."""
+    scheduler = Scheduler(engine)
+    scheduler.loop.drafting = drafting
+    scheduler.run(request)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"level": 4, "experts": 5},
+        {"levels": (4, 2), "retention": 0.5, "experts": 5, "dram_experts": 3, "speculate": "full"},
+        {"level": 8, "kv": "q8_0"},
+        {"level": 2, "kv": "q4_0"},
+    ],
+)
+def test_rows_of_one_sequence_have_the_bits_of_single_tokens(open_engine, tiny_store, how):
+    """A step of 1 to 8 rows has the logits of as many steps; guesses that are not accepted leave nothing."""
+    engine = open_engine(tiny_store, drafts="ngram", **how)
+    tokens = [11, 250, 42, 99, 7, 180, 64, 12]
+    sequence = engine.sequences.new()
+    engine.prefill(sequence, PROMPT)
+    want = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in tokens])
+    for rows in range(1, 9):
+        sequence.crop(0)
+        engine.prefill(sequence, PROMPT)
+        wrong = Segment(sequence, (tokens[0], *([77] * 7)), drafts=7)
+        assert torch.equal(engine.step(Step((wrong,)), all_rows=True)[0], want[0])
+        assert sequence.length == len(PROMPT) + 1
+        checked = Segment(sequence, tuple(tokens[1 : 1 + rows]), drafts=len(tokens[1 : 1 + rows]) - 1)
+        got = engine.step(Step((checked,)), all_rows=True)
+        assert torch.equal(got, want[1 : 1 + rows])
+        assert sequence.length == len(PROMPT) + 2
+
+
+@pytest.mark.parametrize("how", [{"level": 4}, {"level": 4, "kv": "q8_0", "experts": 5}])
+def test_an_answer_and_its_kept_keys_are_those_without_guesses(open_engine, tiny_store, how):
+    """Tokens and logits are equal in fewer steps, right or wrong guesses; a prompt that goes on has the same bits."""
+    engine = open_engine(tiny_store, drafts="ngram", **how)
+    simple = run(Scheduler(engine), PROMPT, NEW)
+    request = Greedy(PROMPT, NEW)
+    scheduler = Scheduler(engine, keep=True)
+    scheduler.loop.drafting = Known(simple.tokens)
+    scheduler.run(request)
+    assert request.tokens == simple.tokens
+    assert torch.equal(torch.stack(request.rows), torch.stack(simple.rows))
+    totals = request.trace.decode
+    assert (totals.tokens, totals.steps) == (NEW - 1, totals.tokens - totals.accepted)
+    assert 0 < totals.accepted < totals.drafted
+    assert scheduler.loop.decode.accepted == totals.accepted
+    following = run(scheduler, [*request.tokens, 4, 19], 4)
+    assert following.cached >= len(PROMPT)
+    scheduler.close()
+    assert_right(engine, following)
+
+
+def test_an_answer_ends_where_it_ends_without_guesses(open_engine, tiny_store):
+    """A token that ends the answer, the number of tokens and the context cut it at the same token."""
+    engine = open_engine(tiny_store, level=4, context=40, drafts="ngram")
+    whole = run(Scheduler(engine), PROMPT, 60)
+    assert whole.reason == "context"
+    answer = whole.tokens[len(PROMPT) :]
+    for stop, new in ((frozenset({answer[6]}), 30), (frozenset(), 9), (frozenset(), 60)):
+        sampling = replace(GREEDY, max_new_tokens=new, stop=stop)
+        plainly, guessed = (Request(list(PROMPT), Sampler(sampling)) for _ in range(2))
+        Scheduler(engine).run(plainly)
+        drafted(engine, Known(whole.tokens, 3), guessed)
+        assert (guessed.tokens, guessed.reason) == (plainly.tokens, plainly.reason)
+        assert guessed.trace.decode.accepted
+
+
+def test_a_step_that_guesses_fail_runs_again_without_them(open_engine, tiny_store):
+    """A guess that no token is fails its step alone, and the answer is as without."""
+    engine = open_engine(tiny_store, level=4, drafts="ngram")
+    simple = run(Scheduler(engine), PROMPT, 6)
+    request = Greedy(PROMPT, 6)
+    drafted(engine, Known([10**6] * 40), request)
+    assert request.tokens == simple.tokens
+    assert request.trace.decode.drafted == 0
+
+
+def test_sampling_with_guesses_has_the_distribution_of_the_logits(open_engine, tiny_store):
+    """Over an answer of 600 tokens each of three allowed tokens comes as often as its probabilities add up to.
+
+    One of them is always guessed: a sampler that favours guesses, or avoids them, is many deviations away.
+    """
+    engine = open_engine(tiny_store, level=4, drafts="ngram", context=640)
+    allowed, temperature, new = (30, 31, 32), 1.5, 600
+    bias = tuple((token, 1000.0) for token in allowed)
+    sampling = replace(GREEDY, temperature=temperature, logit_bias=bias, max_new_tokens=new)
+    rows = list[torch.Tensor]()
+    request = Request(
+        list(PROMPT), Sampler(sampling), on_token=lambda token, logits: rows.append(logits[list(allowed)])
+    )
+    drafted(engine, Known([30] * 640, 2), request)
+    wanted = (torch.stack(rows) / temperature).softmax(-1).double()
+    answer = torch.tensor(request.tokens[len(PROMPT) :])
+    for token, chance in zip(allowed, wanted.T, strict=True):
+        deviation = (chance * (1 - chance)).sum().sqrt()
+        assert abs(int((answer == token).sum()) - chance.sum()) < 3.3 * deviation
+    assert 50 < request.trace.decode.accepted < new - 50
+
+
+def test_only_a_request_that_decodes_alone_has_guesses(open_engine, tiny_store):
+    """Two requests together have single tokens, and the bits of each alone; so have settings without guesses."""
+    engine = open_engine(tiny_store, level=4, parallel=2, drafts="ngram")
+    scheduler = Scheduler(engine)
+    scheduler.loop.drafting = Known([50] * 60)
+    one, two = Greedy(PROMPT, 8), Greedy(PROMPT[::-1], 8)
+    for request in (one, two):
+        scheduler.submit(request)
+    scheduler.wait(one)
+    scheduler.wait(two)
+    assert one.trace.decode.drafted <= 7  # the first tokens, before the other prompt has come
+    for request in (one, two):
+        assert_right(engine, request)
+    assert open_engine(tiny_store, level=4).most_drafts == 0
+    with pytest.raises(UserError, match="drafts"):
+        engine.configure(engine.settings.with_(drafts="off"))
+
+
+def test_guesses_that_cannot_be_taken_back_are_refused():
+    """A hybrid's state, rotary factors by length, and settings that look at all tokens of a step allow none."""
+    settings, hybrid = RunSettings(drafts="ngram"), LinearState((1,), 8, 4, 2, 4, 4)
+    with pytest.raises(UserError, match=r"for --draft ngram.*qwen3_next"):
+        require_drafts(settings, {"model_type": "qwen3_next"}, KVShape((0,), 1, 16, 16, linear=hybrid), None)
+    longrope = {"model_type": "phimoe", "original_max_position_embeddings": 8}
+    longrope["rope_parameters"] = {"rope_type": "longrope", "original_max_position_embeddings": 8}
+    with pytest.raises(UserError, match="depend on the length"):
+        require_drafts(settings, longrope, KVShape((0,), 1, 16, 16), None)
+    for options in ({"lynx": True}, {"tpot_target": "50ms"}):
+        with pytest.raises(UserError, match="one by one, for --draft ngram"):
+            run_settings(8, draft="ngram", **options)
+    with pytest.raises(UserError, match="--draft off or ngram"):
+        run_settings(8, draft="self")
+
+
+def test_ngrams_are_found_at_their_latest_place():
+    """Guesses agree with a search of all places, at most as many as tokens match, in a list that grows."""
+    generator, tokens = random.Random(5), list[int]()
+    drafter = NgramDrafter()
+    for _ in range(400):
+        tokens.append(generator.randrange(3))
+        end = next(
+            (e for e in range(len(tokens) - 1, LEAST_MATCH - 1, -1) if tokens[e - 3 : e] == tokens[-3:]),
+            None,
+        )
+        guesses = drafter.propose(tokens, 7)
+        if end is None or len(tokens) < LEAST_MATCH:
+            assert guesses == []
+            continue
+        match = max(
+            n for n in range(3, 17) if n <= end and tokens[end - n : end] == tokens[len(tokens) - n :]
+        )
+        assert guesses == tokens[end : end + min(7, match)]
+
+
+@pytest.mark.parametrize(
+    ("slope", "right", "lowest", "highest"), [(0.7, 0.0, 0.98, 1.0), (0.3, 0.95, 1.8, 3.0)]
+)
+def test_guesses_cost_two_percent_at_most_and_gain_where_they_are_right(slope, right, lowest, highest):
+    """2,000 tokens of simulated steps: always wrong guesses lose at most 2 %; mostly right ones gain."""
+    generator, gate, acceptance = random.Random(3), DraftGate(), Acceptance()
+    seconds, tokens = 0.0, 0
+    while tokens < 2000:
+        count = gate.limit(acceptance, 7)
+        accepted = next((i for i in range(count) if generator.random() >= right), count)
+        took = (1 + slope * count) * generator.uniform(0.9, 1.1)
+        gate.observe(count, accepted, took)
+        if count:
+            acceptance.observe(count, accepted)
+        seconds, tokens = seconds + took, tokens + 1 + accepted
+    assert lowest <= tokens / seconds <= highest
