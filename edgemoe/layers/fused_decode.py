@@ -71,6 +71,9 @@ class FusedDecode:
         self._choices: ChoiceCounts | None = None
         """Where the kernel counts the choices of one step; None: it counts none."""
 
+    remaps = True
+    """Whether tokens agree on experts."""
+
     @classmethod
     def try_from(
         cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime, rows: int = 1
@@ -87,11 +90,6 @@ class FusedDecode:
     def most_rows(self) -> int:
         """Most tokens of a step."""
         return self._native.most_rows
-
-    @property
-    def remaps(self) -> bool:
-        """Whether the kernel lets tokens agree on experts: with routers that choose by a softmax of their product."""
-        return not any(each.router.precise for each in self._native.programs if each.router)
 
     def _configure(self, policy: LevelPolicy, compensators: Compensators | None) -> None:
         """Gives the kernel the rules of a step, unless it has them from the step before."""

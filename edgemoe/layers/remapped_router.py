@@ -1,4 +1,4 @@
-"""Routers over transformers' own: they choose tokens' experts again after it (policy/remapping.py)."""
+"""Routers of modules choose tokens' experts again (policy/remapping.py), as csrc/remapping.c does in fused decode."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from edgemoe.experts.step import current_step
 from edgemoe.families.base import Gate, Traits
+from edgemoe.layers.router import CompiledRouter
 
 Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A router's result: logits [T, E], gate weights [T, k], experts int64 [T, k]."""
@@ -87,6 +88,8 @@ def _for_choice(router: Any, gate: Gate, logits: torch.Tensor, own: torch.Tensor
     bias = getattr(getattr(router, "moe_statics", router), "e_score_correction_bias", None)
     if bias is not None:
         scores = logits.softmax(1) if gate.function == "softmax" else logits.sigmoid()
+        if isinstance(router, CompiledRouter) and router.form.rounded_scores:
+            scores = scores.bfloat16().float()
         logits = (scores + bias.float().flatten()).clamp_min(_LEAST_SCORE).log()
     groups = getattr(router, "num_group", None) or 1
     if groups > 1:

@@ -54,7 +54,7 @@ class Remapping:
     def choose(self, logits: torch.Tensor, top_k: int, only: Movable | None = None) -> torch.Tensor:
         """Chooses each token's experts: by bin, then by votes, by logit and by number, its likeliest one always.
 
-        Without `only` the same choice as edgemoe_remap's of csrc/router.c.
+        Without `only` the same choice as edgemoe_remap's of csrc/remapping.c.
 
         Args:
             logits: [T, E], any float dtype, of the T new tokens of a step; -inf: no expert of this token.

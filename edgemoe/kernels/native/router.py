@@ -104,8 +104,8 @@ class NativeRouter:
         )
         self._set_norm(form)
         self.top_k = top_k
-        self.scores = torch.empty(2 * weight.shape[0])
-        """float32 [2 E], scratch."""
+        self.scores = torch.empty(3 * weight.shape[0])
+        """float32 [3 E], scratch."""
 
     def _set_norm(self, form: RouterForm) -> None:
         """Sets what a router with a norm of its own, or with factors of experts, has in addition."""

@@ -269,7 +269,7 @@ class ExpertWorkspace(ctypes.Structure):
 
 
 class RemappingRule(ctypes.Structure):
-    """`remapping` of csrc/router.h."""
+    """`remapping` of csrc/remapping.h."""
 
     _fields_ = [("alpha", _FLOAT), ("bins", _INT), ("popularity", _POINTER)]
 

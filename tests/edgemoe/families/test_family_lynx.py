@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from availability import needs_native
 from family_models import SMALL, blocks_of, random_model, router_of
+from steps import decoded_together
 
 from edgemoe.families.traits import TRAITS
+from edgemoe.kernels.native.decode_layers import NativeDecodeLayers
 from edgemoe.layers.remapped_router import remapped
 from edgemoe.policy.remapping import Remapping
 
@@ -77,3 +80,27 @@ def test_an_unnormalised_weight_is_a_part_of_the_whole_softmax():
 def test_a_router_of_its_own_kind_is_declared():
     """phimoe's second expert comes from masked scores, so its choice cannot be made again from one score each."""
     assert [name for name in SMALL if TRAITS[name].gate is None] == ["phimoe"]
+
+
+@pytest.mark.e2e
+@needs_native
+@pytest.mark.parametrize("model_type", ["glm4_moe", "gpt_oss", "lfm2_moe"])
+def test_tokens_of_every_router_agree_in_the_compiled_call(case_of, open_engine, monkeypatch, model_type):
+    """Routers by sigmoids, in groups and with biases: the experts that modules and their hook choose, in one call."""
+    engine = open_engine(case_of(model_type).store(), parallel=3, remapping=Remapping(64, 8))
+    prompts, decoded = [[5, 9, 20], [17, 3], [60]], [[11, 25, 42], [9, 7, 18], [64, 12, 5]]
+    calls, run = [], NativeDecodeLayers.run
+
+    def counted(self, *how):
+        calls.append(1)
+        return run(self, *how)
+
+    monkeypatch.setattr(NativeDecodeLayers, "run", counted)
+    compiled = decoded_together(engine, prompts, decoded, engine.take_use)
+    agreement = engine.take_use().agreement
+    engine.by_modules()
+    modules = decoded_together(engine, prompts, decoded, engine.take_use)
+    assert len(calls) >= len(decoded[0])  # more where experts are read
+    assert agreement == engine.take_use().agreement
+    assert agreement["remapped"] > 0
+    assert (modules - compiled).norm() < 0.03 * compiled.norm()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from fractions import Fraction
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,9 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgemoe.errors import UserError
+from edgemoe.families.base import Gate
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.router import NativeRouter, RouterForm
 from edgemoe.kernels.native.structures import RemappingRule
+from edgemoe.layers.remapped_router import remapped
+from edgemoe.layers.router import CompiledRouter
 from edgemoe.policy.remapping import MOST_BINS, Movable, Remapping, prefer_resident
 
 
@@ -130,26 +135,72 @@ def test_values_out_of_range_are_refused(alpha, bins, option):
         Remapping(alpha, bins)
 
 
-def in_c(
-    logits: torch.Tensor, top_k: int, remapping: Remapping, *, normalise: bool
-) -> tuple[torch.Tensor, ...]:
-    """edgemoe_remap over the choice that edgemoe_router_topk makes of these logits: chosen, gates and counts."""
+class Remapped(NamedTuple):
+    """A router's choice of a step's tokens, and the choice after they agreed in C."""
+
+    logits: torch.Tensor
+    alone: tuple[torch.Tensor, torch.Tensor]
+    agreed: tuple[torch.Tensor, torch.Tensor]
+    counts: list[int]
+
+
+def in_c(logits: torch.Tensor, top_k: int, remapping: Remapping, form: RouterForm) -> Remapped:
+    """edgemoe_remap over the choice that edgemoe_router_topk makes of these logits, bf16."""
     tokens, experts = logits.shape
     # A weight of the logits' columns and one-hot inputs have these logits as their product.
     padded = torch.zeros(experts, 64, dtype=torch.bfloat16)
     padded[:, :tokens] = logits.T
-    router = NativeRouter(padded, top_k, RouterForm(normalise=normalise, rounded=False))
+    router = NativeRouter(padded, top_k, form)
     x = torch.eye(64, dtype=torch.bfloat16)[:tokens].contiguous()
     found, chosen, gates = router(x)
-    assert torch.equal(found, logits)
     votes, counts = torch.zeros(experts, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     rule = RemappingRule(alpha=remapping.alpha, bins=remapping.bins, popularity=votes.data_ptr())
-    before = chosen.clone()
+    before = chosen.clone(), gates.clone()
     native.library().edgemoe_remap(
         *(router.address, ctypes.byref(rule), found.data_ptr(), tokens, router.scores.data_ptr()),
         *(chosen.data_ptr(), gates.data_ptr(), counts.data_ptr()),
     )
-    return before, chosen, gates, counts
+    return Remapped(found, before, (chosen, gates), counts.tolist())
+
+
+def plain_form(*, normalise: bool) -> RouterForm:
+    return RouterForm(normalise=normalise, rounded=False)
+
+
+BIAS = torch.linspace(-0.3, 0.3, 16)[torch.randperm(16, generator=torch.Generator().manual_seed(2))]
+
+PRECISE = {
+    "groups, bias, scale": {"sigmoid": True, "bias": BIAS, "groups": 4, "best_groups": 2, "group_best": 2}
+    | {"normalise": True, "scale": 2.5},
+    "sigmoid": {"sigmoid": True, "scale": 1.5},
+    "softmax in groups": {"groups": 4, "best_groups": 2},
+    "biased softmax": {"bias": BIAS, "normalise": True},
+    "biased product": {"product_bias": BIAS.bfloat16(), "normalise": True, "rounded_product": True},
+    "rounded scores": {"sigmoid": True, "bias": BIAS, "normalise": True, "rounded": True}
+    | {"rounded_product": True, "rounded_scores": True},
+}
+"""Routers with a float32 product: DeepSeek-V3's, one without a bias, DeepSeek-V2's, Ernie's, gpt-oss's, LFM2's."""
+
+
+@needs_native
+@pytest.mark.parametrize("fields", PRECISE.values(), ids=PRECISE)
+def test_the_kernel_remaps_every_form_of_router(fields):
+    """Choice and gate weights are the hook's, by torch's scores; some tokens change, and stay in their groups."""
+    form = RouterForm(**{"normalise": False, "rounded": False, "precise": True} | fields)
+    logits = torch.randn(12, 16, generator=torch.Generator().manual_seed(5)).bfloat16()
+    remapping = Remapping(2, 3)
+    got = in_c(logits, 4, remapping, form)
+    router = CompiledRouter(SimpleNamespace(weight=logits, top_k=4), form, torch.float32)
+    gate = Gate(function="sigmoid" if form.sigmoid else "softmax")
+    choice = got.logits, got.alone[1], got.alone[0]
+    want = remapped(remapping.choose, gate, router, choice, normalise=form.normalise)
+    assert torch.equal(got.agreed[0], want[2])
+    rounded = {"rtol": 0.03, "atol": 1e-3} if form.rounded else {"rtol": 1e-5, "atol": 1e-7}
+    torch.testing.assert_close(got.agreed[1], want[1], **rounded)
+    assert got.counts[1] > 0
+    assert len(want[2].unique()) <= len(got.alone[0].unique()) == got.counts[0]
+    for before, after in zip(got.alone[0] // 4, got.agreed[0] // 4, strict=True):
+        assert form.groups == 1 or set(after.tolist()) <= set(before.tolist())
 
 
 @needs_native
@@ -160,7 +211,7 @@ def test_the_most_tokens_and_bins_count_without_overflow():
     remapping = Remapping(4, MOST_BINS)
     want = by_hand(logits.float().tolist(), 3, 4, MOST_BINS)
     assert remapping.choose(logits, 3).tolist() == want
-    assert in_c(logits, 3, remapping, normalise=True)[1].tolist() == want
+    assert in_c(logits, 3, remapping, plain_form(normalise=True)).agreed[0].tolist() == want
 
 
 @pytest.mark.e2e
@@ -169,14 +220,17 @@ def test_the_most_tokens_and_bins_count_without_overflow():
 def test_the_kernel_chooses_the_same(step, normalise):
     """Experts as in Python; gate weights are parts of a softmax; distinct experts and changed pairs are counted."""
     logits, top_k, remapping = step
-    before, chosen, gates, counts = in_c(logits, top_k, remapping, normalise=normalise)
+    found, (before, _), (chosen, gates), counts = in_c(
+        logits, top_k, remapping, plain_form(normalise=normalise)
+    )
+    assert torch.equal(found, logits)
     assert torch.equal(chosen, remapping.choose(logits, top_k))
     weights = logits.float().softmax(1).gather(1, chosen)
     if normalise:
         weights = weights / weights.sum(1, keepdim=True)
     torch.testing.assert_close(gates, weights, rtol=1e-5, atol=1e-7)
     changed = sum(len(set(new) - set(old)) for old, new in zip(before.tolist(), chosen.tolist(), strict=True))
-    assert counts.tolist() == [len(before.unique()), changed]
+    assert counts == [len(before.unique()), changed]
 
 
 @needs_native

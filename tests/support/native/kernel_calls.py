@@ -338,7 +338,7 @@ def router_calls() -> Iterator[Call]:
         x = bf16(tokens, cols)
         if tokens == 5:
             x[0, 0] = BAD[0]
-        logits, probabilities = np.zeros((tokens, count), np.uint16), np.zeros(count, np.float32)
+        logits, probabilities = np.zeros((tokens, count), np.uint16), np.zeros(3 * count, np.float32)
         chosen, gates = np.zeros((tokens, k), np.int64), np.zeros((tokens, k), np.float32)
         own = {"state_norm": np.ones(cols, np.float32), "state_scale": bf16(cols), "state_factor": 0.3}
         normed = Structures(c.Router, fields | own | {"state_epsilon": 1e-6})

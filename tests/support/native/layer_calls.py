@@ -109,7 +109,7 @@ def _layer(model: Model, rows: int, index: int, size: int) -> dict[str, Any]:
         "slots": TOP_K,
         "router": Structures(c.Router, router),
         "logits": np.zeros((rows, EXPERTS), np.float32),
-        "scores": np.zeros(2 * EXPERTS, np.float32),
+        "scores": np.zeros(3 * EXPERTS, np.float32),
         "gates": np.zeros((rows, TOP_K), np.float32),
         "levels": rule,
         "resident": Structures(c.Expert, *resident),

@@ -3,7 +3,7 @@
 #include "experts/expert_ffn.h"
 #include "levels.h"
 #include "operations.h"
-#include "router.h"
+#include "remapping.h"
 
 #if COMPILED
 /* A decoder layer, its resident experts, and what tokens leave in it, a row each. k: experts of a token. */

@@ -38,9 +38,21 @@ AVX2 void edgemoe_topk_softmax(const router *r, const uint16_t *logits, float *p
     finish_gates(r, chosen_total, gates);
 }
 
-/* Scores of experts [count]: sigmoids, or a softmax. */
-AVX2 static void scores_of(const router *r, const float *logits, float *scores) {
+/* Parts of a softmax over all experts, of bf16 logits. */
+AVX2 static void probabilities_of(const router *r, const uint16_t *logits, float *scores) {
+    const float largest = largest_of(logits, r->count);
+    float total = 0;
+    for (int64_t i = 0; i < r->count; i++) total += scores[i] = expf(from_bf16(logits[i]) - largest);
+    for (int64_t i = 0; i < r->count; i++) scores[i] /= total;
+}
+
+AVX2 void router_scores(const router *r, const void *of, float *scores) {
+    const float *logits = of;
     float largest = -INFINITY, total = 0;
+    if (!r->precise) {
+        probabilities_of(r, of, scores);
+        return;
+    }
     for (int64_t i = 0; i < r->count; i++) largest = logits[i] > largest ? logits[i] : largest;
     for (int64_t i = 0; i < r->count; i++) {
         scores[i] = r->sigmoid ? 1 / (1 + expf(-logits[i])) : expf(logits[i] - largest);
@@ -48,6 +60,17 @@ AVX2 static void scores_of(const router *r, const float *logits, float *scores) 
     }
     for (int64_t i = 0; i < r->count && !r->sigmoid; i++) scores[i] /= total;
     for (int64_t i = 0; i < r->count && r->rounded_scores; i++) scores[i] = from_bf16(to_bf16(scores[i]));
+}
+
+AVX2 void router_gates(const router *r, const float *scores, const int64_t *chosen, float *gates) {
+    float total = r->precise && !r->rounded_scores ? r->least : 0;
+    for (int64_t slot = 0; slot < r->k; slot++) total += gates[slot] = scores[chosen[slot]];
+    if (r->rounded_scores) total = from_bf16(to_bf16(from_bf16(to_bf16(total)) + r->least));
+    finish_gates(r, total, gates);
+    for (int64_t slot = 0; slot < r->k && r->scale != 0; slot++) {
+        gates[slot] *= r->scale;
+        if (r->rounded_scores) gates[slot] = from_bf16(to_bf16(gates[slot]));
+    }
 }
 
 /* The sum of a group's best score, or its best two. */
@@ -89,21 +112,15 @@ AVX2 static void take_best(const router *r, float *choice, const float *scores, 
 
 /* As edgemoe_topk_softmax, of a precise router's logits. scores has room for twice `count`. */
 AVX2 static void topk_scores(const router *r, const float *logits, float *scores, int64_t *chosen, float *gates) {
-    float total = r->rounded_scores ? 0 : r->least, *choice = scores + r->count;
-    scores_of(r, logits, scores);
+    float *choice = scores + r->count;
+    router_scores(r, logits, scores);
     for (int64_t i = 0; i < r->count; i++) {
         const float number = scores[i] + (r->bias ? r->bias[i] : 0);
         choice[i] = number == number ? number : -INFINITY;
     }
     if (r->groups > 1) keep_best_groups(r, choice);
     take_best(r, choice, scores, chosen);
-    for (int64_t slot = 0; slot < r->k; slot++) total += gates[slot] = scores[chosen[slot]];
-    if (r->rounded_scores) total = from_bf16(to_bf16(from_bf16(to_bf16(total)) + r->least));
-    finish_gates(r, total, gates);
-    for (int64_t slot = 0; slot < r->k && r->scale != 0; slot++) {
-        gates[slot] *= r->scale;
-        if (r->rounded_scores) gates[slot] = from_bf16(to_bf16(gates[slot]));
-    }
+    router_gates(r, scores, chosen, gates);
 }
 
 /* Adds the bias of a precise router to its product [tokens, count], and rounds. */
@@ -207,76 +224,5 @@ AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_
     if (tokens > CHOICES) return choose_many(p, &job);
     choose_some(&job, 0, tokens, scores);
     return 0;
-}
-
-/* 0 for the likeliest experts, down to -m->bins; one less for a logit that is none. */
-AVX2 static float bin_of(const remapping *m, uint16_t logit, float largest) {
-    const float value = from_bf16(logit), bin = ceilf((value - largest) * m->alpha), last = (float)-m->bins;
-    if (!(value > -INFINITY)) return last - 1;
-    return bin > last ? bin : last;
-}
-
-/* Adds tokens^(bins + bin) to the popularity of each of a token's experts: whole numbers, so that no order of tokens
- * changes a sum. A token without a finite logit has no votes. */
-AVX2 static void vote(const router *r, const remapping *m, const uint16_t *logits, int64_t tokens) {
-    const float largest = largest_of(logits, r->count);
-    if (!isfinite(largest)) return;
-    for (int64_t i = 0; i < r->count; i++) {
-        int64_t vote = 1, power = m->bins + (int64_t)bin_of(m, logits[i], largest);
-        if (power < 0) continue;
-        for (; power > 0; power--) vote *= tokens;
-        m->popularity[i] += vote;
-    }
-}
-
-/* Whether expert i comes before another in the choice of a token, whose experts have these bins. */
-AVX2 static int comes_before(const remapping *m, const uint16_t *logits, const float *bins, int64_t i, int64_t other) {
-    if (bins[i] != bins[other]) return bins[i] > bins[other];
-    if (m->popularity[i] != m->popularity[other]) return m->popularity[i] > m->popularity[other];
-    const float own = from_bf16(logits[i]), theirs = from_bf16(logits[other]);
-    return own > theirs || (own == theirs && i < other);
-}
-
-/* Chooses a token's experts by bin, popularity, logit and number, its likeliest always, and orders them by logit. Returns how
- * many of them were not chosen before. */
-AVX2 static int64_t choose(const router *r, const remapping *m, const uint16_t *logits, float *bins, int64_t *chosen) {
-    const float largest = largest_of(logits, r->count), taken = (float)(-m->bins - 2);
-    int64_t likeliest = 0, changed = 0, left = 0;
-    while (from_bf16(logits[likeliest]) != largest) likeliest++;
-    for (int64_t i = 0; i < r->count; i++) bins[i] = bin_of(m, logits[i], largest);
-    bins[likeliest] = 1;
-    for (int64_t slot = 0; slot < r->k; slot++) {
-        int64_t best = -1;
-        for (int64_t i = 0; i < r->count; i++)
-            if (bins[i] != taken && (best < 0 || comes_before(m, logits, bins, i, best))) best = i;
-        bins[best] = taken;
-    }
-    for (int64_t slot = 0; slot < r->k; slot++) changed += bins[chosen[slot]] != taken;
-    for (int64_t i = 0; i < r->count; i++) {
-        if (bins[i] != taken) continue;
-        int64_t at = left++;
-        for (; at > 0 && from_bf16(logits[chosen[at - 1]]) < from_bf16(logits[i]); at--) chosen[at] = chosen[at - 1];
-        chosen[at] = i;
-    }
-    return changed;
-}
-
-AVX2 void edgemoe_remap(const router *r, const remapping *m, const uint16_t *logits, int64_t tokens, float *probabilities,
-                        int64_t *chosen, float *gates, int64_t *counts) {
-    counts[0] = counts[1] = 0;
-    memset(m->popularity, 0, (size_t)r->count * sizeof *m->popularity);
-    for (int64_t pair = 0; pair < tokens * r->k; pair++) counts[0] += !m->popularity[chosen[pair]]++;
-    memset(m->popularity, 0, (size_t)r->count * sizeof *m->popularity);
-    for (int64_t token = 0; token < tokens; token++) vote(r, m, logits + token * r->count, tokens);
-    for (int64_t token = 0; token < tokens; token++, logits += r->count, chosen += r->k, gates += r->k) {
-        const float largest = largest_of(logits, r->count);
-        float total = 0, chosen_total = 0;
-        if (!isfinite(largest)) continue;
-        counts[1] += choose(r, m, logits, probabilities, chosen);
-        for (int64_t i = 0; i < r->count; i++) total += expf(from_bf16(logits[i]) - largest);
-        for (int64_t slot = 0; slot < r->k; slot++)
-            chosen_total += gates[slot] = expf(from_bf16(logits[chosen[slot]]) - largest) / total;
-        finish_gates(r, chosen_total, gates);
-    }
 }
 #endif

@@ -35,18 +35,10 @@ int edgemoe_router_states(pool *p, const router *r, const uint16_t *x, int64_t t
 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,
                         float *scores, int64_t *chosen, float *gates);
 
-/* How the tokens of a step agree on experts (edgemoe/policy/remapping.py). */
-typedef struct {
-    float alpha;         /* bins for each unit of a logit */
-    int64_t bins;        /* below the likeliest expert's; the last has all lower logits */
-    int64_t *popularity; /* [count], scratch */
-} remapping;
+/* Scores [count] of a token's experts, of its logits [count], in the type of edgemoe_router_topk: parts of a softmax, or sigmoids. */
+void router_scores(const router *r, const void *logits, float *scores);
 
-/* Chooses the experts of a step's tokens again: those of one bin by how popular they are in the step.
- *
- * logits [tokens, count], chosen and gates [tokens, k] are of edgemoe_router_topk; chosen and gates change. probabilities
- * has room for `count`. counts[0] gets the distinct experts chosen before, counts[1] the pairs that were not. */
-void edgemoe_remap(const router *r, const remapping *m, const uint16_t *logits, int64_t tokens, float *probabilities,
-                   int64_t *chosen, float *gates, int64_t *counts);
+/* Gate weights [k] of the chosen experts [k] of a token with these scores, before factors of experts. */
+void router_gates(const router *r, const float *scores, const int64_t *chosen, float *gates);
 #endif
 #endif
