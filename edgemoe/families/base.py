@@ -51,9 +51,9 @@ class FusedGQA:
 
     Its attention is plain grouped-query attention with rotated halves: q_proj, k_proj, v_proj, o_proj, perhaps q_norm
     and k_norm, perhaps a gate in q_proj; or multi-head latent attention. In its place some layers may have a gated
-    delta net, a short convolution or a selective state space. layers.fused_decode runs one new token through such
-    layers in one call; in other steps layers.gqa, layers.mla, layers.delta_net, layers.short_convolution and
-    layers.state_space compute these parts.
+    delta net, a short convolution, a selective state space or Kimi Delta Attention. layers.fused_decode runs one new
+    token through such layers in one call; in other steps layers.gqa, layers.latent_attention, layers.delta_net,
+    layers.short_convolution, layers.state_space and layers.recurrences compute these parts.
 
     Args:
         windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.

@@ -238,7 +238,7 @@ TRAITS = {
         gate=Gate(_always),
         fused_gqa=FusedGQA(_all_tokens),
     ),
-    "kimi_linear": Traits("Kimi-Linear-48B-A3B"),
+    "kimi_linear": _like_glm("Kimi-Linear-48B-A3B"),
     "deepseek_v32": Traits("DeepSeek-V3.2"),
     "glm_moe_dsa": Traits("GLM-5"),
     "axk2": Traits("A.X-K2"),
@@ -250,6 +250,6 @@ TRAITS = {
         gate=_SIGMOID,
         fused_gqa=_WITH_SHARED,
     ),
-    "bailing_hybrid": Traits("Ling-3.0-Flash"),
+    "bailing_hybrid": _like_glm("Ling-3.0-Flash"),
 }
 """model_type -> what cannot be derived of it."""

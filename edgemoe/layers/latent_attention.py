@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native.attention import StoredAttention, kernel_fits
-from edgemoe.kernels.native.latents import HALVES, PAIRS, WIDE_PAIRS, NativeLatents, ProjectedRows
+from edgemoe.kernels.native.functions import values_of
+from edgemoe.kernels.native.latents import (
+    HALVES,
+    PAIRS,
+    UNROTATED,
+    WIDE_PAIRS,
+    NativeLatents,
+    ProjectedRows,
+)
 from edgemoe.kernels.program import (
     NORMED,
     Attend,
@@ -17,6 +25,7 @@ from edgemoe.kernels.program import (
     Linear,
     Norm,
     Operation,
+    Scale,
     StoreLatents,
 )
 from edgemoe.kv.step import StepKV
@@ -29,39 +38,48 @@ class LatentAttention(nn.Module):
     """Computes an attention module's rows, and the attention that a prompt's tokens receive.
 
     Args:
-        module: transformers' module, with `latents` of layers.mla.
+        module: transformers' module, with `latents` of layers.mla. Where it has a g_proj, each head's result is
+            multiplied by the sigmoid of a number of it.
+        rotated: whether positions rotate queries and keys.
 
     Attributes:
         out: its last product.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, *, rotated: bool) -> None:
         super().__init__()
-        self.layer, self._rotary, self.out = module.layer_idx, module.qk_rope_head_dim, module.o_proj
-        low = module.q_lora_rank is not None
+        self.layer, self.out = module.layer_idx, module.o_proj
+        self._rotary = module.qk_rope_head_dim if rotated else 0
+        self.gate: DenseLinear | None = getattr(module, "g_proj", None)
+        low = _low_rank(module)
         self.first: DenseLinear | None = module.q_a_proj if low else None
         self.norm: DenseNorm | None = module.q_a_layernorm if low else None
         self.queries = module.q_b_proj if low else module.q_proj
         self.compressed, self.heads = module.kv_a_proj_with_mqa, module.kv_b_proj
-        self.native = _latents_of(module)
+        self.native = _latents_of(module, rotated=rotated)
         self._attention = StoredAttention(self.native.heads, 1, self.native.stored, module.scaling)
 
     @classmethod
-    def try_from(cls, module: Any) -> LatentAttention | None:
+    def try_from(cls, module: Any, *, rotated: bool) -> LatentAttention | None:
         """Wraps a module whose parts have native forms; None for others."""
         if not isinstance(getattr(module, "latents", None), CompiledLatents):
             return None
         names = ["kv_a_proj_with_mqa", "o_proj"]
-        names += ["q_proj"] if module.q_lora_rank is None else ["q_a_proj", "q_b_proj"]
-        norms = [module.kv_a_layernorm] + ([] if module.q_lora_rank is None else [module.q_a_layernorm])
+        names += ["q_a_proj", "q_b_proj"] if _low_rank(module) else ["q_proj"]
+        names += ["g_proj"] if hasattr(module, "g_proj") else []
+        norms = [module.kv_a_layernorm] + ([module.q_a_layernorm] if _low_rank(module) else [])
         known = all(type(getattr(module, name)) is DenseLinear for name in names)
         known = known and all(type(norm) is DenseNorm for norm in norms)
         size = module.kv_lora_rank + module.qk_rope_head_dim
-        return cls(module) if known and kernel_fits(module.num_heads, 1, size) else None
+        return cls(module, rotated=rotated) if known and kernel_fits(module.num_heads, 1, size) else None
 
     def operations(self) -> list[Operation]:
         """The operations between the normed state and the input of the last product."""
         latents = self.native
+        gated: list[Operation] = []
+        if self.gate is not None:
+            gate = Linear(NORMED, "gate", self.gate.parts)
+            gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
         return [
             *self._query_operations(),
             Linear(NORMED, "compressed", self.compressed.parts),
@@ -69,6 +87,7 @@ class LatentAttention(nn.Module):
             LatentQueries("queries", "as_keys", latents),
             Attend("as_keys", "summed", self._attention),
             LatentValues("summed", "attended", latents),
+            *gated,
         ]
 
     def _query_operations(self) -> list[Operation]:
@@ -83,7 +102,7 @@ class LatentAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: StepKV | None = None,
         **kwargs: Any,
@@ -95,6 +114,8 @@ class LatentAttention(nn.Module):
         kv = past_key_values
         assert kv is not None
         window = None if attention_mask is None else int(attention_mask) or None
+        if position_embeddings is None or not self._rotary:
+            position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
         cosine, sine = of_both_halves(position_embeddings, self._rotary)
         low = hidden_states
         if self.first is not None and self.norm is not None:
@@ -113,13 +134,23 @@ class LatentAttention(nn.Module):
             if received:
                 kv.receive(kv.places[index], kv.prompts[index], self.layer, received.sums, window)
         whole = torch.cat(attended) if len(attended) > 1 else attended[0]
+        if self.gate is not None:
+            by_head = self.gate(hidden_states[0]).sigmoid_()
+            whole.view(*by_head.shape, -1).mul_(by_head[..., None])
         return self.out(whole[None]), None
 
 
-def _latents_of(module: Any) -> NativeLatents:
+def _low_rank(module: Any) -> bool:
+    """Whether queries are made by two products."""
+    return getattr(module, "q_lora_rank", None) is not None
+
+
+def _latents_of(module: Any, *, rotated: bool) -> NativeLatents:
     """The compiled form of what is no product of the module's layers."""
-    norm, interleaved = module.kv_a_layernorm, getattr(module.config, "rope_interleave", None)
-    # Where no config says so, DeepSeek-V2's positions are complex numbers.
-    pairing = WIDE_PAIRS if interleaved is None else PAIRS if interleaved else HALVES
+    norm, config = module.kv_a_layernorm, module.config
+    pairing = PAIRS if getattr(config, "rope_interleave", True) else HALVES
+    if config.model_type == "deepseek_v2":  # positions are complex numbers
+        pairing = WIDE_PAIRS
     weights = norm.weight.data, norm.variance_epsilon
-    return NativeLatents(module.latents.matrices, module.qk_rope_head_dim, weights, pairing)
+    rotary = module.qk_rope_head_dim
+    return NativeLatents(module.latents.matrices, rotary, weights, pairing if rotated else UNROTATED)

@@ -48,6 +48,8 @@ Multi-head latent attention (DeepSeek, GLM-4.7-Flash) has between them
     Attend         as_keys          -> summed [heads (latent + rotary)]
     LatentValues   summed           -> attended [heads value]
 
+Ling 3.0 has a gate for each head before the last product, as Qwen3-Next has one for each number.
+
 Gemma 4 has experts parallel to a dense block, whose router reads the state itself. After the block's first norm:
 
     Linear    normed                -> gate_up [2 S]
@@ -130,13 +132,18 @@ def _fits(layer: Any) -> bool:
     norms = [part.norm for part in parts] + [part.after for part in parts if part.after is not None]
     norms += [norm for part in parts if part.parallel for norm in part.parallel[1:]]
     known = all(type(norm) is DenseNorm for norm in norms)
-    return known and all(_mixer(part) is not None for part in parts if part.mixes)
+    return known and all(_mixer(part) or _called(part) for part in parts if part.mixes)
 
 
 def _mixer(part: LayerPart) -> Mixer | None:
     """The computation of a layer's attention or other part that knows earlier tokens; None: it has no native form."""
     own = part.module.module if isinstance(part.module, PerSequence) else part.module
     return own if isinstance(own, Mixer) else None
+
+
+def _called(part: LayerPart) -> bool:
+    """Whether a part with a state of fixed size is called as a module, and what surrounds it stays in the list."""
+    return isinstance(part.module, PerSequence)
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:
@@ -178,7 +185,9 @@ def _part(part: LayerPart) -> list[Operation]:
     if not part.mixes:
         return [before, *_block(part)]
     mixer = _mixer(part)
-    assert mixer
+    if mixer is None:
+        call = Call(NORMED, "block", partial(_call_states, part.module), part.norm.weight.numel())
+        return [before, call, *_added(part)]
     return [before, *mixer.operations(), Linear("attended", "block", mixer.out.parts), *_added(part)]
 
 
@@ -263,6 +272,11 @@ def _call_parallel(parallel: ParallelExperts, step: Any, x: torch.Tensor) -> tor
     _, gates, chosen = router_of(parallel.block)(rows)
     out: torch.Tensor = parallel.block.experts(parallel.norm(rows), chosen, gates)
     return out.view_as(x)
+
+
+def _call_states(module: nn.Module, step: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = module(x, cache_params=step.kv)
+    return out
 
 
 def _call(module: nn.Module, shared: nn.Module | None, step: Any, x: torch.Tensor) -> torch.Tensor:

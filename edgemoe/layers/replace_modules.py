@@ -70,7 +70,7 @@ def _attention_of(module: Any, rotation: LayerRotation) -> nn.Module | None:
     """The compiled form of an attention module; None: it has none."""
     if hasattr(module, "k_proj"):
         return GroupedQueryAttention.try_from(module, *rotation)
-    return LatentAttention.try_from(module)
+    return LatentAttention.try_from(module, rotated=rotation.rotated > 0)
 
 
 def _place_router(block: Any, traits: Traits, config: Any) -> None:

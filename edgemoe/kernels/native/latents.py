@@ -12,7 +12,7 @@ from edgemoe.kernels.native.attention import StoredAttention
 from edgemoe.kernels.native.attention_rows import LayerKV, Received
 from edgemoe.kernels.native.structures import LatentAttention, LatentRows
 
-HALVES, PAIRS, WIDE_PAIRS = range(3)
+HALVES, PAIRS, WIDE_PAIRS, UNROTATED = range(4)
 """Pairs of numbers of a rotary part that are rotated together (csrc/latents.h)."""
 
 
@@ -41,7 +41,8 @@ class ProjectedRows(NamedTuple):
     Attributes:
         queries: bf16 [R, heads * (key + rotary)].
         compressed: bf16 [R, latent + rotary].
-        cosine, sine: tables of their positions: bf16 [R, rotary]; with WIDE_PAIRS float32 [R, rotary / 2].
+        cosine, sine: tables of their positions: bf16 [R, rotary]; with WIDE_PAIRS float32 [R, rotary / 2], with
+            UNROTATED bf16 [R, 0].
     """
 
     queries: torch.Tensor
@@ -57,7 +58,7 @@ class NativeLatents:
         matrices: the matrices of every head.
         rotary: numbers of a query and of a key that are rotated.
         norm: weight [latent], as kernels.program.Norm has it, and epsilon of the latents' norm.
-        pairing: HALVES, PAIRS or WIDE_PAIRS.
+        pairing: HALVES, PAIRS, WIDE_PAIRS or UNROTATED.
 
     Attributes:
         heads: number of heads.
@@ -70,7 +71,8 @@ class NativeLatents:
         self, matrices: HeadMatrices, rotary: int, norm: tuple[torch.Tensor, float], pairing: int
     ) -> None:
         self._kept = matrices, norm[0]  # keeps the addresses below valid
-        self._tables = (torch.float32, rotary // 2) if pairing == WIDE_PAIRS else (torch.bfloat16, rotary)
+        cols = {WIDE_PAIRS: rotary // 2, UNROTATED: 0}.get(pairing, rotary)
+        self._tables = torch.float32 if pairing == WIDE_PAIRS else torch.bfloat16, cols
         keys, values, scale = matrices
         self.heads, latent, key = keys.shape
         value = values.shape[1]

@@ -45,6 +45,8 @@ MODELS = {
     },  # latents, positions that are complex numbers
     "deepseek_v3, 8 bits": {"qk_rope_head_dim": 16},  # queries of low rank, pairs of neighbours
     "glm4_moe_lite": {"qk_rope_head_dim": 16},
+    "kimi_linear": {},  # Kimi Delta Attention, which is called; latents that do not rotate
+    "bailing_hybrid, 8 bits": {},  # the same, latents with a gate for each head
     "gpt_oss": {},  # sinks, windows in some layers, a router, attention and experts with biases, a clamped gate
     "minimax_m2": {},  # norms over all heads, of which a part is rotated; a router whose bias is an argument
     "hy_v3": {},  # that with a scale and shared experts
@@ -70,8 +72,11 @@ MODELS = {
 }
 """Model -> its config in addition to family_models.SMALL; every one with 4 experts per token."""
 
-LATENT = ("deepseek_v2", "deepseek_v3, 8 bits", "glm4_moe_lite")
-"""Models of MODELS whose attention is transformers' module in other steps, over edgemoe's latents."""
+LATENT = (
+    *("deepseek_v2", "deepseek_v3, 8 bits", "glm4_moe_lite"),
+    *("kimi_linear", "bailing_hybrid, 8 bits"),
+)
+"""Models of MODELS without grouped-query attention."""
 
 DECIDED = 24
 """Factor on router weights: at initialisation's 0.02 all gate weights are about equal, and none is negligible."""

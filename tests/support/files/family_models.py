@@ -39,6 +39,15 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 DEEPSEEK_V3 = LATENT | FEW | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+KIMI_DELTA = (
+    LATENT
+    | FEW
+    | {
+        **{"qk_rope_head_dim": 16, "num_experts": 8, "linear_head_dim": 16, "linear_num_heads": 4},
+        **{"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        **{"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    }
+)
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2_moe": FEW
@@ -232,6 +241,8 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         **{"num_experts": 8, "head_dim": 16, "shared_expert_intermediate_size": 48, "sliding_window": 4},
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
+    "kimi_linear": KIMI_DELTA,
+    "bailing_hybrid": KIMI_DELTA | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
     "gemma4_text": FEW
     | {
         **{"num_experts": 8, "top_k_experts": 2, "enable_moe_block": True, "hidden_size_per_layer_input": 0},

@@ -12,6 +12,10 @@ AVX2 static void rotate(const latent_attention *l, const uint16_t *x, const void
     const int64_t half = l->rotary / 2;
     const uint16_t *c = cosine, *s = sine;
     const float *wide_c = cosine, *wide_s = sine;
+    if (l->pairing == UNROTATED) {
+        memcpy(to, x, (size_t)l->rotary * sizeof *to);
+        return;
+    }
     for (int64_t i = 0; i < half; i++) {
         const uint16_t a = x[l->pairing == HALVES ? i : 2 * i], b = x[l->pairing == HALVES ? i + half : 2 * i + 1];
         if (l->pairing == WIDE_PAIRS) {

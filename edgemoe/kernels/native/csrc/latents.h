@@ -5,8 +5,8 @@
 
 #if COMPILED
 /* Which numbers of a rotary part are rotated together: of two halves; neighbours, whose results are two halves; neighbours, by
- * float32 tables, whose results stay neighbours. */
-enum { HALVES, PAIRS, WIDE_PAIRS };
+ * float32 tables, whose results stay neighbours; none. */
+enum { HALVES, PAIRS, WIDE_PAIRS, UNROTATED };
 
 typedef struct {
     int64_t heads, key, value, latent, rotary; /* numbers of a head's query without rotary part, of its values, ... */
@@ -20,7 +20,9 @@ typedef struct {
 } latent_attention;
 
 /* Cosines and sines that a token has. */
-static inline int64_t latents_rotation(const latent_attention *l) { return l->pairing == WIDE_PAIRS ? l->rotary / 2 : l->rotary; }
+static inline int64_t latents_rotation(const latent_attention *l) {
+    return l->pairing == UNROTATED ? 0 : l->pairing == WIDE_PAIRS ? l->rotary / 2 : l->rotary;
+}
 
 /* Norms latents, rotates the keys' rotary parts, both of compressed [rows, latent + rotary], and writes them to the KV at
  * index past. kv [rows] where `each` is 1; 0: all rows are of one sequence, consecutive from its index past on. Returns 0,
