@@ -170,6 +170,7 @@ def test_the_wheel_answers_in_another_directory(wheel: Path, tmp_path: Path) -> 
         (elsewhere / f"{name}.py").write_text("raise RuntimeError('edgemoe imported a file of the user')\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment["EDGEMOE_PLAIN_CODES"] = "true"
     ask = ["chat", "-p", "What is the capital of France?", "--json"]
     done = subprocess.run(
         [installed / "bin" / "edgemoe", *ask],

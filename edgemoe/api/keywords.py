@@ -41,6 +41,8 @@ class LoadOptions(TypedDict, total=False):
     threads: int | None
     kernel: str
     keep_source: bool
+    plain_codes: bool
+    dense_bits: int | None
     levels: str | None
     exact: int | None
     retention: Number

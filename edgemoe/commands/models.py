@@ -62,6 +62,14 @@ DenseBitsOption = Annotated[
         autocompletion=one_of("bf16", "8", "6", "5", "4"),
     ),
 ]
+PlainCodesOption = Annotated[
+    bool,
+    typer.Option(
+        "--plain-codes",
+        help="Leave the model's codes as they are rounded. Default: they are calibrated where that takes less than "
+        "5 minutes.",
+    ),
+]
 YesOption = Annotated[bool, typer.Option("--yes", help="Remove without confirmation.")]
 
 
@@ -91,6 +99,7 @@ def pull_command(
     name: SourceArgument,
     keep_source: KeepSourceOption = False,
     dense_bits: DenseBitsOption = None,
+    plain_codes: PlainCodesOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,7 +117,7 @@ def pull_command(
         _print_what_fits(name, as_json)
         return
     bits = None if dense_bits is None else parse_dense_bits(dense_bits)
-    opening = Opening(name, keep_source=keep_source, dense_bits=bits)
+    opening = Opening(name, keep_source=keep_source, dense_bits=bits, plain_codes=plain_codes)
     store = open_model(opening, check_files=check_template).directory
     short = next((each.short for each in cached_names() if store in each.paths), str(store))
     if as_json:

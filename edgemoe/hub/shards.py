@@ -67,6 +67,10 @@ class StreamedShards:
                 progress(shard.file.size)
         self._needed = {name for shard in self._shards for name in shard.names}
 
+    def keep(self) -> None:
+        """Keeps every shard complete from now on."""
+        self._keep = True
+
     @property
     def peak_bytes(self) -> int:
         """Bytes of disk still needed: the largest missing shard, or all missing shards if they are kept."""

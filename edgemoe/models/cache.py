@@ -63,6 +63,11 @@ def kv_directory() -> Path:
     return user_cache() / "kv"
 
 
+def note_path(store: Path) -> Path:
+    """The file that says how a store of the cache is still to be calibrated (conversion.first_codes)."""
+    return store.with_name(f"{store.name}.calibrate")
+
+
 def file_name(text: str) -> str:
     """Makes `text` one harmless file name."""
     return re.sub(r"[^A-Za-z0-9._@-]", "_", text)
@@ -210,6 +215,7 @@ def remove(model: CachedName) -> None:
             removed = path.with_name(f"{_REMOVED}{path.name}-{time.time_ns()}")
             try:
                 path.rename(removed)
+                note_path(path).unlink(missing_ok=True)
                 shutil.rmtree(removed)
             except OSError as error:
                 wanted = f"{path}, which this user may remove"

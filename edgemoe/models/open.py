@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgemoe.console.loading import starting
 from edgemoe.machine import devices
@@ -61,8 +61,8 @@ def open_model(
         check_files(checkpoint.companions()[0].parent)
 
     keep = opening.keep_source
-    bits = opening.dense_bits
-    directory = resolve_store(opening.model, layout, keep_source=keep, check=check_headers, dense_bits=bits)
+    how: dict[str, Any] = {"dense_bits": opening.dense_bits, "calibrate": not opening.plain_codes}
+    directory = resolve_store(opening.model, layout, keep_source=keep, check=check_headers, **how)
     return StoreModel.open(directory, place)
 
 

@@ -12,7 +12,8 @@ from edgemoe.hub.name import HubModel
 from edgemoe.models.cache import touch
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.conversion.dense_default import DENSE_BITS, dense_bits_for
-from edgemoe.models.conversion.download import download_path
+from edgemoe.models.conversion.download import choose_layout, download_path
+from edgemoe.models.conversion.first_codes import FirstCodes
 from edgemoe.models.conversion.first_use import announce
 from edgemoe.models.conversion.run import Check, Options, convert_checkpoint, convert_from_hub
 from edgemoe.models.conversion.waiting import convert_once
@@ -28,6 +29,7 @@ def resolve_store(
     keep_source: bool = False,
     check: Check = lambda checkpoint: None,
     dense_bits: int | None = None,
+    calibrate: bool = False,
 ) -> Path:
     """Returns the store of `model`: the model itself, or its cached conversion, made now if it is missing.
 
@@ -39,6 +41,7 @@ def resolve_store(
         keep_source: keeps the downloaded checkpoint; downloads it even if the store exists.
         check: may refuse a conversion by the checkpoint's headers, before it begins.
         dense_bits: bits of the dense weights, one of manifest.DENSE_BITS; None: the default, or the store's own.
+        calibrate: calibrates the codes of a new store where that takes less than first_codes.LONGEST.
 
     Raises:
         UserError: no such model, several whose names begin so, keep_source without a model of the Hub, or a store with
@@ -47,33 +50,43 @@ def resolve_store(
     place = locate(model, layout, keep_source)
     _require_dense_bits(place, dense_bits)
     options = Options(max_level=None, layout=layout, dense_bits=dense_bits or dense_bits_for(place.store))
+    codes = FirstCodes(place.store, choose_layout(layout).name, dense_bits, calibrate)
     if place.hub:
-        _convert_hub(place.hub, place, keep_source, check, options)
+        _convert_hub(place.hub, place, keep_source, check, options, codes)
     elif place.checkpoint:
-        _convert_on_disk(model, place, check, options)
+        _convert_on_disk(model, place, check, options, codes)
+    if place.store != model:  # a store by its path is used as it is, also by the calibration itself
+        codes.finish()
     touch(place.store)
     return place.store
 
 
-def _convert_hub(hub: HubModel, place: Place, keep_source: bool, check: Check, options: Options) -> None:
+def _convert_hub(
+    hub: HubModel, place: Place, keep_source: bool, check: Check, options: Options, codes: FirstCodes
+) -> None:
     """Converts a model of the Hub where its store is unfinished, or its source is to be kept."""
     convert_once(
         place.name,
         place.store,
         lambda: keep_source or not place.finished,
-        lambda: convert_from_hub(hub, place.store, keep_source=keep_source, check=check, **options),
+        lambda: convert_from_hub(
+            hub, place.store, keep_source=keep_source, check=check, codes=codes, **options
+        ),
         download=download_path(hub, options["layout"]),
     )
 
 
-def _convert_on_disk(model: Path, place: Place, check: Check, options: Options) -> None:
+def _convert_on_disk(model: Path, place: Place, check: Check, options: Options, codes: FirstCodes) -> None:
     """Converts a checkpoint whose store is unfinished, and announces it; copies its calibration into the store."""
 
     def accept(checkpoint: Checkpoint) -> None:
         check(checkpoint)
         announce(checkpoint, place.name, place.store.parent)
+        codes.begin(checkpoint, model, place.name)
 
     def convert() -> None:
+        if place.checkpoint:
+            options["dense_bits"] = codes.conversion_bits(place.checkpoint, options["dense_bits"])
         convert_checkpoint(model, place.store, check=accept, **options)
 
     convert_once(place.name, place.store, lambda: not place.finished, convert)

@@ -13,6 +13,9 @@ from edgemoe.storage.store.manifest_entries import read_integer, read_object
 PART = 0.25
 """The part of the experts' KL at level 4 that dense weights may add."""
 
+MOST = 0.0006
+"""Nats that 8 bits may add where no bits are within PART: activations of 8 bits and the head cost most of it."""
+
 
 @dataclass(frozen=True)
 class DenseChoice:
@@ -35,12 +38,15 @@ class DenseChoice:
 
     @property
     def bits(self) -> int:
-        """The first measured bits that add at most the limit; 16 where none do."""
-        return next((bits for bits, added in self.added.items() if added <= self.limit), 16)
+        """The first measured bits that add at most the limit; where none do, 8 if they add at most MOST, else 16."""
+        within = next((bits for bits, added in self.added.items() if added <= self.limit), None)
+        return within or (8 if self.added.get(8, math.inf) <= MOST else 16)
 
     def __str__(self) -> str:
         measured = ", ".join(f"{added:.5f} at {bits} bits" for bits, added in self.added.items())
         chosen = "bf16" if self.bits == 16 else f"{self.bits} bits"
+        if self.bits < 16 and self.added[self.bits] > self.limit:
+            chosen += f", which add at most {MOST}"
         return (
             f"{chosen}; dense weights may add {self.limit:.5f} nats of KL, a quarter of what experts cost at 4 bits, "
             f"and add {measured} ({self.tokens:,} tokens that the model wrote)"

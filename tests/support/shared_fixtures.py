@@ -47,6 +47,7 @@ with without_compiler():
     from edgemoe.machine.process import disk_read_bytes
     from edgemoe.memory.split import MINIMUM_EXPERTS
     from edgemoe.models import runnable, tokenizer
+    from edgemoe.models.conversion import first_codes
     from edgemoe.models.conversion.run import convert_checkpoint
     from edgemoe.models.demo import DEMO
     from edgemoe.models.resolve import resolve_store
@@ -88,6 +89,14 @@ def default_sigint() -> None:
     """Restores Python's handler of SIGINT, which a shell's background jobs ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def codes_as_they_are_rounded() -> Iterator[None]:
+    """Leaves the calibration of a first use out, which takes seconds, except in the tests that show it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_codes, "LONGEST", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,6 +34,10 @@ def choose_layout(name: str) -> Layout:
     return LAYOUTS[name]
 
 
+RETAINED = ".retain-source"
+"""Marker file in a download's directory: the checkpoint stays until the store's codes are calibrated."""
+
+
 @dataclass(frozen=True)
 class Download:
     """A checkpoint that is downloaded shard by shard.
@@ -47,6 +51,11 @@ class Download:
     source: Path
     shards: StreamedShards
     progress: ConversionProgress
+
+    def retain(self) -> None:
+        """Keeps the whole checkpoint until the store's codes are calibrated."""
+        (self.source / RETAINED).touch()
+        self.shards.keep()
 
 
 @contextmanager
@@ -62,20 +71,21 @@ def download(model: HubModel, source: Path, *, keep: bool) -> Iterator[Download]
 
     begun = source.exists()
     source.mkdir(parents=True, exist_ok=True)
-    kept = source / KEPT
+    kept, retained = source / KEPT, source / RETAINED
     if keep:
         kept.touch()
     with StoreLock(source, exclusive=True), ByteProgress(f"downloading and converting {model.name}") as bar:
         progress = ConversionProgress(bar)
         try:
-            shards, total = open_streamed(model, source, keep=kept.exists(), progress=progress.downloaded)
+            stays = kept.exists() or retained.exists()
+            shards, total = open_streamed(model, source, keep=stays, progress=progress.downloaded)
         except BaseException:
             if not begun:  # no weights have been downloaded
                 shutil.rmtree(source)
             raise
         progress.expect(total)
         yield Download(source, shards, progress)
-        if kept.exists():
+        if kept.exists() or retained.exists():
             shards.complete()
         else:
             shutil.rmtree(source)

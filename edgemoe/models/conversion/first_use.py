@@ -10,10 +10,11 @@ from edgemoe.console.width import say
 from edgemoe.errors import EdgemoeError
 from edgemoe.families.table import family_of
 from edgemoe.machine.cgroups import cores
+from edgemoe.models.conversion.calibration_time import calibration_seconds
 from edgemoe.models.conversion.dense_default import DENSE_BITS
+from edgemoe.models.conversion.first_codes import LONGEST
 from edgemoe.speed.disk import measure_disk
 from edgemoe.storage.convert.checkpoint import Checkpoint
-from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.run import store_bytes
 
 BIG_BYTES = 1_000_000_000
@@ -24,9 +25,6 @@ CORE_RATE = 100_000_000
 
 DOWNLOAD_RATE = 50_000_000
 """Bytes of source downloaded a second: an assumption, as nothing is downloaded yet."""
-
-CODED_WEIGHTS = 3_600_000
-"""Experts' weights that a core codes per second by error feedback (docs/benchmarks/2026-11-26-calibrated-codes.md)."""
 
 PROBE = 64 << 20
 """Bytes written and read to measure the disk: a multiple of disk_speed.PIECE."""
@@ -56,13 +54,12 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
         f"into a store of {format_size(store)} in {directory} ({format_size(free)} free)\n"
         f"this takes about {_estimate(size, store, existing, download)}; if interrupted, the next use resumes it"
     )
-    experts = ExpertWeights(checkpoint, family)
-    if not experts.has_codes(None):
-        count = len(experts.layers) * experts.count
-        minutes = experts.geometry(None).weights * count / (CODED_WEIGHTS * cores()) / 60
+    seconds = calibration_seconds(checkpoint)
+    if seconds is not None and seconds >= LONGEST:
         say(
             "`edgemoe convert CHECKPOINT STORE --calibrate self --dense-bits 6` makes a store of a checkpoint on "
-            f"disk that loses less at 2 and 4 bits and reads fewer bytes per token, in about {minutes:.0f} min more"
+            "disk that loses less at 2 and 4 bits and reads fewer bytes per token, in about "
+            f"{seconds / 60:.0f} min more"
         )
 
 

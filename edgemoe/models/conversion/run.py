@@ -12,7 +12,8 @@ from edgemoe.errors import UserError
 from edgemoe.families.table import family_of, require_known
 from edgemoe.hub.name import HubModel
 from edgemoe.models.calibration import adopt_calibration
-from edgemoe.models.conversion.download import choose_layout, download, download_path
+from edgemoe.models.conversion.download import Download, choose_layout, download, download_path
+from edgemoe.models.conversion.first_codes import AS_ROUNDED, FirstCodes
 from edgemoe.models.conversion.first_use import announce
 from edgemoe.models.conversion.growth import tell_growth
 from edgemoe.models.conversion.source_lines import source_lines
@@ -80,6 +81,7 @@ def convert_from_hub(
     *,
     keep_source: bool = False,
     check: Check = lambda checkpoint: None,
+    codes: FirstCodes = AS_ROUNDED,
     **options: Unpack[Options],
 ) -> Manifest:
     """Downloads a model shard by shard and converts each shard before the next, with a bar on stderr.
@@ -91,6 +93,7 @@ def convert_from_hub(
         destination: the store's directory.
         keep_source: keeps the whole checkpoint in downloads_directory().
         check: may refuse the checkpoint by its headers, before weights are downloaded.
+        codes: may keep the checkpoint, and then chooses the bits of dense weights.
         options: how the checkpoint is converted.
 
     Raises:
@@ -99,18 +102,34 @@ def convert_from_hub(
     """
     from edgemoe.models.runnable import check_runnable
 
-    checked, table = _checked(options), list[SourceRow]()
-    with download(model, download_path(model, options["layout"]), keep=keep_source) as arriving:
-        check_runnable(checkpoint := Checkpoint.open(arriving.source), options["dense_bits"])
+    table, path = list[SourceRow](), download_path(model, _checked(options)["layout"].name)
+    with download(model, path, keep=keep_source) as arriving:
+        checkpoint = Checkpoint.open(arriving.source)
+        options["dense_bits"] = codes.conversion_bits(checkpoint, options["dense_bits"])
+        check_runnable(checkpoint, options["dense_bits"])
         if not (destination / MANIFEST_NAME).exists():
             check(checkpoint)
             announce(checkpoint, model.name, destination.parent, download=True)
-            tell_growth(checkpoint, options["max_level"], options["dense_bits"])
-        how = checked | {"progress": arriving.progress.converted, "arrivals": arriving.shards}
-        family = family_of(checkpoint.config)
-        manifest = convert(arriving.source, destination, family, **how, tell=table.extend)
+            _begin(arriving, checkpoint, model, options, codes)
+        how = _checked(options) | _telling(arriving, table)
+        manifest = convert(arriving.source, destination, family_of(checkpoint.config), **how)
     _print_error(manifest, table)
     return manifest
+
+
+def _telling(arriving: Download, table: list[SourceRow]) -> dict[str, Any]:
+    """Arguments of `convert` that follow a download: its bar, its shards, and the table of what is converted."""
+    return {"progress": arriving.progress.converted, "arrivals": arriving.shards, "tell": table.extend}
+
+
+def _begin(
+    arriving: Download, checkpoint: Checkpoint, model: HubModel, options: Options, codes: FirstCodes
+) -> None:
+    """Prints what a download takes, and keeps its checkpoint where its codes will be calibrated."""
+    tell_growth(checkpoint, options["max_level"], options["dense_bits"])
+    if codes.planned(checkpoint):
+        arriving.retain()
+        codes.begin(checkpoint, arriving.source, model.name)
 
 
 def _print_error(manifest: Manifest, table: Sequence[SourceRow]) -> None:

@@ -153,6 +153,11 @@ class Opening(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions
     parallel: int = 1
     """Sequences that run at once."""
     keep_source: bool = option("Keep the downloaded checkpoint of a Hub model, in the cache.", False)
+    plain_codes: bool = option(
+        "Where a model is converted now, leave its codes as they are rounded. Default: they are calibrated where that "
+        "takes less than 5 minutes.",
+        False,
+    )
     dense_bits: int | None = None
     """Bits of the dense weights, where the model is converted."""
 

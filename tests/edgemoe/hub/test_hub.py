@@ -25,13 +25,14 @@ from edgemoe.hub.checkpoint import open_streamed
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.shards import layer_of
 from edgemoe.models.cache import downloads_directory
-from edgemoe.models.conversion import first_use
+from edgemoe.models.conversion import calibration_run, first_codes, first_use
 from edgemoe.models.conversion.run import convert_checkpoint, convert_from_hub
 from edgemoe.models.resolve import resolve_store, store_or_headers
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.record.layout import LAYOUTS
+from edgemoe.storage.store.manifest import Manifest
 
 pytestmark = pytest.mark.e2e
 
@@ -528,7 +529,7 @@ def test_a_second_use_goes_on_after_the_first_is_killed(served, source, tmp_path
     """It waits for the process that downloads and converts, names it, and resumes once that is killed."""
     gate = tmp_path / "gate"
     gate.touch()
-    first = ForkedPython("-c", HALTING, gate, "pull", REPO)
+    first = ForkedPython("-c", HALTING, gate, "pull", REPO, "--plain-codes")
     deadline = time.monotonic() + 60
     while not gate.with_suffix(".halted").exists():
         assert time.monotonic() < deadline
@@ -601,3 +602,25 @@ def test_names_of_the_hub_differ_from_paths(text, expected):
 def test_the_layer_of_a_tensor_is_the_first_number_in_its_name(name, layer):
     """This holds for every family."""
     assert layer_of(name) == layer
+
+
+@pytest.mark.e2e
+def test_a_checkpoint_stays_until_its_codes_are_calibrated(served, monkeypatch, capsys, tmp_path):
+    """All of it is on the disk while they are, which a line says before; then it is removed."""
+    monkeypatch.setattr(first_codes, "LONGEST", 1e9)
+    monkeypatch.setattr(calibration_run, "SAMPLES", 512)
+    run, seen = calibration_run.run, []
+
+    def watched(source: Path, store: Path, bits: str) -> int:
+        seen.append(sum(path.stat().st_blocks * 512 for path in source.glob("*.safetensors")))
+        return run(source, store, bits)
+
+    monkeypatch.setattr(calibration_run, "run", watched)
+    store = resolve_store(Path(REPO), calibrate=True)
+    assert "stay on the disk until then" in capsys.readouterr().err
+    made = Manifest.load(store)
+    assert made.codes is not None
+    assert made.dense_choice is not None
+    assert seen[0] >= sum(path.stat().st_size for path in served.directory.glob("*.safetensors"))
+    assert downloads(tmp_path) == []
+    assert resolve_store(Path(REPO), calibrate=True) == store

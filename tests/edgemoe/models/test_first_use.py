@@ -21,7 +21,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from edgemoe.console.sizes import parse_size
 from edgemoe.errors import UserError
 from edgemoe.models.cache import store_path
-from edgemoe.models.conversion import first_use
+from edgemoe.models.conversion import calibration_time, first_use
 from edgemoe.models.conversion import run as stores
 from edgemoe.models.resolve import resolve_store
 from edgemoe.speed.disk import DiskSpeed
@@ -174,22 +174,26 @@ def test_the_announced_figures(monkeypatch, capsys, checkpoint, tmp_path, disk, 
         return DiskSpeed(*disk, direct=True)
 
     monkeypatch.setattr(first_use, "measure_disk", measured)
-    monkeypatch.setattr(first_use, "cores", lambda: 2)
+    for module in (first_use, calibration_time):
+        monkeypatch.setattr(module, "cores", lambda: 2)
+        monkeypatch.setattr(module, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
+    monkeypatch.setattr(calibration_time, "available_memory", lambda: 64_000_000_000)
+    monkeypatch.setattr(calibration_time, "rates_path", lambda: tmp_path / "rates.json")
     usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
     opened = Checkpoint.open(checkpoint)
     monkeypatch.setattr(opened, "_weights", {"all": SimpleNamespace(nbytes=57_000_000_000)})
-    monkeypatch.setattr(first_use, "store_bytes", lambda *args, **kwargs: 31_000_000_000)
     layers = SimpleNamespace(weights=4_600_000)
     experts = SimpleNamespace(
         layers=range(48), count=128, geometry=lambda level: layers, has_codes=lambda level: coded
     )
-    monkeypatch.setattr(first_use, "ExpertWeights", lambda *parts: experts)
+    monkeypatch.setattr(calibration_time, "ExpertWeights", lambda *parts: experts)
     coded = download
     first_use.announce(opened, "big", tmp_path / "a" / "b", download=download)
     first, second, *others = capsys.readouterr().err.splitlines()
-    # 6,144 experts, of 4.6 million weights, of which a core codes 3.6 per second; codes of the source are kept.
-    assert [line.endswith("in about 65 min more") for line in others] == ([] if coded else [True])
+    # 6,144 experts of 4.6 million weights, of which a core codes 3.6 per second, and 10,240 tokens of 3.2 GB at
+    # 12 GB/s; codes of the source are kept.
+    assert [line.endswith("in about 111 min more") for line in others] == ([] if coded else [True])
     assert "57 GB of weights" in first
     assert "a store of 31 GB in" in first
     assert f"about {estimate}; " in second

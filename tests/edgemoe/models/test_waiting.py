@@ -25,7 +25,7 @@ from edgemoe.storage.files.lock import StoreLock
 def start(checkpoint, tmp_path) -> Iterator[Callable[[Path], Program]]:
     """Starts `edgemoe plan` on the checkpoint, which converts it, with a cache of the test's own."""
     with programs(XDG_CACHE_HOME=str(tmp_path / "cache")) as run:
-        yield lambda gate: run("-c", HALTING, gate, "pull", checkpoint)
+        yield lambda gate: run("-c", HALTING, gate, "pull", checkpoint, "--plain-codes")
 
 
 @pytest.fixture

@@ -15,10 +15,15 @@ from edgemoe.storage.store.manifest import Manifest
 
 @pytest.mark.parametrize(
     ("added", "bits"),
-    [({4: 0.0011, 5: 0.0005, 6: 0.0001}, 5), ({4: -1e-6}, 4), ({4: 0.1, 5: 0.02, 6: 0.01, 8: 0.00051}, 16)],
+    [
+        ({4: 0.0011, 5: 0.0005, 6: 0.0001}, 5),
+        ({4: -1e-6}, 4),
+        ({4: 0.1, 5: 0.02, 6: 0.01, 8: 0.00058}, 8),
+        ({4: 0.1, 6: 0.01, 8: 0.00061}, 16),
+    ],
 )
 def test_the_first_bits_within_a_quarter_of_the_experts_kl_are_chosen(added, bits):
-    """Experts cost .002 nats at 4 bits, so that dense weights may add .0005; bf16 where none do."""
+    """Experts cost .002 nats at 4 bits, so that dense weights may add .0005, and 8 bits .0006; bf16 where none do."""
     choice = DenseChoice(0.002, added, 2048)
     assert (choice.limit, choice.bits) == (0.0005, bits)
     assert str(choice).startswith("bf16" if bits == 16 else f"{bits} bits")

@@ -1,0 +1,115 @@
+"""Calibrated codes at a model's first use: the decision, a note of what is still to be done, and the run.
+
+The run is `edgemoe convert --calibrate self` on the finished store, in a process of its own, so that its memory is gone
+when the model is opened. A note next to the store names the checkpoint until the run has ended, so a killed one goes on
+at the next use.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgemoe.console.sizes import format_size
+from edgemoe.console.width import say
+from edgemoe.families.table import family_of
+from edgemoe.models.cache import downloads_directory, note_path
+from edgemoe.models.conversion import calibration_run
+from edgemoe.models.conversion.calibration_time import calibration_seconds
+from edgemoe.models.conversion.dense_default import DENSE_BITS
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import store_bytes
+from edgemoe.storage.store.manifest import MANIFEST_NAME, MARKER_NAME
+
+LONGEST = 300.0
+"""Seconds that a calibration at a first use may be expected to take."""
+
+
+@dataclass(frozen=True)
+class FirstCodes:
+    """The codes and dense weights of a store that a first use makes.
+
+    Args:
+        store: its directory in the cache.
+        layout: the name of its layout.
+        dense_bits: bits of the dense weights; None: measured where codes are calibrated, else DENSE_BITS.
+        calibrate: whether codes may be calibrated.
+    """
+
+    store: Path
+    layout: str
+    dense_bits: int | None
+    calibrate: bool
+
+    def planned(self, checkpoint: Checkpoint) -> bool:
+        """Whether codes will be calibrated: of a new store, in less than LONGEST, where the disk has room for it."""
+        if not self.calibrate:
+            return False
+        if any((self.store / name).exists() for name in (MANIFEST_NAME, MARKER_NAME)):
+            return note_path(self.store).exists()
+        seconds = calibration_seconds(checkpoint)
+        if seconds is None or seconds >= LONGEST:
+            return False
+        size = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=16)
+        existing = next(parent for parent in self.store.absolute().parents if parent.exists())
+        return shutil.disk_usage(existing).free > checkpoint.nbytes + 2 * size
+
+    def conversion_bits(self, checkpoint: Checkpoint, bits: int) -> int:
+        """Bits of the dense weights to convert with: bf16 where they will be measured, otherwise `bits`."""
+        measured = self.dense_bits is None and self.layout != "cuda" and self.planned(checkpoint)
+        return 16 if measured else bits
+
+    def begin(self, checkpoint: Checkpoint, source: Path, name: str) -> None:
+        """Notes a planned calibration, and says on stderr how long it will take.
+
+        Args:
+            checkpoint: the source.
+            source: its path; one in downloads_directory() is removed after the calibration, unless it is to be kept.
+            name: the model's, for people.
+        """
+        if not self.planned(checkpoint):
+            return
+        downloaded = source.parent == downloads_directory()
+        stays = f"; its {format_size(checkpoint.nbytes)} stay on the disk until then" if downloaded else ""
+        seconds = calibration_seconds(checkpoint) or 0.0
+        time = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        say(
+            f"{name} is calibrated once it is converted, in about {time}: half the loss at 2 and 4 bits "
+            f"(--plain-codes leaves it out){stays}"
+        )
+        bits = self.dense_bits or ("auto" if self.layout != "cuda" else DENSE_BITS)
+        self.store.parent.mkdir(parents=True, exist_ok=True)
+        content = {"source": str(source.absolute()), "dense_bits": "bf16" if bits == 16 else str(bits)}
+        note_path(self.store).write_text(json.dumps(content), encoding="utf-8")
+
+    def finish(self) -> None:
+        """Calibrates the store if a note says so; where that fails, the store is used as it is.
+
+        Raises:
+            KeyboardInterrupt: the calibration was interrupted; the next use goes on.
+        """
+        note = note_path(self.store)
+        if not (note.exists() and (self.store / MANIFEST_NAME).exists()):
+            return
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            content = json.loads(note.read_text(encoding="utf-8"))
+            source, bits = Path(content["source"]), str(content["dense_bits"])
+            if self.calibrate and source.exists():
+                if calibration_run.is_busy(self.store):
+                    say(
+                        f"{self.store.name} is being calibrated by another process, and is used as it is here"
+                    )
+                    return
+                if (code := calibration_run.run(source, self.store, bits)) < 0:
+                    return  # killed: the next use goes on
+                if code:
+                    say(f"{self.store.name} is not calibrated, and is used as it is")
+            calibration_run.release(source)
+        note.unlink(missing_ok=True)
+
+
+AS_ROUNDED = FirstCodes(Path(), "", None, calibrate=False)
+"""Calibrates nothing."""
