@@ -16,6 +16,7 @@ from edgemoe.kernels.program import (
     Linear,
     Norm,
     Operation,
+    Place,
     Scale,
     ShortConv,
     StateSpace,
@@ -76,7 +77,7 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
             return had, had // 2
         case Experts():
             return hidden, hidden
-        case Call():
+        case Call() | Place():
             return had, each.cols
         case _:
             return had, had

@@ -198,6 +198,20 @@ class Add:
 
 
 @dataclass(frozen=True, eq=False)
+class Place:
+    """Writes the input [N] to a part of the output [cols], which other parts complete.
+
+    Args:
+        at, cols: the first number of the part, and numbers of the output's row.
+    """
+
+    input: str
+    output: str
+    at: int
+    cols: int
+
+
+@dataclass(frozen=True, eq=False)
 class Multiply:
     """output = factor input."""
 
@@ -239,11 +253,22 @@ class Call:
 
 
 Latents = StoreLatents | LatentQueries | LatentValues
-
 Recurrent = DeltaNet | ShortConv | StateSpace
 
 Operation = (
-    Norm | Linear | Attend | Recurrent | Apply | Activate | Scale | Add | Multiply | Experts | Call | Latents
+    Norm
+    | Linear
+    | Attend
+    | Recurrent
+    | Apply
+    | Activate
+    | Scale
+    | Add
+    | Multiply
+    | Place
+    | Experts
+    | Call
+    | Latents
 )
 
 

@@ -12,8 +12,13 @@ import torch
 from torch import nn
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.delta import MOST_KEY_DIM
-from edgemoe.kernels.native.delta_net import DeltaSizes, DeltaState, DeltaWeights, NativeDeltaNet
+from edgemoe.kernels.native.delta_net import (
+    MOST_KEY_DIM,
+    DeltaSizes,
+    DeltaState,
+    DeltaWeights,
+    NativeDeltaNet,
+)
 from edgemoe.kernels.program import NORMED, DeltaNet, Linear, Operation
 from edgemoe.kv.linear_state import LayerState
 from edgemoe.layers.dense import DenseLinear

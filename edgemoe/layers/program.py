@@ -29,6 +29,12 @@ Its linear attention has, in place of the first two products and of Attend betwe
     DeltaNet  projected             -> attended [value_heads V]
     Linear    attended              -> block [H]
 
+Kimi Delta Attention (Kimi-Linear, Ling 3.0) has more products, whose results are parts of one row: of queries, keys and
+values together, of the gate, of rates and of decays, each
+
+    Linear    normed                -> part [N]
+    Place     part                  -> projected
+
 A gated short convolution (LFM2) has between them
 
     Linear    normed                -> projected [3 H]

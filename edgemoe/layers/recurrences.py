@@ -1,69 +1,116 @@
-"""Kimi Delta Attention, whose rows have the same bits in a prompt, in chunks of it, and as new tokens.
+"""Kimi Delta Attention: its products, one kernel call, and the product after it.
 
 transformers computes a single token by the recurrence, and several by products of chunks, whose temporary memory grows
-with a chunk. Here all of them go by the recurrence, in the compiled kernel, which needs none.
+with a chunk. Here all of them go by the recurrence, so that rows have the same bits in a prompt, in chunks of it, and
+as new tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.delta import MOST_KEY_DIM, DeltaRows, delta_rule
+from edgemoe.kernels.native.delta_net import (
+    MOST_KEY_DIM,
+    DeltaForm,
+    DeltaSizes,
+    DeltaState,
+    DeltaWeights,
+    NativeDeltaNet,
+)
+from edgemoe.kernels.program import NORMED, DeltaNet, Linear, Operation, Place
 from edgemoe.kv.linear_state import LayerState
-from edgemoe.layers.rows_alike import RowsAlike
+from edgemoe.layers.dense import DenseLinear
 
 _NEEDS = ("forget_gate", "b_proj", "o_norm")
 """Attributes of transformers' module."""
 
 
 class ChannelDelta(nn.Module):
-    """A delta rule with a decay for each number of a key.
+    """A delta rule with a decay for each number of a key, in RAM.
 
     Args:
-        module: transformers' module, in RAM.
+        module: transformers' module, of which nothing is kept but its weights.
+        gate, decays: the products that make a result's gate, and the decays, one after another.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, gate: list[DenseLinear], decays: list[DenseLinear]) -> None:
         super().__init__()
-        self.module = module
+        self.mixed = DenseLinear.joined((module.q_proj, module.k_proj, module.v_proj))
+        self._chains = [self.mixed], gate, [module.b_proj], decays
+        self.products = nn.ModuleList(linear for chain in self._chains for linear in chain)
+        self.out: DenseLinear = module.o_proj
+        self.native = _native_of(module, rounded_decay=len(decays) == 1)
 
     @classmethod
     def try_from(cls, module: Any) -> ChannelDelta | None:
         """Wraps a module in RAM that the compiled kernel supports; None for others, and without the kernel."""
         if not native.available() or not all(hasattr(module, name) for name in _NEEDS):
             return None
-        known = module.activation == "silu" and module.head_dim <= MOST_KEY_DIM
-        return cls(module) if known and module.conv1d.weight.device.type == "cpu" else None
+        gate = _products(module, ("g_a_proj", "g_b_proj"), ("g_proj",))
+        decays = _products(module.forget_gate, ("f_a_proj", "f_b_proj"), ("f_proj",))
+        others = [module.q_proj, module.k_proj, module.v_proj, module.b_proj, module.o_proj]
+        linears = [*gate, *decays, *others]
+        known = bool(gate and decays) and all(type(each) is DenseLinear for each in linears)
+        known = known and all(each.bias is None for each in linears) and module.conv1d.bias is None
+        known = known and module.activation == "silu" and module.o_norm.activation == "sigmoid"
+        if not known or module.head_dim > MOST_KEY_DIM or module.o_proj.weight.device.type != "cpu":
+            return None
+        return cls(module, gate, decays)
+
+    def operations(self) -> list[Operation]:
+        """From the normed state to what the last product takes."""
+        listed, at = list[Operation](), 0
+        for number, chain in enumerate(self._chains):
+            names = [NORMED, *(f"part {number}.{i}" for i in range(len(chain)))]
+            listed += [
+                Linear(source, target, linear.parts)
+                for (source, target), linear in zip(pairwise(names), chain, strict=True)
+            ]
+            listed.append(Place(names[-1], "projected", at, self.native.reads))
+            at += chain[-1].out_features
+        return [*listed, DeltaNet("projected", "attended", self.native)]
 
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
         """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""
-        net, shape = self.module, (hidden_states.shape[1], -1, self.module.head_dim)
-        with RowsAlike():
-            projected = [linear(hidden_states) for linear in (net.q_proj, net.k_proj, net.v_proj)]
-            convolved = self._convolved(torch.cat(projected, dim=-1), cache_params)
-            query, key, value = (part.reshape(shape).contiguous() for part in convolved.chunk(3, dim=-1))
-            decay = net.forget_gate(hidden_states)[0].float().contiguous()
-            rate = net.b_proj(hidden_states).sigmoid()[0].float().contiguous()
-            core = delta_rule(DeltaRows(query, key, value, decay, rate), cache_params.recurrent_after()[0])
-            narrow = hasattr(net, "g_a_proj")
-            gate = net.g_b_proj(net.g_a_proj(hidden_states)) if narrow else net.g_proj(hidden_states)
-            normed = net.o_norm(core[None], gate.view(1, *shape))
-            out: torch.Tensor = net.o_proj(normed.reshape(1, shape[0], -1))
-        return out
+        parts = []
+        for chain in self._chains:
+            part = hidden_states[0]
+            for linear in chain:
+                part = linear(part)
+            parts.append(part)
+        (conv, next_conv), (state, next_state) = cache_params.conv, cache_params.recurrent
+        before = None if cache_params.fresh else (conv[0], state[0])
+        projected = torch.cat(parts, dim=-1)
+        out: torch.Tensor = self.out(
+            self.native(projected, DeltaState(before, (next_conv[0], next_state[0])))
+        )
+        return out[None]
 
-    def _convolved(self, projected: torch.Tensor, state: LayerState) -> torch.Tensor:
-        """Convolves bf16 [1, R, channels] with the inputs before them to bf16 [R, channels], after silu."""
-        conv, rows = self.module.conv1d, projected.shape[1]
-        wide = state.update_conv_state(projected.transpose(1, 2), self.module.layer_idx)[0].float()
-        weight = conv.weight[:, 0].float()
-        summed = wide[:, 1 : 1 + rows] * weight[:, :1]
-        for tap in range(1, weight.shape[1]):
-            summed += wide[:, 1 + tap : 1 + tap + rows] * weight[:, tap : tap + 1]
-        if conv.bias is not None:
-            summed += conv.bias.float()[:, None]
-        return F.silu(summed.t().to(torch.bfloat16))
+
+def _products(module: Any, *chains: Sequence[str]) -> list[Any]:
+    """The products of the first chain whose names a module has; none where it has no chain."""
+    found = ([getattr(module, name, None) for name in chain] for chain in chains)
+    return next((chain for chain in found if None not in chain), [])
+
+
+def _native_of(module: Any, *, rounded_decay: bool) -> NativeDeltaNet:
+    """The compiled form of what lies between the module's products."""
+    forget, dim = module.forget_gate, module.head_dim
+    heads = module.num_heads
+    factor = -forget.A_log.data.float().exp().flatten()
+    weights = DeltaWeights(
+        module.conv1d.weight.data[:, 0],
+        forget.dt_bias.data.flatten(),
+        factor,
+        module.o_norm.weight.data,
+        module.o_norm.variance_epsilon,
+    )
+    lowest = float(forget.lower_bound) if getattr(forget, "safe_gate", False) else 0.0
+    form = DeltaForm(dim, lowest, rounded_decay, strict=True, gate=torch.sigmoid)
+    return NativeDeltaNet(DeltaSizes(heads, heads, dim, dim), weights, form)

@@ -22,6 +22,7 @@ _KINDS: tuple[type, ...] = (
     *(listed.ShortConv, listed.StateSpace, listed.Apply),
     *(listed.StoreLatents, listed.LatentQueries, listed.LatentValues),
     listed.Multiply,
+    listed.Place,
 )
 """In the order of the kinds of csrc/operations.h."""
 
@@ -144,6 +145,8 @@ def _number(each: listed.Operation) -> float:
             return each.epsilon
         case listed.Add() | listed.Multiply():
             return each.factor
+        case listed.Place():
+            return float(each.at)
         case _:
             return 0.0
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from edgemoe.kernels.native import library as native
-from edgemoe.kernels.native.delta import MOST_KEY_DIM
 from edgemoe.kernels.native.functions import values_of, wide_values_of
 from edgemoe.kernels.native.structures import DeltaNet, DeltaRun
+
+MOST_KEY_DIM = 1024
+"""Largest size of a key (csrc/delta_step.h)."""
 
 
 class DeltaSizes(NamedTuple):
@@ -38,7 +41,7 @@ class DeltaWeights(NamedTuple):
 
     Attributes:
         conv: [channels, taps], the oldest input's first.
-        added: [heads], added to `a` of a decay.
+        added: [heads * decays], added to `a` of a decay.
         factor: [heads], a head's state keeps e^(factor softplus(a + added)) of itself.
         norm: [value_dim], of the norm of results; where it is bf16 its product is rounded before the gate.
         epsilon: is added to the mean of squares in the norm.
@@ -49,6 +52,28 @@ class DeltaWeights(NamedTuple):
     factor: torch.Tensor
     norm: torch.Tensor
     epsilon: float
+
+
+class DeltaForm(NamedTuple):
+    """How a delta net forgets and gates. The defaults are a gated delta net's.
+
+    Attributes:
+        decays: decays of a head: one, or one for each number of a key.
+        lowest: where it is not 0 a state keeps e^(lowest sigmoid(-factor (a + added))) of itself.
+        rounded_decay: whether the exponent is rounded to bf16.
+        strict: whether the norm rounds nothing.
+        gate: the function of z, a result's factor.
+    """
+
+    decays: int = 1
+    lowest: float = 0.0
+    rounded_decay: bool = False
+    strict: bool = False
+    gate: Callable[[torch.Tensor], torch.Tensor] = F.silu
+
+
+GATED = DeltaForm()
+"""A gated delta net's form."""
 
 
 class DeltaState(NamedTuple):
@@ -69,18 +94,19 @@ class NativeDeltaNet:
 
     Attributes:
         reads: numbers of a token's row: inputs of the convolution, z [heads, value_dim] of the output's gate, b [heads]
-            of the rate at which a token replaces what its key finds, and a [heads] of the decay.
+            of the rate at which a token replaces what its key finds, and a [heads * decays] of the decays.
         writes: numbers of a token's results.
 
     Raises:
         ValueError: sizes that differ, or keys of more than MOST_KEY_DIM numbers.
     """
 
-    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights) -> None:
+    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, form: DeltaForm = GATED) -> None:
         key_heads, heads, key_dim, value_dim = sizes
         channels, taps = weights.conv.shape
         one = weights.added, weights.factor
-        if channels != sizes.channels or {each.shape for each in one} != {(heads,)} or heads % key_heads:
+        decays = (heads * form.decays,), (heads,)
+        if channels != sizes.channels or tuple(each.shape for each in one) != decays or heads % key_heads:
             raise ValueError(
                 f"expected {sizes.channels} channels and {heads} decays, got {channels} channels"
             )
@@ -89,16 +115,20 @@ class NativeDeltaNet:
                 f"expected a norm of {value_dim} and keys of at most {MOST_KEY_DIM}, got {key_dim}"
             )
         self.sizes, self._taps = sizes, taps
-        self.reads, self.writes = channels + heads * (value_dim + 2), heads * value_dim
+        self.reads, self.writes = channels + heads * (value_dim + 1 + form.decays), heads * value_dim
         floats = [each.detach().float().contiguous() for each in (weights.conv.t(), *one, weights.norm)]
-        tables = values_of(F.silu), values_of(torch.sigmoid), wide_values_of(F.silu)
+        tables = values_of(F.silu), values_of(torch.sigmoid), wide_values_of(form.gate)
         self._kept = floats, tables  # keeps the addresses valid
-        names = "conv", "added", "factor", "norm", "silu", "sigmoid", "wide_silu"
+        names = "conv", "added", "factor", "norm", "silu", "sigmoid", "wide_gate"
         self._structure = DeltaNet(
             **sizes._asdict(),
             taps=taps,
             epsilon=weights.epsilon,
-            rounded=weights.norm.dtype == torch.bfloat16,
+            decays=form.decays,
+            lowest=form.lowest,
+            rounded_decay=form.rounded_decay,
+            strict=form.strict,
+            rounded=weights.norm.dtype == torch.bfloat16 and not form.strict,
             **{name: each.data_ptr() for name, each in zip(names, (*floats, *tables), strict=True)},
         )
 

@@ -34,7 +34,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
     "edgemoe_router_states": (ctypes.c_int, [_P, _P, _P, _N, _P]),
     "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_delta_rule": (ctypes.c_int, [*[_P] * 6, *[_N] * 6, _P, _P]),
     "edgemoe_delta_net": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
     "edgemoe_state_space": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),
     "edgemoe_short_conv": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P]),

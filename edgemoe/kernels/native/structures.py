@@ -171,10 +171,15 @@ class DeltaNet(ctypes.Structure):
 
     _fields_ = [
         *_fields(_INT, "key_heads heads key_dim value_dim taps"),
-        *_fields(_POINTER, "conv added factor norm"),
+        ("conv", _POINTER),
+        ("decays", _INT),
+        *_fields(_POINTER, "added factor"),
+        ("lowest", _FLOAT),
+        ("rounded_decay", ctypes.c_int32),
+        ("norm", _POINTER),
         ("epsilon", _FLOAT),
-        ("rounded", ctypes.c_int32),
-        *_fields(_POINTER, "silu sigmoid wide_silu"),
+        *_fields(ctypes.c_int32, "rounded strict"),
+        *_fields(_POINTER, "silu sigmoid wide_gate"),
     ]
 
 

@@ -9,7 +9,6 @@ from availability import needs_native
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import NativeAttention, StoredAttention
 from edgemoe.kernels.native.attention_rows import LayerKV
-from edgemoe.kernels.native.delta import DeltaRows, delta_rule
 
 pytestmark = needs_native
 
@@ -76,56 +75,6 @@ def test_other_numbers_of_columns_are_refused():
     """K of both."""
     with pytest.raises(ValueError, match="rows of 9"):
         native.wide_product(normal(3, 8), normal(5, 9))
-
-
-def delta_rows(tokens: int, decays: int = 1) -> DeltaRows:
-    """Rows of 2 heads of keys of 24 and 4 of values of 40."""
-    values = [normal(tokens, heads, dim, seed=dim + heads) for heads, dim in ((2, 24), (2, 25), (4, 40))]
-    query, key, value = values[0], values[1][..., :24].contiguous(), values[2]
-    decay, rate = -normal(tokens, 4, decays, seed=5).abs(), normal(tokens, 4, seed=6).sigmoid()
-    return DeltaRows(query.bfloat16(), key.bfloat16(), value.bfloat16(), decay, rate)
-
-
-RULES = pytest.mark.parametrize(
-    "decays",
-    [1, 24],
-    ids=["head", "channel"],
-)
-"""Decays for each head, as in a gated delta net, and for each number of a key, as in KDA."""
-
-
-@RULES
-def test_a_recurrence_is_its_equations(decays):
-    """Token by token in float64, from a state that is not empty."""
-    rows, state = delta_rows(20, decays), normal(4, 24, 40, seed=7)
-    want, wide = state.double(), [each.double() for each in rows]
-    query, key = (each.repeat_interleave(2, 1) for each in wide[:2])
-    query, key = (each / (each.square().sum(2, keepdim=True) + 1e-6).sqrt() for each in (query, key))
-    query = query / 24**0.5
-    outs = []
-    for t in range(20):
-        want = want * wide[3][t].exp()[:, :, None]
-        there = torch.einsum("hij,hi->hj", want, key[t])
-        want = want + key[t][:, :, None] * ((wide[2][t] - there) * wide[4][t][:, None])[:, None]
-        outs.append(torch.einsum("hij,hi->hj", want, query[t]))
-    got = delta_rule(rows, state)
-    torch.testing.assert_close(got.double(), torch.stack(outs), rtol=0.01, atol=2e-3)
-    torch.testing.assert_close(state.double(), want, rtol=1e-4, atol=1e-5)
-
-
-@RULES
-def test_a_recurrence_has_the_same_bits_in_parts(decays):
-    """Outputs and the state after them, in one call, in several, and token by token."""
-    rows, whole = delta_rows(20, decays), normal(4, 24, 40, seed=7)
-    states = [whole.clone(), whole.clone()]
-    want = delta_rule(rows, whole)
-    for state, ends in zip(states, ((7, 8, 20), range(1, 21)), strict=True):
-        start, found = 0, []
-        for end in ends:
-            found.append(delta_rule(DeltaRows(*(each[start:end] for each in rows)), state))
-            start = end
-        assert torch.equal(torch.cat(found), want)
-        assert torch.equal(state, whole)
 
 
 HEADS, KV_HEADS, DIM, TOKENS = 8, 2, 32, 150

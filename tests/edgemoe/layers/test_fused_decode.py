@@ -45,7 +45,7 @@ MODELS = {
     },  # latents, positions that are complex numbers
     "deepseek_v3, 8 bits": {"qk_rope_head_dim": 16},  # queries of low rank, pairs of neighbours
     "glm4_moe_lite": {"qk_rope_head_dim": 16},
-    "kimi_linear": {},  # Kimi Delta Attention, which is called; latents that do not rotate
+    "kimi_linear": {},  # Kimi Delta Attention, latents that do not rotate
     "bailing_hybrid, 8 bits": {},  # the same, latents with a gate for each head
     "gpt_oss": {},  # sinks, windows in some layers, a router, attention and experts with biases, a clamped gate
     "minimax_m2": {},  # norms over all heads, of which a part is rotated; a router whose bias is an argument

@@ -205,34 +205,26 @@ def dense_calls() -> Iterator[Call]:
             yield Call("dense_heads", (POOL, Structures(c.DenseHeads, sizes | fields), x, tokens, y))
 
 
-def delta_calls() -> Iterator[Call]:
-    """The recurrence of one token and of several, for columns that vectors divide and others."""
-    for tokens, dim, decays in ((1, 64, 1), (5, 40, 24)):
-        rows = [bf16(tokens, heads, size, outliers=False) for heads, size in ((2, 24), (2, 24), (4, dim))]
-        decay, rate = (_generator.random((tokens, 4 * each)).astype(np.float32) for each in (decays, 1))
-        state = _generator.normal(size=(4, 24, dim)).astype(np.float32)
-        out = np.zeros((tokens, 4, dim), np.uint16)
-        yield Call("delta_rule", (POOL, *rows, -decay, rate, tokens, 2, 4, 24, dim, decays, state, out))
-
-
 DELTA_SIZES = {"key_heads": 2, "heads": 4, "key_dim": 24, "value_dim": 40, "taps": 4}
 DELTA_CHANNELS, DELTA_WRITES = 2 * 2 * 24 + 4 * 40, 4 * 40
 DELTA_READS = DELTA_CHANNELS + DELTA_WRITES + 2 * 4
 
 
-def delta_net(rounded: int) -> Structures:
-    """A gated delta net, whose functions are any."""
+def delta_net(rounded: int, decays: int = 1) -> Structures:
+    """A gated delta net, whose functions are any; with several decays of a head one of another form."""
     arrays = {
         "conv": (4, DELTA_CHANNELS),
-        "added": (4,),
+        "added": (4 * decays,),
         "factor": (4,),
         "norm": (40,),
-        "wide_silu": (1 << 16,),
+        "wide_gate": (1 << 16,),
     }
     floats = {name: _generator.normal(size=shape).astype(np.float32) for name, shape in arrays.items()}
     floats["factor"] = -np.abs(floats["factor"])
     tables = {name: bf16(1 << 16, outliers=False) for name in ("silu", "sigmoid")}
-    return Structures(c.DeltaNet, DELTA_SIZES | floats | tables | {"epsilon": 1e-6, "rounded": rounded})
+    return Structures(
+        c.DeltaNet, DELTA_SIZES | floats | tables | {"epsilon": 1e-6, "rounded": rounded, "decays": 1}
+    )
 
 
 def delta_state() -> tuple[np.ndarray, np.ndarray]:
@@ -242,18 +234,16 @@ def delta_state() -> tuple[np.ndarray, np.ndarray]:
 
 def delta_net_calls() -> Iterator[Call]:
     """One token of three sequences, and more tokens of one than a chunk has; a sequence without a token."""
-    for count, tokens in ((3, 1), (1, 19)):
+    for count, tokens, decays in ((3, 1, 1), (1, 19, 1), (3, 1, 24), (2, 5, 24)):
         runs = []
         for run in range(count):
             (conv, state), (after, next_state) = delta_state(), delta_state()
             before = {} if run == 1 else {"conv": conv, "state": state}
             runs.append(before | {"next_conv": after, "next_state": next_state})
-        x = bf16(count * tokens, DELTA_READS, outliers=False)
+        x = bf16(count * tokens, DELTA_READS + 4 * (decays - 1), outliers=False)
         out = np.zeros((count * tokens, DELTA_WRITES), np.uint16)
-        yield Call(
-            "delta_net",
-            (POOL, delta_net(count % 2), x, count, tokens, Structures(c.DeltaRun, *runs), out),
-        )
+        net = delta_net(count % 2, decays)
+        yield Call("delta_net", (POOL, net, x, count, tokens, Structures(c.DeltaRun, *runs), out))
 
 
 def short_conv_calls() -> Iterator[Call]:
@@ -479,7 +469,7 @@ def column_calls() -> Iterator[Call]:
 
 
 KERNEL_CALLS = (
-    *(expert_calls, factor_calls, dense_calls, delta_calls, delta_net_calls, short_conv_calls),
+    *(expert_calls, factor_calls, dense_calls, delta_net_calls, short_conv_calls),
     state_space_calls,
     *(row_calls, router_calls, attention_calls),
     latent_calls,

@@ -30,17 +30,17 @@ static int64_t own_channels(const delta_net *n) { return 2 * n->key_dim + sharin
 typedef struct {
     float *inputs, *convolved;
     uint16_t *core; /* [CHUNK, sharing, value_dim] */
-    float *keep, *rate; /* [CHUNK, sharing] */
+    float *keep, *rate; /* [CHUNK, sharing, decays], [CHUNK, sharing] */
 } net_scratch;
 
 static int64_t scratch_floats(const delta_net *n) {
-    return (n->taps - 1 + 2 * CHUNK) * own_channels(n) + CHUNK * sharing(n) * (n->value_dim + 2);
+    return (n->taps - 1 + 2 * CHUNK) * own_channels(n) + CHUNK * sharing(n) * (n->value_dim + 1 + n->decays);
 }
 
 static net_scratch scratch_at(const delta_net *n, float *at) {
     net_scratch s = {.inputs = at, .convolved = at + (n->taps - 1 + CHUNK) * own_channels(n)};
     s.keep = s.convolved + CHUNK * own_channels(n);
-    s.rate = s.keep + CHUNK * sharing(n);
+    s.rate = s.keep + CHUNK * sharing(n) * n->decays;
     s.core = (uint16_t *)(s.rate + CHUNK * sharing(n));
     return s;
 }
@@ -68,18 +68,25 @@ AVX2 static void keep_inputs(const delta_net *n, const delta_run *run, channels 
             for (int64_t i = 0; i < n->taps; i++) to[j * n->taps + i] = (uint16_t)(x[i * own + j] >> 16);
 }
 
+/* The part of a row of the state that stays. Exponentials are rounded once: the same bits by every library. */
+AVX2 static float kept(const delta_net *n, float a, float factor) {
+    const float soft = a > 20 ? a : (float)log1p(exp(a));
+    const float decay = n->lowest == 0 ? factor * soft : n->lowest * (float)(1 / (1 + exp(factor * a)));
+    return expf(n->rounded_decay ? from_bf16(to_bf16(decay)) : decay);
+}
+
 /* What stays of the state, and how much of it is replaced, by each token in each head of values. */
 AVX2 static void rates(const delta_net *n, const uint16_t *x, int64_t key_head, int64_t tokens, const net_scratch *s) {
-    for (int64_t t = 0; t < tokens; t++) {
-        const int64_t first = key_head * sharing(n);
-        const uint16_t *b = x + t * delta_row_size(n) + delta_channels(n) + n->heads * n->value_dim + first;
+    for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < sharing(n); i++) {
-            const float a = from_bf16(b[n->heads + i]) + n->added[first + i];
-            const float soft = a > 20 ? a : (float)log1p(exp(a)); /* rounded once: the same bits by every library */
-            s->keep[t * sharing(n) + i] = expf(n->factor[first + i] * soft);
-            s->rate[t * sharing(n) + i] = from_bf16(n->sigmoid[b[i]]);
+            const uint16_t *b = x + t * delta_row_size(n) + delta_channels(n) + n->heads * n->value_dim;
+            const int64_t head = key_head * sharing(n) + i, row = t * sharing(n) + i;
+            for (int64_t d = 0; d < n->decays; d++) {
+                const int64_t at = head * n->decays + d;
+                s->keep[row * n->decays + d] = kept(n, from_bf16(b[n->heads + at]) + n->added[at], n->factor[head]);
+            }
+            s->rate[row] = from_bf16(n->sigmoid[b[head]]);
         }
-    }
 }
 
 /* The recurrence in one head of values: some columns of its state for all tokens. */
@@ -90,19 +97,19 @@ AVX2 static void recur(const delta_net *n, const float *from, float *to, int64_t
         for (int64_t t = 0; t < tokens; t++) {
             const float *q = s->convolved + t * own, *value = q + 2 * n->key_dim + head * size + at;
             const int64_t width = min_of(most, size - at), row = t * sharing(n) + head;
-            const delta_token token = {q, q + n->key_dim, s->keep + row, 0, s->rate[row]};
+            const delta_token token = {q, q + n->key_dim, s->keep + row * n->decays, n->decays > 1, s->rate[row]};
             float sums[WIDE_COLUMNS];
             delta_columns(&token, n->key_dim, size, width, (t ? to : from) + at, to + at, value, sums);
             for (int64_t j = 0; j < width; j++) s->core[row * size + at + j] = to_bf16(sums[j]);
         }
 }
 
-/* y = norm(x) silu(z), of one head of one token. */
+/* y = norm(x) gate(z), of one head of one token. */
 AVX2 static void gated_norm(const delta_net *n, const uint16_t *x, const uint16_t *z, uint16_t *y) {
     const float by = edgemoe_rms_factor(x, n->value_dim, n->epsilon);
     for (int64_t j = 0; j < n->value_dim; j++) {
-        const float normed = n->norm[j] * from_bf16(to_bf16(from_bf16(x[j]) * by));
-        y[j] = to_bf16((n->rounded ? from_bf16(to_bf16(normed)) : normed) * n->wide_silu[z[j]]);
+        const float scaled = from_bf16(x[j]) * by, normed = n->norm[j] * (n->strict ? scaled : from_bf16(to_bf16(scaled)));
+        y[j] = to_bf16((n->rounded ? from_bf16(to_bf16(normed)) : normed) * n->wide_gate[z[j]]);
     }
 }
 
@@ -157,6 +164,7 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
 AVX2 int edgemoe_delta_net(pool *p, const delta_net *n, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
                            uint16_t *out) {
     if (count < 1 || tokens < 1 || n->key_heads < 1 || n->heads < 1 || n->heads % n->key_heads || n->key_dim < 1) return WRONG_SHAPE;
+    if (n->decays != 1 && n->decays != n->key_dim) return WRONG_SHAPE;
     if (n->key_dim > MOST_KEY_DIM || n->value_dim < 1 || n->taps < 1) return WRONG_SHAPE;
     net_job job = {.net = n, .projected = projected, .count = count, .tokens = tokens, .threads = pool_threads(p), .runs = runs, .out = out};
     job.scratch = pool_acquire(p, (size_t)(pool_threads(p) * scratch_floats(n)) * sizeof(float));

@@ -37,6 +37,11 @@ AVX2 static void add(const uint16_t *x, float factor, int64_t count, uint16_t *y
     else for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(y[i]) + from_bf16(to_bf16(from_bf16(x[i]) * factor)));
 }
 
+/* Writes rows of x into rows of y, from number `at` of each on. */
+static void place(const uint16_t *x, int64_t x_cols, int64_t at, int64_t rows, int64_t cols, uint16_t *y) {
+    for (; rows-- > 0; x += x_cols, y += cols) memcpy(y + at, x, (size_t)x_cols * sizeof *y);
+}
+
 /* y = x times a factor, `count` numbers. */
 AVX2 static void multiply(const uint16_t *x, float factor, int64_t count, uint16_t *y) {
     for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(x[i]) * factor);
@@ -75,6 +80,7 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
                                         : from == l->heads * (l->key + l->rotary) && to == l->heads * key && o->input != o->output;
     }
     if (o->kind == ACTIVATE) return from == 2 * to;
+    if (o->kind == PLACE) return o->number >= 0 && from + (int64_t)o->number <= to && o->input != o->output;
     return from == to || (o->kind == SCALE && to % from == 0) || o->kind == CALL;
 }
 
@@ -94,6 +100,7 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, 1, rows, from, to);
     case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
+    case PLACE: place(from, o->input_cols, (int64_t)o->number, rows, o->output_cols, to); return 0;
     case MULTIPLY: multiply(from, o->number, rows * o->output_cols, to); return 0;
     case ADD: add(from, o->number, rows * o->output_cols, to); return 0;
     default: return WRONG_SHAPE;

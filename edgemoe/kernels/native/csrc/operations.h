@@ -23,7 +23,7 @@ typedef struct {
 enum { HIDDEN, NORMED };
 
 /* Kinds. CALL: the caller computes it, and goes on after it. */
-enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET, SHORT_CONV, STATE_SPACE, APPLY, STORE_LATENTS, LATENT_QUERIES, LATENT_VALUES, MULTIPLY };
+enum { NORM, LINEAR, ATTEND, ACTIVATE, SCALE, ADD, EXPERTS, CALL, DELTA_NET, SHORT_CONV, STATE_SPACE, APPLY, STORE_LATENTS, LATENT_QUERIES, LATENT_VALUES, MULTIPLY, PLACE };
 
 typedef struct {
     int64_t kind, input, output;     /* indices of buffers */
@@ -31,7 +31,8 @@ typedef struct {
     const void *parameters;     /* NORM: weight; LINEAR: linear; ATTEND: attention_shape; DELTA_NET: delta_net;
                                  * SHORT_CONV: short_conv; STATE_SPACE: state_space; STORE_LATENTS, LATENT_*: latent_attention;
                                  * ACTIVATE, APPLY, SCALE: a table of functions' values */
-    float number;               /* NORM: epsilon; ADD: factor of the input; 0: none; MULTIPLY: factor */
+    float number;               /* NORM: epsilon; ADD: factor of the input; 0: none; MULTIPLY: factor;
+                                 * PLACE: the first number of the output's row that it writes */
     int32_t wide;               /* NORM: the weight is float32 (edgemoe_rms_norm) */
     int64_t routed;             /* EXPERTS: the buffer that its router reads, HIDDEN or NORMED */
     int64_t rotation;           /* ATTEND, STORE_LATENTS, LATENT_QUERIES: index of its rotation */
