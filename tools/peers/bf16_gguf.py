@@ -6,10 +6,8 @@ import tempfile
 from pathlib import Path
 
 import gguf
-import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from numpy.typing import NDArray
 
 from edgemoe.families.table import family_of
 from edgemoe.storage.convert.checkpoint import Checkpoint
@@ -19,6 +17,7 @@ from edgemoe.storage.export.levels import one_level
 from edgemoe.storage.export.run import export
 from edgemoe.storage.files.atomic import partial_file
 from edgemoe.storage.record.layout import LAYOUTS
+from tools.peers.rewrite_gguf import Replaced, rewrite
 
 
 def write_gguf(checkpoint: Path, destination: Path) -> None:
@@ -48,35 +47,21 @@ def write_gguf(checkpoint: Path, destination: Path) -> None:
         export(store, exported, family, format="gguf", levels=levels, progress=_show_nothing)
         reader = gguf.GGUFReader(next(exported.glob("*.gguf")))
         with partial_file(destination, opened.nbytes) as part:
-            _rewrite(reader, experts, part)
+            rewrite(
+                reader, part, lambda each: _experts(each.name, experts) if _is_expert(each.name) else None
+            )
 
 
 def _show_nothing(bytes_read: int, total: int) -> None:
     """Shows no progress: models small enough for a comparison of quality take seconds."""
 
 
-def _rewrite(reader: gguf.GGUFReader, experts: ExpertWeights, into: Path) -> None:
-    """Copies a GGUF's fields and its tensors, experts from a checkpoint."""
-    architecture = reader.fields[gguf.Keys.General.ARCHITECTURE].contents()
-    writer = gguf.GGUFWriter(into, architecture)
-    for name, field in reader.fields.items():
-        if name == gguf.Keys.General.ARCHITECTURE or name.startswith("GGUF."):
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
-    for tensor in reader.tensors:
-        if "_exps." in tensor.name:
-            writer.add_tensor(tensor.name, _experts(tensor.name, experts), raw_dtype=Kind.BF16)
-        else:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def _is_expert(name: str) -> bool:
+    """Whether a tensor of a GGUF has the experts of a layer."""
+    return "_exps." in name
 
 
-def _experts(name: str, experts: ExpertWeights) -> NDArray[np.uint8]:
+def _experts(name: str, experts: ExpertWeights) -> Replaced:
     """The bytes of a layer's gates, ups or downs in bf16, uint8 [E, rows, 2 * cols]."""
     layer, part = int(name.split(".")[1]), name.split(".")[2].split("_")[1]
     out = []
@@ -87,4 +72,4 @@ def _experts(name: str, experts: ExpertWeights) -> NDArray[np.uint8]:
         gate, up = gate_up.chunk(2)
         out.append({"gate": gate, "up": up, "down": down}[part])
     joined = torch.stack(out).to(torch.bfloat16).contiguous()
-    return joined.view(torch.uint8).numpy()
+    return joined.view(torch.uint8).numpy(), Kind.BF16
