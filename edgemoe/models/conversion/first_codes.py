@@ -16,6 +16,7 @@ from pathlib import Path
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
 from edgemoe.families.table import family_of
+from edgemoe.machine.process import available_memory
 from edgemoe.models.cache import downloads_directory, note_path
 from edgemoe.models.conversion import calibration_run
 from edgemoe.models.conversion.calibration_time import calibration_seconds
@@ -23,6 +24,9 @@ from edgemoe.models.conversion.dense_default import DENSE_BITS
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import store_bytes
 from edgemoe.storage.store.manifest import MANIFEST_NAME, MARKER_NAME
+
+PROCESSES = 1_200_000_000
+"""Bytes of memory that two processes take besides the model, with conversion and workspace."""
 
 LONGEST = 300.0
 """Seconds that a calibration at a first use may be expected to take."""
@@ -45,7 +49,7 @@ class FirstCodes:
     calibrate: bool
 
     def planned(self, checkpoint: Checkpoint) -> bool:
-        """Whether codes will be calibrated: of a new store, in less than LONGEST, where the disk has room for it."""
+        """Whether codes will be calibrated: of a new store, in less than LONGEST, where disk and memory have room."""
         if not self.calibrate:
             return False
         if any((self.store / name).exists() for name in (MANIFEST_NAME, MARKER_NAME)):
@@ -54,6 +58,8 @@ class FirstCodes:
         if seconds is None or seconds >= LONGEST:
             return False
         size = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=16)
+        if available_memory() < size + PROCESSES:
+            return False
         existing = next(parent for parent in self.store.absolute().parents if parent.exists())
         return shutil.disk_usage(existing).free > checkpoint.nbytes + 2 * size
 

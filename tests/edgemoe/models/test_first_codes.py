@@ -46,7 +46,7 @@ def test_a_first_use_calibrates_and_a_killed_one_goes_on(run, calibrating, monke
 
 
 def test_what_is_not_calibrated(calibrating, monkeypatch, checkpoint, tiny_store, tmp_path):
-    """Nothing is where an option says so, where it takes too long, on a full disk, and in a store that exists."""
+    """Nothing is where an option says so, on a full disk, in little memory, in too long a time, or once it exists."""
     store, headers = tmp_path / "stores" / "new", Checkpoint.open(checkpoint)
 
     def planned(store: Path = store, *, calibrate: bool = True) -> bool:
@@ -58,6 +58,9 @@ def test_what_is_not_calibrated(calibrating, monkeypatch, checkpoint, tiny_store
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+        assert not planned()
+    with monkeypatch.context() as patch:
+        patch.setattr(first_codes, "available_memory", lambda: 1_000_000_000)
         assert not planned()
     monkeypatch.setattr(first_codes, "LONGEST", calibration_seconds(headers))
     assert not planned()

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from family_models import random_model, save
 from safetensors.torch import load_file
 from small_store import flip
+from small_tokenizer import a_tokenizer
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import ChecksumMismatch, ModelRefused, UserError
 from edgemoe.families.table import family_of
 from edgemoe.policy.settings import RunSettings
-from edgemoe.recode import coding
+from edgemoe.recode import coding, dense_choice
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.recode.run import FOLDER, recode
 from edgemoe.recode.sample import ExpertSample
@@ -215,3 +217,20 @@ def test_commands(run, checkpoint, tmp_path, foxes_text):
     code, _, err = run("convert", checkpoint, one, "--samples", TOKENS)
     assert code == 2
     assert "--calibrate" in err
+
+
+@pytest.mark.e2e
+def test_a_hybrid_writes_its_text_and_is_calibrated(run, tmp_path, monkeypatch):
+    """A model of gated delta nets begins each window with an empty state; experts and dense weights get new codes."""
+    monkeypatch.setattr(dense_choice, "WINDOWS", 1)
+    source, store = tmp_path / "source", tmp_path / "store"
+    save(random_model("qwen3_5_moe_text", max_position_embeddings=1024), source, fused=False)
+    a_tokenizer().save_pretrained(source)
+    options = ("--calibrate", "self", "--samples", TOKENS, "--dense-bits", "auto", "--json")
+    code, out, err = run("convert", source, store, *options)
+    assert code == 0, err
+    made = json.loads(out)
+    assert "calibrated on 1,024 tokens of a text of the model" in made["codes"]
+    assert made["dense_bits"] in (4, 5, 6, 8)
+    code, out, _ = run("verify", store, "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
