@@ -239,7 +239,7 @@ TRAITS = {
         fused_gqa=FusedGQA(_all_tokens),
     ),
     "kimi_linear": _like_glm("Kimi-Linear-48B-A3B"),
-    "deepseek_v32": Traits("DeepSeek-V3.2"),
+    "deepseek_v32": _like_glm("DeepSeek-V3.2"),
     "glm_moe_dsa": Traits("GLM-5"),
     "axk2": Traits("A.X-K2"),
     "beam": Traits("Beam-1.0"),

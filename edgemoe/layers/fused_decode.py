@@ -24,6 +24,7 @@ from edgemoe.kernels.native.decode_layers import (
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
+from edgemoe.layers.decoder_parts import outer_parts
 from edgemoe.layers.program import experts_of, has_program, layer_program, outer_layers
 from edgemoe.layers.rotations import Rotations
 from edgemoe.policy.levels import LevelPolicy
@@ -51,11 +52,11 @@ class FusedDecode:
     ) -> None:
         self._runtime = runtime
         self._rotations = Rotations(model, traits)
-        layers = list(model.model.layers)
+        layers, positions = list(model.model.layers), outer_parts(model).positions
         self._experts = [experts_of(layer) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)
         table = ResidentTable(kernel, len(layers), count)
-        programs = [layer_program(layer, windows[i]) for i, layer in enumerate(layers)]
+        programs = [layer_program(layer, windows[i], positions) for i, layer in enumerate(layers)]
         outer = outer_layers(model)
         self._native = NativeDecodeLayers(outer, programs, table, kernel, rows)
         size, buffers = outer.norm[0].numel(), self._native.buffers

@@ -62,7 +62,7 @@ class LatentAttention(nn.Module):
     @classmethod
     def try_from(cls, module: Any, *, rotated: bool) -> LatentAttention | None:
         """Wraps a module whose parts have native forms; None for others."""
-        if not isinstance(getattr(module, "latents", None), CompiledLatents):
+        if not isinstance(getattr(module, "latents", None), CompiledLatents) or hasattr(module, "indexer"):
             return None
         names = ["kv_a_proj_with_mqa", "o_proj"]
         names += ["q_a_proj", "q_b_proj"] if _low_rank(module) else ["q_proj"]

@@ -103,6 +103,7 @@ from edgemoe.kernels.program import (
     Operation,
     Scale,
 )
+from edgemoe.layers.called import call_block, call_indexed, call_parallel, call_states
 from edgemoe.layers.decoder_parts import (
     LayerPart,
     Mixer,
@@ -148,8 +149,8 @@ def _mixer(part: LayerPart) -> Mixer | None:
 
 
 def _called(part: LayerPart) -> bool:
-    """Whether a part with a state of fixed size is called as a module, and what surrounds it stays in the list."""
-    return isinstance(part.module, PerSequence)
+    """Whether a part is called as a module, and what surrounds it stays in the list: a state, or an index of tokens."""
+    return isinstance(part.module, PerSequence) or hasattr(part.module, "indexer")
 
 
 def outer_layers(model: Any) -> NativeOuterLayers:
@@ -170,20 +171,21 @@ def _experts(block: nn.Module) -> ExpertLayer | None:
     return experts
 
 
-def layer_program(layer: Any, window: int) -> LayerProgram:
+def layer_program(layer: Any, window: int, positions: Any = None) -> LayerProgram:
     """The list of a layer that `has_program` has found to have one.
 
     Args:
         layer: transformers' decoder layer, with this program's attention and norms.
         window: latest tokens that a row sees; 0: all.
+        positions: the model's rotary embedding, for attention that is called as a module.
     """
-    operations = [each for part in parts_of(layer) for each in _part(part)]
+    operations = [each for part in parts_of(layer) for each in _part(part, positions)]
     if (factor := multiplier_of(layer)) != 1:
         operations.append(Multiply(HIDDEN, HIDDEN, factor))
     return LayerProgram(tuple(operations), window)
 
 
-def _part(part: LayerPart) -> list[Operation]:
+def _part(part: LayerPart, positions: Any) -> list[Operation]:
     """The operations that add a part of a layer to the state."""
     before = _norm(part.norm, HIDDEN, NORMED)
     if part.parallel:
@@ -192,8 +194,11 @@ def _part(part: LayerPart) -> list[Operation]:
         return [before, *_block(part)]
     mixer = _mixer(part)
     if mixer is None:
-        call = Call(NORMED, "block", partial(_call_states, part.module), part.norm.weight.numel())
-        return [before, call, *_added(part)]
+        states = isinstance(part.module, PerSequence)
+        called = (
+            partial(call_states, part.module) if states else partial(call_indexed, part.module, positions)
+        )
+        return [before, Call(NORMED, "block", called, part.norm.weight.numel()), *_added(part)]
     return [before, *mixer.operations(), Linear("attended", "block", mixer.out.parts), *_added(part)]
 
 
@@ -223,7 +228,7 @@ def _block(part: LayerPart) -> list[Operation]:
     fuses, activation = _activation(block, experts)
     if not (known and experts and fuses and isinstance(router, CompiledRouter)):
         hidden = part.norm.weight.numel()
-        return [Call(NORMED, "block", partial(_call, block, part.shared), hidden), *_added(part)]
+        return [Call(NORMED, "block", partial(call_block, block, part.shared), hidden), *_added(part)]
     if shared is None and not part.factor and part.after is None and not _multiplied(block):
         return [Experts(HIDDEN, router.native, activation)]
     scaled: list[Operation] = []
@@ -244,13 +249,13 @@ def _dense_and_experts(part: LayerPart, parallel: ParallelExperts) -> list[Opera
     """The operations that add a dense block, and the experts parallel to it, to the state."""
     hidden, router = part.norm.weight.numel(), router_of(parallel.block)
     fuses, activation = _activation(parallel.block, _experts(parallel.block))
-    called = Call(NORMED, "block", partial(_call, part.module, None), hidden)
+    called = Call(NORMED, "block", partial(call_block, part.module, None), hidden)
     dense = _dense(part.module, "block") if isinstance(part.module, DenseBlock) else [called]
     if fuses and isinstance(router, CompiledRouter):
         normed = _norm(parallel.norm, HIDDEN, NORMED)
         experts: list[Operation] = [normed, Experts("routed", router.native, activation, routed=HIDDEN)]
     else:
-        experts = [Call(HIDDEN, "routed", partial(_call_parallel, parallel), hidden)]
+        experts = [Call(HIDDEN, "routed", partial(call_parallel, parallel), hidden)]
     summed = [_norm(parallel.after, "routed", "routed"), Add("routed", "block")]
     return [*dense, _norm(parallel.after_dense, "block", "block"), *experts, *summed, *_added(part)]
 
@@ -271,21 +276,3 @@ def _dense(module: GatedMLP | PlainMLP, output: str) -> list[Operation]:
         gate_up = Linear(NORMED, "gate_up", module.gate_up.parts)
         above = [gate_up, Activate("gate_up", "inner", function)]
     return [*above, Linear("inner", output, module.down.parts)]
-
-
-def _call_parallel(parallel: ParallelExperts, step: Any, x: torch.Tensor) -> torch.Tensor:
-    rows = x.flatten(0, 1)
-    _, gates, chosen = router_of(parallel.block)(rows)
-    out: torch.Tensor = parallel.block.experts(parallel.norm(rows), chosen, gates)
-    return out.view_as(x)
-
-
-def _call_states(module: nn.Module, step: Any, x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = module(x, cache_params=step.kv)
-    return out
-
-
-def _call(module: nn.Module, shared: nn.Module | None, step: Any, x: torch.Tensor) -> torch.Tensor:
-    found = module(x)
-    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return out if shared is None else out + shared(x)

@@ -45,6 +45,7 @@ MODELS = {
     },  # latents, positions that are complex numbers
     "deepseek_v3, 8 bits": {"qk_rope_head_dim": 16},  # queries of low rank, pairs of neighbours
     "glm4_moe_lite": {"qk_rope_head_dim": 16},
+    "deepseek_v32": {},  # attention to tokens that an index chooses, which is called
     "kimi_linear": {},  # Kimi Delta Attention, latents that do not rotate
     "bailing_hybrid, 8 bits": {},  # the same, latents with a gate for each head
     "gpt_oss": {},  # sinks, windows in some layers, a router, attention and experts with biases, a clamped gate
@@ -74,7 +75,7 @@ MODELS = {
 
 LATENT = (
     *("deepseek_v2", "deepseek_v3, 8 bits", "glm4_moe_lite"),
-    *("kimi_linear", "bailing_hybrid, 8 bits"),
+    *("deepseek_v32", "kimi_linear", "bailing_hybrid, 8 bits"),
 )
 """Models of MODELS without grouped-query attention."""
 

@@ -241,6 +241,11 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         **{"num_experts": 8, "head_dim": 16, "shared_expert_intermediate_size": 48, "sliding_window": 4},
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
+    "deepseek_v32": DEEPSEEK_V3
+    | {
+        **{"qk_rope_head_dim": 16, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 6},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
     "kimi_linear": KIMI_DELTA,
     "bailing_hybrid": KIMI_DELTA | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
     "gemma4_text": FEW
