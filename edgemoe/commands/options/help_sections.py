@@ -68,7 +68,7 @@ FURTHER: Sections = {
         *("depth", "critical", "importance", "heavy-hitters", "renormalise", "hotness", "hot-half-life"),
         *("hot-interval", "hot-margin", "hot-warmup", "hot-prompt-weight"),
     ),
-    "Further options of the machine": ("kernel", "keep-source", "study", "print-config"),
+    "Further options of the machine": ("kernel", "keep-source", "plain-codes", "study", "print-config"),
 }
 """The sections of --help-all after the command's own, for all commands."""
 
