@@ -211,7 +211,7 @@ WINDOWS = [
     ("mixtral", {"sliding_window": None}),
     ("olmoe", {}),
     ("glm4_moe", {}),
-    *((name, {}) for name in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")),
+    *((name, {}) for name in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite")),
     ("gpt_oss", {}),
     ("minimax_m2", {}),
     ("hy_v3", {}),
