@@ -14,8 +14,11 @@ from edgemoe.storage.convert.run import store_bytes
 CODED_WEIGHTS = 3_600_000
 """Experts' weights that a core codes per second by error feedback (docs/benchmarks/2026-11-26-calibrated-codes.md)."""
 
-SAMPLES = 8192
-"""Tokens that the model writes to calibrate its codes on; a quarter more measure the dense weights."""
+SAMPLES = 4096
+"""Tokens that a model writes at its first use to calibrate its codes on: half of what `convert --calibrate` takes."""
+
+MEASURED = 2048
+"""Tokens that it writes to measure its dense weights on."""
 
 STEP = 0.0015
 """Seconds of a token apart from reading weights."""
@@ -24,11 +27,12 @@ REACHED = 0.4
 """The part of RAM's rate that a token reaches at least (plans.expected)."""
 
 
-def calibration_seconds(checkpoint: Checkpoint) -> float | None:
+def calibration_seconds(checkpoint: Checkpoint, samples: int = SAMPLES) -> float | None:
     """Estimates the duration of a calibration with this machine's cores and measured rates.
 
     Args:
         checkpoint: the source; no weights are read.
+        samples: tokens of the text.
 
     Returns:
         seconds; None where a calibration brings nothing, as the source has codes of its own.
@@ -45,4 +49,4 @@ def calibration_seconds(checkpoint: Checkpoint) -> float | None:
     token = whole - weights * (1 - family.top_k / experts.count)  # a weight of an expert takes a byte
     rates = kept_rates(rates_path(), "cpu")
     rate = REACHED * rates.vram if whole < available_memory() else rates.ssd
-    return weights / (CODED_WEIGHTS * cores()) + 1.25 * SAMPLES * (STEP + token / rate)
+    return weights / (CODED_WEIGHTS * cores()) + (samples + MEASURED) * (STEP + token / rate)

@@ -17,6 +17,9 @@ from edgemoe.speed.disk import measure_disk
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import store_bytes
 
+SAMPLES = 8192
+"""Tokens that `convert --calibrate` takes by default."""
+
 BIG_BYTES = 1_000_000_000
 """Bytes of weights from which on a conversion is announced."""
 
@@ -54,8 +57,8 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
         f"into a store of {format_size(store)} in {directory} ({format_size(free)} free)\n"
         f"this takes about {_estimate(size, store, existing, download)}; if interrupted, the next use resumes it"
     )
-    seconds = calibration_seconds(checkpoint)
-    if seconds is not None and seconds >= LONGEST:
+    shortest, seconds = calibration_seconds(checkpoint), calibration_seconds(checkpoint, SAMPLES)
+    if shortest is not None and seconds is not None and shortest >= LONGEST:
         say(
             "`edgemoe convert CHECKPOINT STORE --calibrate self --dense-bits 6` makes a store of a checkpoint on "
             "disk that loses less at 2 and 4 bits and reads fewer bytes per token, in about "

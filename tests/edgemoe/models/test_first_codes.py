@@ -30,7 +30,7 @@ def test_a_first_use_calibrates_and_a_killed_one_goes_on(run, calibrating, monke
         patch.setattr(calibration_run, "run", lambda *parts: -9)
         store = resolve_store(checkpoint, calibrate=True)
     err = capsys.readouterr().err
-    assert "tiny is calibrated once it is converted, in about 1" in err
+    assert "tiny is calibrated once it is converted, in about 9 s" in err
     assert Manifest.load(store).codes is None
     assert note_path(store).exists()
     (store / calibration_run.FOLDER).mkdir()
