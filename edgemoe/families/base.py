@@ -49,11 +49,11 @@ class Gate:
 class FusedGQA:
     """Traits of a family whose decoder layers are norm, attention, residual, norm, experts, residual, or a half of it.
 
-    Its attention is plain grouped-query attention with rotated halves: q_proj, k_proj, v_proj, o_proj, perhaps q_norm
-    and k_norm, perhaps a gate in q_proj; or multi-head latent attention. In its place some layers may have a gated
-    delta net, a short convolution, a selective state space or Kimi Delta Attention. layers.fused_decode runs one new
-    token through such layers in one call; in other steps layers.gqa, layers.latent_attention, layers.delta_net,
-    layers.short_convolution, layers.state_space and layers.recurrences compute these parts.
+    Its attention is plain grouped-query attention with rotated halves or neighbours: q_proj, k_proj, v_proj, o_proj,
+    perhaps q_norm and k_norm, perhaps a gate in q_proj; or multi-head latent attention. In its place some layers may
+    have a gated delta net, a short convolution, a selective state space or Kimi Delta Attention. layers.fused_decode
+    runs one new token through such layers in one call; in other steps layers.gqa, layers.latent_attention,
+    layers.delta_net, layers.short_convolution, layers.state_space and layers.recurrences compute these parts.
 
     Args:
         windows: transformers' config -> number of latest tokens that each layer attends to; 0: all.
@@ -97,8 +97,9 @@ class Traits:
         product_router: whether a router's experts are the top k of its weight times the hidden state; biases, groups
             and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon), or that with 1 + weight
-            as the weight.
-        gate: the gate of its routers; None: they choose in a way of their own, which Lynx cannot change.
+            as the weight, and modules named *LayerNorm the same of x minus its mean, plus a bias.
+        gate: the gate of its routers; None: they choose in a way of their own, which Lynx cannot change, though the
+            compiled kernel may know it.
         fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
 

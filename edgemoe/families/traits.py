@@ -33,6 +33,17 @@ def _in_windows(config: Any) -> list[bool]:
     return [bool(window) for window in _window_by_layer(config)]
 
 
+def _windowed_or_first_rotate(config: Any) -> list[bool]:
+    """Layers with a window rotate, and layers without experts where no window pattern of their own is declared."""
+    dense = config.prefix_dense_sliding_window_pattern == 1
+    kinds = zip(config.layer_types, config.mlp_layer_types, strict=True)
+    windowed = config.sliding_window is not None
+    return [
+        (windowed and attention == "sliding_attention") or (dense and block == "dense")
+        for attention, block in kinds
+    ]
+
+
 def _always(config: Any) -> bool:
     return True
 
@@ -65,35 +76,23 @@ def _like_glm(models: str) -> Traits:
     return Traits(models, rms_norm=True, gate=_SIGMOID, fused_gqa=_WITH_SHARED)
 
 
+def _by_softmax(models: str, layers: FusedGQA, gate: Gate = _SOFTMAX) -> Traits:
+    """Traits of families whose routers choose by a softmax of their product."""
+    return Traits(models, product_router=True, rms_norm=True, gate=gate, fused_gqa=layers)
+
+
+def _normalised(models: str, layers: FusedGQA) -> Traits:
+    """Traits of the ones whose gate weights add up to 1, whatever their config says."""
+    return _by_softmax(models, layers, Gate(_always))
+
+
 TRAITS = {
-    "qwen2_moe": Traits(
-        "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
-        product_router=True,
-        rms_norm=True,
-        gate=_SOFTMAX,
-        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
+    "qwen2_moe": _by_softmax(
+        "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", FusedGQA(_window_by_layer, block_is_experts=False)
     ),
-    "qwen3_moe": Traits(
-        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B",
-        product_router=True,
-        rms_norm=True,
-        gate=_SOFTMAX,
-        fused_gqa=FusedGQA(_one_window),
-    ),
-    "qwen3_next": Traits(
-        "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
-        product_router=True,
-        rms_norm=True,
-        gate=_SOFTMAX,
-        fused_gqa=_WITH_SHARED,
-    ),
-    "olmoe": Traits(
-        "OLMoE-1B-7B",
-        product_router=True,
-        rms_norm=True,
-        gate=_SOFTMAX,
-        fused_gqa=FusedGQA(_all_tokens),
-    ),
+    "qwen3_moe": _by_softmax("Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B", FusedGQA(_one_window)),
+    "qwen3_next": _by_softmax("Qwen3-Next-80B-A3B, Qwen3-Coder-Next", _WITH_SHARED),
+    "olmoe": _by_softmax("OLMoE-1B-7B", FusedGQA(_all_tokens)),
     "deepseek_v2": Traits(
         "DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5",
         rms_norm=True,
@@ -102,7 +101,9 @@ TRAITS = {
     ),
     "deepseek_v3": _like_glm("DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2, Kimi-K2.5 without images"),
     "glm4_moe": _like_glm("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7"),
-    "ernie4_5_moe": Traits("ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B", rms_norm=True, gate=Gate(_always)),
+    "ernie4_5_moe": Traits(
+        "ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B", rms_norm=True, gate=Gate(_always), fused_gqa=_WITH_SHARED
+    ),
     "mixtral": Traits(
         "Mixtral-8x7B, Mixtral-8x22B",
         product_router=True,
@@ -110,7 +111,9 @@ TRAITS = {
         gate=_SCALED_TO_1,
         fused_gqa=FusedGQA(_one_window),
     ),
-    "phimoe": Traits("Phi-3.5-MoE, Phi-mini-MoE", product_router=True),
+    "phimoe": Traits(
+        "Phi-3.5-MoE, Phi-mini-MoE", product_router=True, rms_norm=True, fused_gqa=FusedGQA(_one_window)
+    ),
     "granitemoe": Traits(
         "PowerMoE-3B, Granite-3.0-1B-A400M, Granite-3.1-3B-A800M",
         expert_names=_GRANITE_NAMES,
@@ -126,12 +129,8 @@ TRAITS = {
         gate=_SCALED_TO_1,
         fused_gqa=FusedGQA(_window_by_layer),
     ),
-    "qwen3_5_moe_text": Traits(
-        "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, without images",
-        product_router=True,
-        rms_norm=True,
-        gate=Gate(_always),
-        fused_gqa=_WITH_SHARED,
+    "qwen3_5_moe_text": _normalised(
+        "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, without images", _WITH_SHARED
     ),
     "glm4_moe_lite": _like_glm("GLM-4.7-Flash"),
     "minimax_m2": Traits(
@@ -146,7 +145,7 @@ TRAITS = {
         gate=_SIGMOID_TO_1,
         fused_gqa=_WITH_SHARED,
     ),
-    "hunyuan_v1_moe": Traits("Hunyuan-A13B"),
+    "hunyuan_v1_moe": _normalised("Hunyuan-A13B", _WITH_SHARED),
     "dots1": Traits(
         "dots.llm1",
         rms_norm=True,
@@ -166,15 +165,13 @@ TRAITS = {
         fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
     ),
     "solar_open": _like_glm("Solar-Open-100B"),
-    "mellum": Traits(
-        "Mellum2-12B-A2.5B",
-        product_router=True,
+    "mellum": _by_softmax("Mellum2-12B-A2.5B", FusedGQA(_window_by_layer)),
+    "flex_olmo": _by_softmax("FlexOlmo-7x7B-1T", FusedGQA(_all_tokens)),
+    "kolibri1": Traits(
+        "Kolibri-1",
         rms_norm=True,
-        gate=_SOFTMAX,
-        fused_gqa=FusedGQA(_window_by_layer),
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_windowed_rotate),
     ),
-    "flex_olmo": Traits("FlexOlmo-7x7B-1T"),
-    "kolibri1": Traits("Kolibri-1"),
     "granitemoeshared": Traits(
         "Granite models with shared experts, without Mamba layers",
         expert_names=_GRANITE_NAMES,
@@ -183,17 +180,23 @@ TRAITS = {
         gate=Gate(_always),
         fused_gqa=FusedGQA(_all_tokens),
     ),
-    "aria_text": Traits("Aria's language model"),
+    "aria_text": _normalised("Aria's language model", _WITH_SHARED),
     "axk1": Traits("A.X-K1"),
-    "cohere2_moe": Traits("Command A+"),
+    "cohere2_moe": Traits(
+        "Command A+",
+        rms_norm=True,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False, rotates=_windowed_or_first_rotate),
+    ),
     "lfm2_moe": Traits(
         "LFM2-8B-A1B, LFM2-24B-A2B",
         rms_norm=True,
         gate=_SIGMOID,
         fused_gqa=FusedGQA(_all_tokens),
     ),
-    "qwen3_vl_moe_text": Traits("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images"),
-    "glm4v_moe_text": Traits("GLM-4.5V, GLM-4.6V, without images"),
+    "qwen3_vl_moe_text": _normalised(
+        "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images", FusedGQA(_all_tokens)
+    ),
+    "glm4v_moe_text": _like_glm("GLM-4.5V, GLM-4.6V, without images"),
     "afmoe": Traits(
         "Trinity-Nano, Trinity-Mini, Trinity-Large",
         rms_norm=True,

@@ -55,7 +55,7 @@ def _widths_of(each: Operation, had: int, hidden: int) -> tuple[int, int]:
     """The numbers of a row that an operation reads and writes, where its input has rows of `had` numbers."""
     match each:
         case Norm():
-            return each.weight.numel(), each.weight.numel()
+            return each.weight.shape[-1], each.weight.shape[-1]
         case Linear():
             weight = each.weights[0]
             return columns_of(weight), len(weight)

@@ -29,11 +29,11 @@ Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """output = weight * input / sqrt(mean(input^2) + epsilon).
+    """output = weight * input / sqrt(mean(input^2) + epsilon), or the same of the input minus its mean.
 
     Args:
         weight: bf16 [N], where what it is multiplied by is rounded to bf16 before; or float32 [N], where the product
-            alone is rounded.
+            alone is rounded; or float32 [2, N], where the mean is subtracted: factors, and numbers that are added.
         epsilon: the number that is added to the mean.
     """
 

@@ -55,6 +55,7 @@ def build_model(
     place_tensors(model, tensors)
     del tensors
     _bind_experts(model, modules, runtime, traits, family.hidden)
+    model.eval()  # before modules are tried: in training phimoe's routers choose at random
     replace_modules(model, traits)
     for layer, name in modules.items():
         router = router_of(_block_of(model, name))
@@ -62,7 +63,7 @@ def build_model(
         remap_choices(layer, router, traits, model.config)
     if device is None:
         in_huge_pages(model.parameters())
-    return model.eval()  # type: ignore[no-any-return]
+    return model  # type: ignore[no-any-return]
 
 
 def _bind_experts(

@@ -13,6 +13,9 @@ _EMBEDDINGS = ("embed_tokens", "embeddings")
 _LAST_NORMS = ("norm", "embedding_norm", "norm_f")
 _POSITIONS = ("rotary_embs", "rotary_emb", "pos_emb")
 
+_OF_LOGITS = ("logits_scaling", "logit_scale")
+"""Names of what logits are divided by, and of what they are multiplied with, in configs."""
+
 _MIXERS = ("self_attn", "linear_attn", "conv", "mamba", "mixer")
 """Names of modules that take the results of other tokens: attention, or a module with a state."""
 
@@ -23,6 +26,9 @@ _BLOCKS = ("mlp", "feed_forward", "block_sparse_moe")
 _SHARED = "shared_mlp"
 """Experts that every token has, in some families next to the block."""
 
+_NOTHING = "nothing"
+"""Stands for the name of a norm before a part that takes the state as it is."""
+
 _NORMS = (
     ("input_layernorm", "", "post_attention_layernorm", ""),
     ("operator_norm", "", "ffn_norm", ""),
@@ -32,8 +38,12 @@ _NORMS = (
         *("input_layernorm", "post_attention_layernorm"),
         *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     ),
+    ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    (_NOTHING, "post_attention_layernorm", _NOTHING, "post_feedforward_layernorm"),
+    ("input_layernorm", "", "input_layernorm", ""),
 )
-"""Names of a layer's norms: before and after its mixer, and before and after its block; "": there is none."""
+"""Names of a layer's norms: before and after its mixer, and before and after its block; "": there is none. Where one is
+before both, the block has the mixer's input."""
 
 _PARALLEL = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
 """Names of further norms of layers with experts parallel to a dense block, in the order of ParallelExperts."""
@@ -65,6 +75,7 @@ class OuterParts(NamedTuple):
         factor: is multiplied with embeddings.
         divisor: logits are divided by it.
         cap: logits become cap tanh(logits / cap); 0: they stay.
+        multiplier: logits are multiplied with it.
     """
 
     embedding: Any
@@ -74,6 +85,7 @@ class OuterParts(NamedTuple):
     factor: float
     divisor: float
     cap: float
+    multiplier: float
 
 
 class ParallelExperts(NamedTuple):
@@ -96,7 +108,7 @@ class LayerPart(NamedTuple):
     """A part of a decoder layer, whose result is added to the state.
 
     Attributes:
-        norm: the norm of the state before it; None: none of a known name.
+        norm: the norm of the state before it, nn.Identity where there is none; None: none of a known name.
         name: its name in the layer.
         module: attention or another module that knows earlier tokens; or experts, or a dense block.
         mixes: whether it knows earlier tokens.
@@ -131,9 +143,10 @@ def outer_parts(model: Any) -> OuterParts:
     factor = getattr(inner, "embedding_multiplier", 1) if scale is None else scale
     if getattr(model.config, "mup_enabled", False):  # afmoe
         factor = model.config.hidden_size**0.5
-    divisor = getattr(model.config, "logits_scaling", None) or 1
+    divisor, multiplier = (getattr(model.config, name, None) or 1 for name in _OF_LOGITS)
     cap = getattr(model.config, "final_logit_softcapping", None) or 0
-    return OuterParts(embedding, norm, model.lm_head, positions, float(factor), float(divisor), float(cap))
+    numbers = map(float, (factor, divisor, cap, multiplier))
+    return OuterParts(embedding, norm, model.lm_head, positions, *numbers)
 
 
 def parts_of(layer: nn.Module) -> list[LayerPart]:
@@ -168,8 +181,8 @@ def _parallel(layer: Any) -> ParallelExperts | None:
 def _norms(layer: nn.Module) -> list[Any]:
     """A layer's norms in the order of _NORMS; None where it has no such norm."""
     own = {name for name, _ in layer.named_children() if "norm" in name} - {*_PARALLEL}
-    names = next((names for names in _NORMS if {*names} - {""} == own), ("", "", "", ""))
-    return [getattr(layer, name) if name else None for name in names]
+    names = next((names for names in _NORMS if {*names} - {"", _NOTHING} == own), ("", "", "", ""))
+    return [nn.Identity() if name == _NOTHING else getattr(layer, name) if name else None for name in names]
 
 
 def _one_of(module: Any, names: tuple[str, ...]) -> tuple[str, Any]:

@@ -180,10 +180,11 @@ def is_rms_norm(module: Any) -> bool:
 
 
 class DenseNorm(nn.Module):
-    """y = weight * x / sqrt(mean(x^2) + epsilon), in one kernel call.
+    """y = weight * x / sqrt(mean(x^2) + epsilon), or the same of x minus its mean, in one kernel call.
 
     Args:
-        weight: bf16 [K], where what it is multiplied by is rounded before; or float32 [K], where the product alone is.
+        weight: bf16 [K], where what it is multiplied by is rounded before; or float32 [K], where the product alone is;
+            or float32 [2, K] where the mean is subtracted: factors, and numbers that are added.
         epsilon: the number that is added to the mean.
     """
 
@@ -194,14 +195,16 @@ class DenseNorm(nn.Module):
 
     @classmethod
     def try_from(cls, module: Any) -> DenseNorm | None:
-        """Makes a norm of an RMS norm in RAM (Traits.rms_norm); None for other modules or without the kernel.
+        """Makes a norm of a norm in RAM (Traits.rms_norm); None for other modules or without the kernel.
 
-        A norm by 1 + weight, or one whose product alone is rounded, has a float32 weight here. It is recognised by
-        trying it.
+        A norm by 1 + weight, or one whose product alone is rounded, has a float32 weight here, and so has a LayerNorm.
+        It is recognised by trying it.
         """
         weight, epsilon = getattr(module, "weight", None), getattr(module, "eps", None)
         if not native.available() or weight is None or weight.device.type != "cpu":
             return None
+        if type(module).__name__.endswith("LayerNorm"):
+            return cls._centred(module)
         if is_rms_norm(module):
             forms = [cls(each, module.variance_epsilon) for each in (weight.data, weight.data.float())]
             return min(forms, key=partial(_differing, module))
@@ -209,10 +212,25 @@ class DenseNorm(nn.Module):
             return None
         wide = weight.data.float()
         tried = (cls(each, epsilon) for each in (wide, 1 + wide))
-        x = torch.linspace(-2, 2, 3 * weight.numel()).bfloat16().view(3, -1)
+        return next((own for own in tried if own._computes(module)), None)
+
+    @classmethod
+    def _centred(cls, module: Any) -> DenseNorm | None:
+        """Makes a norm of a LayerNorm over the last dimension; None: it computes something else."""
+        factors, added = module.weight.data.float(), getattr(module, "bias", None)
+        epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+        if factors.ndim != 1 or not isinstance(epsilon, float):
+            return None
+        added = torch.zeros_like(factors) if added is None else added.data.float()
+        made = cls(torch.stack((factors, added)), epsilon)
+        return made if made._computes(module) else None
+
+    def _computes(self, module: Any) -> bool:
+        """Whether it gives the numbers of transformers' module, but for rounding."""
+        x = _trial_rows(self.weight.shape[-1])
         with torch.inference_mode():
             want = module(x)
-            return next((own for own in tried if torch.allclose(own(x), want, rtol=_ROUNDED, atol=0)), None)
+            return torch.allclose(self(x), want, rtol=_ROUNDED, atol=_ROUNDED * float(want.abs().mean()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalises [..., K] along its last dimension to bf16 [..., K].
@@ -225,9 +243,14 @@ class DenseNorm(nn.Module):
 
 def _differing(module: Any, own: DenseNorm) -> int:
     """How many numbers of a trial's rows two norms round differently."""
-    x = torch.linspace(-2, 2, 3 * own.weight.numel()).bfloat16().view(3, -1)
+    x = _trial_rows(own.weight.shape[-1])
     with torch.inference_mode():
         return int((own(x) != module(x)).sum())
+
+
+def _trial_rows(cols: int) -> torch.Tensor:
+    """Three different rows, bf16 [3, cols]."""
+    return torch.linspace(-2, 2, 3 * cols).bfloat16().view(3, -1)
 
 
 class DenseEmbedding(nn.Module):

@@ -59,7 +59,7 @@ class FusedDecode:
         programs = [layer_program(layer, windows[i], positions) for i, layer in enumerate(layers)]
         outer = outer_layers(model)
         self._native = NativeDecodeLayers(outer, programs, table, kernel, rows)
-        size, buffers = outer.norm[0].numel(), self._native.buffers
+        size, buffers = outer.norm[0].shape[-1], self._native.buffers
         self._normed = [buffers.rows_of(NORMED, count, size)[0] for count in range(1, rows + 1)]
         """bf16 [rows, H], the experts' input in a step of 1, 2, 3, ... rows."""
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]

@@ -16,6 +16,7 @@ from edgemoe.kernels.program import NORMED, Attend, Linear, Operation, Scale
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
+from edgemoe.layers.rotation_form import RotationForm
 from edgemoe.policy.importance import first_counted
 
 
@@ -30,11 +31,12 @@ class GroupedQueryAttention(nn.Module):
             shorter than keys and have a factor; without v_proj the projected keys are the values.
         rotation: index of its rotation in the list of the step's rotations (layers.rotations).
         rotated: leading numbers of each head that are rotated by its position.
+        form: the numbers that are rotated together; an attribute too.
     """
 
-    def __init__(self, module: Any, rotation: int, rotated: int) -> None:
+    def __init__(self, module: Any, rotation: int, rotated: int, form: RotationForm) -> None:
         super().__init__()
-        self.layer, self._rotation = module.layer_idx, rotation
+        self.layer, self._rotation, self.form = module.layer_idx, rotation, form
         dim, self.out, own = module.head_dim, _out(module), _values(module)
         heads, kv_heads = _heads(module)
         queries = module.q_proj
@@ -43,30 +45,37 @@ class GroupedQueryAttention(nn.Module):
             halves = torch.arange(queries.out_features).view(heads, 2, dim)
             queries, self.gate = (module.q_proj.rows(halves[:, half].flatten()) for half in (0, 1))
         self.qkv = DenseLinear.joined([queries, *_keys_and_values(module)])
-        norms = None
-        if found := _norms(module):
+        norms, (found, norms_last) = None, _norms(module)
+        if found:
             q, k = found
             norms = (q.weight.data, q.variance_epsilon), (k.weight.data, k.variance_epsilon)
         clip = getattr(module.config, "clip_qkv", None)
         sinks = getattr(module, "sinks", None)
         self.native = NativeAttention(
-            *(heads, kv_heads, dim, norms, module.scaling, clip), rotated=rotated, sinks=sinks, values=own
+            *(heads, kv_heads, dim, norms, module.scaling, clip),
+            rotated=rotated,
+            sinks=sinks,
+            values=own,
+            pairing=form.pairing,
+            norms_last=norms_last,
         )
 
     @classmethod
-    def try_from(cls, module: Any, rotation: int, rotated: int) -> GroupedQueryAttention | None:
-        """Wraps a module in RAM whose sizes the kernel supports; None elsewhere."""
+    def try_from(
+        cls, module: Any, rotation: int, rotated: int, form: RotationForm | None
+    ) -> GroupedQueryAttention | None:
+        """Wraps a module in RAM whose sizes and rotation the kernel supports; None elsewhere."""
         if getattr(module, "is_kv_shared_layer", False) or getattr(module, "store_full_length_kv", False):
             return None
         linears = [module.q_proj, *_keys_and_values(module), _out(module)]
         linears += [gate] if (gate := _gate(module)[0]) is not None else []
         known = all(type(linear) is DenseLinear for linear in linears)
-        known = known and all(type(norm) is DenseNorm for norm in _norms(module))
-        if not known or linears[0].weight.device.type != "cpu":
+        known = known and all(type(norm) is DenseNorm for norm in _norms(module)[0])
+        if form is None or not known or linears[0].weight.device.type != "cpu":
             return None
         if not kernel_fits(*_heads(module), module.head_dim):
             return None
-        return cls(module, rotation, rotated)
+        return cls(module, rotation, rotated, form)
 
     def operations(self) -> list[Operation]:
         """From the normed state to what the last product takes."""
@@ -94,7 +103,7 @@ class GroupedQueryAttention(nn.Module):
         window = None if attention_mask is None else int(attention_mask)
         if position_embeddings is None or not self.native.rotated:
             position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
-        cosine, sine = of_both_halves(position_embeddings, self.native.rotated)
+        cosine, sine = self.form.tables(position_embeddings, self.native.rotated)
         projected = self.qkv(hidden_states[0])
         attended = []
         for index, (sequence, row, rows) in enumerate(kv.spans):
@@ -113,29 +122,15 @@ class GroupedQueryAttention(nn.Module):
         return self.out(whole[None]), None
 
 
-def of_both_halves(
-    rotation: tuple[torch.Tensor, torch.Tensor] | torch.Tensor, rotated: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of positions [1, rows, rotated]; some models give them for one half of the numbers alone.
-
-    Args:
-        rotation: [1, rows, rotated] or [1, rows, rotated / 2] each; or complex numbers [1, rows, rotated / 2], whose
-            parts are returned in float32.
-        rotated: leading numbers of each head that are rotated.
-    """
-    if isinstance(rotation, torch.Tensor):
-        return rotation.real.contiguous(), rotation.imag.contiguous()
-    cosine, sine = rotation
-    if 2 * cosine.shape[-1] != rotated:
-        return rotation
-    return torch.cat((cosine, cosine), -1), torch.cat((sine, sine), -1)
-
-
 _OUT = ("o_proj", "out_proj")
 """Names of an attention module's last product."""
 
-_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
-"""Names of its norms of queries and of keys."""
+_NORMS = {
+    ("q_norm", "k_norm"): False,
+    ("q_layernorm", "k_layernorm"): False,
+    ("query_layernorm", "key_layernorm"): True,
+}
+"""Names of its norms of queries and of keys -> whether they come after the rotation."""
 
 
 def _soft_plus(x: torch.Tensor) -> torch.Tensor:
@@ -156,10 +151,10 @@ def _out(module: Any) -> Any:
     return next(found for name in _OUT if (found := getattr(module, name, None)) is not None)
 
 
-def _norms(module: Any) -> list[Any]:
-    """The norms of queries and of keys of an attention module; none where it has none."""
-    pairs = ([getattr(module, name, None) for name in names] for names in _NORMS)
-    return next((pair for pair in pairs if all(norm is not None for norm in pair)), [])
+def _norms(module: Any) -> tuple[list[Any], bool]:
+    """The norms of queries and of keys of an attention module, and whether they come last; none where it has none."""
+    pairs = (([getattr(module, name, None) for name in names], last) for names, last in _NORMS.items())
+    return next((pair for pair in pairs if all(norm is not None for norm in pair[0])), ([], False))
 
 
 def _keys_and_values(module: Any) -> list[Any]:

@@ -30,8 +30,9 @@ from edgemoe.kernels.program import (
 )
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.dense import DenseLinear, DenseNorm
-from edgemoe.layers.gqa import layer_kv, of_both_halves, sums_of
+from edgemoe.layers.gqa import layer_kv, sums_of
 from edgemoe.layers.mla import CompiledLatents
+from edgemoe.layers.rotation_form import RotationForm
 
 
 class LatentAttention(nn.Module):
@@ -116,7 +117,7 @@ class LatentAttention(nn.Module):
         window = None if attention_mask is None else int(attention_mask) or None
         if position_embeddings is None or not self._rotary:
             position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
-        cosine, sine = of_both_halves(position_embeddings, self._rotary)
+        cosine, sine = RotationForm().tables(position_embeddings, self._rotary)
         low = hidden_states
         if self.first is not None and self.norm is not None:
             low = self.norm(self.first(hidden_states))

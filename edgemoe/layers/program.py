@@ -70,6 +70,9 @@ Gemma 4 has experts parallel to a dense block, whose router reads the state itse
     Add       block                 -> hidden
     Multiply  hidden                -> hidden
 
+FlexOlmo has no norms before its parts: Apply copies the state. Command A+ has one norm for both parts, whose result the
+second one finds where the first one has found it.
+
 Nemotron-H's layers are one of these parts each; its experts, and what every token has, have no gate: Apply instead of
 Activate. Granite multiplies a part's result, with a factor of its Add.
 
@@ -136,9 +139,10 @@ def has_program(model: Any) -> bool:
 
 def _fits(layer: Any) -> bool:
     parts = parts_of(layer)
-    norms = [part.norm for part in parts] + [part.after for part in parts if part.after is not None]
-    norms += [norm for part in parts if part.parallel for norm in part.parallel[1:]]
-    known = all(type(norm) is DenseNorm for norm in norms)
+    before = all(type(part.norm) in (DenseNorm, nn.Identity) for part in parts)
+    norms = [norm for part in parts if part.parallel for norm in part.parallel[1:]]
+    norms += [part.after for part in parts if part.after is not None]
+    known = before and all(type(norm) is DenseNorm for norm in norms)
     return known and all(_mixer(part) or _called(part) for part in parts if part.mixes)
 
 
@@ -155,9 +159,9 @@ def _called(part: LayerPart) -> bool:
 
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
-    table, norm, head, _, factor, divisor, cap = outer_parts(model)
+    table, norm, head, _, *numbers = outer_parts(model)
     weights = (norm.weight.data, norm.variance_epsilon)
-    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts, factor, divisor, cap)
+    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts, *numbers)
 
 
 def experts_of(layer: Any) -> ExpertLayer | None:
@@ -179,27 +183,44 @@ def layer_program(layer: Any, window: int, positions: Any = None) -> LayerProgra
         window: latest tokens that a row sees; 0: all.
         positions: the model's rotary embedding, for attention that is called as a module.
     """
-    operations = [each for part in parts_of(layer) for each in _part(part, positions)]
+    parts = parts_of(layer)
+    hidden = next(norm.weight.shape[-1] for part in parts for norm in part[::-1] if type(norm) is DenseNorm)
+    operations, norm = list[Operation](), None
+    for part in parts:
+        if part.norm is not norm:
+            operations += [_before(part.norm)]
+        operations += _part(part, hidden, positions)
+        norm = part.norm
     if (factor := multiplier_of(layer)) != 1:
         operations.append(Multiply(HIDDEN, HIDDEN, factor))
     return LayerProgram(tuple(operations), window)
 
 
-def _part(part: LayerPart, positions: Any) -> list[Operation]:
-    """The operations that add a part of a layer to the state."""
-    before = _norm(part.norm, HIDDEN, NORMED)
+def _before(norm: nn.Module) -> Operation:
+    """The operation that writes the input of a part."""
+    if isinstance(norm, DenseNorm):
+        return _norm(norm, HIDDEN, NORMED)
+    return Apply(HIDDEN, NORMED, values_of(_same))
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _part(part: LayerPart, hidden: int, positions: Any) -> list[Operation]:
+    """The operations that add a part of a layer to the state, of `hidden` numbers, once its input is in NORMED."""
     if part.parallel:
-        return [before, *_dense_and_experts(part, part.parallel)]
+        return _dense_and_experts(part, part.parallel)
     if not part.mixes:
-        return [before, *_block(part)]
+        return _block(part, hidden)
     mixer = _mixer(part)
     if mixer is None:
         states = isinstance(part.module, PerSequence)
         called = (
             partial(call_states, part.module) if states else partial(call_indexed, part.module, positions)
         )
-        return [before, Call(NORMED, "block", called, part.norm.weight.numel()), *_added(part)]
-    return [before, *mixer.operations(), Linear("attended", "block", mixer.out.parts), *_added(part)]
+        return [Call(NORMED, "block", called, hidden), *_added(part)]
+    return [*mixer.operations(), Linear("attended", "block", mixer.out.parts), *_added(part)]
 
 
 def _added(part: LayerPart) -> list[Operation]:
@@ -212,7 +233,7 @@ def _norm(norm: DenseNorm, source: str, target: str) -> Norm:
     return Norm(source, target, norm.weight.data, norm.variance_epsilon)
 
 
-def _block(part: LayerPart) -> list[Operation]:
+def _block(part: LayerPart, hidden: int) -> list[Operation]:
     """The operations that add a layer's block to the state."""
     block = part.module
     if isinstance(block, DenseBlock):
@@ -227,7 +248,6 @@ def _block(part: LayerPart) -> list[Operation]:
     router = router_of(block) if experts else None
     fuses, activation = _activation(block, experts)
     if not (known and experts and fuses and isinstance(router, CompiledRouter)):
-        hidden = part.norm.weight.numel()
         return [Call(NORMED, "block", partial(call_block, block, part.shared), hidden), *_added(part)]
     if shared is None and not part.factor and part.after is None and not _multiplied(block):
         return [Experts(HIDDEN, router.native, activation)]
@@ -236,6 +256,8 @@ def _block(part: LayerPart) -> list[Operation]:
         gate = Linear(NORMED, "shared_gate", block.shared_expert_gate.parts)
         scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
     added = [*_dense(shared, "shared"), *scaled, Add("shared", "block")] if shared is not None else []
+    if added and getattr(block, "shared_expert_combination_strategy", "sum") == "average":
+        part = part._replace(factor=0.5)
     return [Experts("block", router.native, activation), *_multiplied(block), *added, *_added(part)]
 
 

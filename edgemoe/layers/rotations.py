@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from edgemoe.families.base import FusedGQA
-from edgemoe.layers.decoder_parts import outer_parts
-from edgemoe.layers.gqa import of_both_halves
+from edgemoe.layers.decoder_parts import outer_parts, parts_of
+from edgemoe.layers.rotation_form import RotationForm, rotation_form
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of each token's position, [1, rows, rotated] each."""
@@ -22,10 +22,12 @@ class LayerRotation(NamedTuple):
     Attributes:
         number: index of its rotation in the list of the step's rotations.
         rotated: leading numbers of each head that are rotated.
+        form: the numbers that are rotated together; None: the kernel does not know the way.
     """
 
     number: int
     rotated: int
+    form: RotationForm | None
 
 
 class _Source(NamedTuple):
@@ -47,10 +49,10 @@ class _Source(NamedTuple):
         count: int = getattr(self.rotary, f"{self.kind}_inv_freq" if self.kind else "inv_freq").numel()
         return 2 * count
 
-    def of(self, hidden: torch.Tensor, at: torch.Tensor) -> Rotation:
+    def of(self, hidden: torch.Tensor, at: torch.Tensor, form: RotationForm) -> Rotation:
         """The rotation of positions int64 [1, rows], of the type of hidden."""
         found = self.rotary(hidden, at, self.kind) if self.kind else self.rotary(hidden, at)
-        return found if found[0].shape[-1] == self.numbers else of_both_halves(found, self.numbers)
+        return form.tables(found, self.numbers)
 
 
 class Rotations:
@@ -64,6 +66,7 @@ class Rotations:
     def __init__(self, model: Any, traits: FusedGQA) -> None:
         config, rotary = model.config, outer_parts(model).positions
         self._sources = _sources(rotary)
+        self._form = _form_of(model, rotary) if hasattr(rotary, "inv_freq") else RotationForm()
         names, layers = [each.name for each in self._sources], range(config.num_hidden_layers)
         bases = getattr(config, "layer_rope_theta", None)
         chosen = bases if isinstance(rotary, nn.ModuleList) else getattr(config, "layer_types", None)
@@ -77,9 +80,9 @@ class Rotations:
     def _layer(self, names: list[Any], name: Any, *, rotates: bool) -> LayerRotation:
         """The rotation of a layer that chooses by a name; a name of no source has none."""
         if not rotates or name not in names:
-            return LayerRotation(len(names), 0)
+            return LayerRotation(len(names), 0, RotationForm())
         number = names.index(name)
-        return LayerRotation(number, self._sources[number].numbers)
+        return LayerRotation(number, self._sources[number].numbers, self._form)
 
     def of(self, hidden: torch.Tensor, positions: Sequence[int]) -> list[Rotation]:
         """The rotations of a step's tokens.
@@ -88,9 +91,18 @@ class Rotations:
             hidden: bf16 [1, rows, H], for its type.
             positions: the position of each token.
         """
+        assert self._form
         none = hidden[..., :0].contiguous()
         at = torch.tensor([positions])
-        return [*(each.of(hidden, at) for each in self._sources), (none, none)]
+        return [*(each.of(hidden, at, self._form) for each in self._sources), (none, none)]
+
+
+def _form_of(model: Any, rotary: Any) -> RotationForm | None:
+    """How the first attention module of a model rotates, transformers' or this program's (layers.gqa)."""
+    mixers = [part.module for layer in model.model.layers for part in parts_of(layer) if part.mixes]
+    own = next((mixer.form for mixer in mixers if hasattr(mixer, "form")), None)
+    theirs = next((mixer for mixer in mixers if hasattr(mixer, "k_proj")), None)
+    return own or (RotationForm() if theirs is None else rotation_form(theirs, rotary))
 
 
 def _sources(rotary: Any) -> list[_Source]:

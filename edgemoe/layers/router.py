@@ -26,7 +26,7 @@ class CompiledRouter(nn.Module):
     """Chooses tokens' experts by the compiled kernel.
 
     Args:
-        router: transformers' module, with `weight` bf16 [E, H] in RAM and `top_k`.
+        router: transformers' module, with `weight` [E, H] in RAM and `top_k`.
         form: how it chooses.
         dtype: the element type in which it returns gate weights.
     """
@@ -50,20 +50,18 @@ class CompiledRouter(nn.Module):
             further: the router's arguments after the states; the first is a bias of its scores for the choice.
         """
         weight, gate = _weight_of(router), traits.gate
-        if gate is None or not native.available() or weight is None or weight.dtype != torch.bfloat16:
+        if not native.available() or weight is None or weight.dtype not in (torch.bfloat16, torch.float32):
             return None
         if weight.device.type != "cpu" or not weight.is_contiguous():
             return None
-        normalise = bool(gate.normalise(config))
-        if traits.product_router:
+        if gate and traits.product_router and weight.dtype == torch.bfloat16:
             dtype = torch.bfloat16 if gate.rounded else torch.float32
-            return cls(router, RouterForm(normalise, gate.rounded), dtype)
-        form = _scored_form(router, gate, further, normalise=normalise)
-        tried = list[tuple[float, CompiledRouter]]()
-        for product, rounded, scores in _ROUNDED:
-            dtype = torch.bfloat16 if rounded else torch.float32
-            tried_form = replace(form, rounded_product=product, rounded=rounded, rounded_scores=scores)
-            made = cls(router, tried_form, dtype)
+            return cls(router, RouterForm(bool(gate.normalise(config)), gate.rounded), dtype)
+        tried = list[tuple[tuple[float, float], CompiledRouter]]()
+        for form in _forms(router, gate, config, further):
+            if weight.dtype == torch.float32 and not form.precise:
+                continue
+            made = cls(router, form, torch.bfloat16 if form.rounded else torch.float32)
             if (distance := _distance(made, router, further)) is not None:
                 tried.append((distance, made))
         return min(tried, key=itemgetter(0))[1] if tried else None
@@ -107,12 +105,32 @@ def _weight_of(router: Any) -> Any:
     return next((weight for weight in found if weight is not None), None)
 
 
+def _forms(router: Any, gate: Gate | None, config: Any, further: Sequence[torch.Tensor]) -> list[RouterForm]:
+    """The forms that a router may have, from the attributes that transformers gives its module.
+
+    Those with a gate choose by scores and a bias, others by their product.
+    """
+    jitter = getattr(router, "router_jitter_noise", None)
+    if gate is None and jitter is not None:
+        mixing = float(torch.tensor(2 * jitter, dtype=torch.bfloat16))
+        return [RouterForm(False, rounded=True, precise=True, rounded_product=True, mixing=mixing)]
+    normalise = bool(getattr(router, "norm_topk_prob", True) if gate is None else gate.normalise(config))
+    form = _scored_form(router, gate or Gate(function="sigmoid"), further, normalise=normalise)
+    scored = [
+        replace(form, rounded_product=product, rounded=rounded, rounded_scores=scores, raw_choice=not gate)
+        for product, rounded, scores in _ROUNDED
+    ]
+    return scored if gate else [*scored, RouterForm(True, rounded=True)]
+
+
 def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, normalise: bool) -> RouterForm:
     """The form of a router with a float32 product, from the attributes that transformers gives its module."""
-    bias = further[0] if further else getattr(router, "e_score_correction_bias", None)
+    holder = getattr(router, "moe_statics", router)
+    bias = further[0] if further else getattr(holder, "e_score_correction_bias", None)
     product_bias, by_expert = (getattr(router, name, None) for name in ("bias", "per_expert_scale"))
     scale = next((factor for name in _SCALES if (factor := getattr(router, name, None))), 1)
     groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
+    groups = 1 if getattr(router, "topk_method", None) == "greedy" else groups
     return RouterForm(
         normalise,
         rounded=False,
@@ -129,27 +147,38 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
     )
 
 
-_ROUNDED = ((False, False, False), (True, False, False), (True, True, False), (True, True, True))
+_ROUNDED = (
+    *((False, False, False), (False, True, False)),
+    *((True, False, False), (True, True, False), (True, True, True)),
+)
 """Values that transformers' routers round to bf16: rounded_product, rounded and rounded_scores of RouterForm."""
 
 _TRIED, _AGREE = 16, 13
 """Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""
 
 
-def _distance(compiled: CompiledRouter, router: Any, further: Sequence[torch.Tensor]) -> float | None:
-    """The median difference of gate weights of states that are noise; None: they choose other experts or weights."""
+def _distance(
+    compiled: CompiledRouter, router: Any, further: Sequence[torch.Tensor]
+) -> tuple[float, float] | None:
+    """The median differences of logits and of gate weights of states that are noise.
+
+    None: they choose other experts or weights.
+    """
     noise = torch.randn(_TRIED, compiled.weight.shape[1], generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
-            _, theirs, experts = _choice_of(router, noise.bfloat16(), further)
-            _, own, chosen = compiled(noise.bfloat16())
+            their_logits, theirs, experts = _choice_of(router, noise.bfloat16(), further)
+            logits, own, chosen = compiled(noise.bfloat16())
     except (TypeError, ValueError):  # a router with other arguments or another result
         return None
     shape = len(noise), compiled.weight.shape[0]
     want = torch.zeros(shape).scatter_(1, experts, theirs.float())
     found = torch.zeros(shape).scatter_(1, chosen, own.float())
     agree = torch.isclose(found, want, rtol=1e-3, atol=1e-6).all(1)
-    return float((found - want).abs().amax(1).median()) if int(agree.sum()) >= _AGREE else None
+    if int(agree.sum()) < _AGREE:
+        return None
+    apart = (logits.float() - their_logits.float().view_as(logits)).abs().amax(1).median()
+    return float(apart), float((found - want).abs().amax(1).median())
 
 
 def _choice_of(router: Any, hidden: torch.Tensor, further: Sequence[Any]) -> Any:
@@ -197,7 +226,7 @@ def next_logits(block: Any, traits: Traits) -> Callable[[torch.Tensor], torch.Te
     """
     router = router_of(block)
     if traits.product_router:
-        return DenseLinear(router.weight.detach().to(torch.bfloat16), None, None)
+        return DenseLinear(_weight_of(router).detach().to(torch.bfloat16), None, None)
     return partial(_chosen_logits, block, router, further_arguments(block, router))
 
 

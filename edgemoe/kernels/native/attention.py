@@ -8,6 +8,8 @@ import torch
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention_rows import LayerKV, Received, ValueForm
+from edgemoe.kernels.native.norms import form_of
+from edgemoe.kernels.native.rotation import ROTATE_HALVES, check_tables
 from edgemoe.kernels.native.structures import AttentionKV, AttentionShape
 from edgemoe.kv.formats import KINDS
 from edgemoe.kv.rows import row_of
@@ -66,7 +68,7 @@ class _Attention:
 
         Args:
             rows: bf16 [R, N], contiguous: what the kernel reads of each token.
-            rotation: Cosine and sine of each row's position, bf16 [R, dim] each; None: the queries are rotated already.
+            rotation: Cosine and sine of each row's position, [R, rotated] each; None: the queries are rotated already.
             kv: Keys and values of earlier tokens. Where rotation is None it also has these tokens' own.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
@@ -137,7 +139,7 @@ class _Attention:
 
 
 class NativeAttention(_Attention):
-    """Attention with half-rotated positions, of projected queries, keys and values.
+    """Attention with rotated positions, of projected queries, keys and values.
 
     Args:
         heads, kv_heads: numbers of heads of queries, and of keys and values; heads is a multiple of kv_heads.
@@ -149,6 +151,8 @@ class NativeAttention(_Attention):
         rotated: leading numbers of a head that are rotated by its position, an even number; None: all.
         sinks: [heads], one more score in each head's softmax, without a value; None: none.
         values: how values are made; None: they are projected, as long as keys.
+        pairing: how numbers are rotated (native.rotation).
+        norms_last: whether the norms come after the rotation.
 
     Raises:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
@@ -166,8 +170,11 @@ class NativeAttention(_Attention):
         rotated: int | None = None,
         sinks: torch.Tensor | None = None,
         values: ValueForm | None = None,
+        pairing: int = ROTATE_HALVES,
+        norms_last: bool = False,
     ) -> None:
         super().__init__(heads, kv_heads, dim, scaling, sinks)
+        self._shape.pairing, self._shape.norms_last = pairing, norms_last
         self.rotated = self._shape.rotated = dim if rotated is None else rotated
         self._norms = norms  # keeps the addresses below valid
         self._shape.clip = clip or 0
@@ -176,7 +183,7 @@ class NativeAttention(_Attention):
             (q, shape.q_epsilon), (k, shape.k_epsilon) = norms
             shape.q_norm, shape.q_norm_size = q.data_ptr(), q.numel()
             shape.k_norm, shape.k_norm_size = k.data_ptr(), k.numel()
-            shape.wide_norms = q.dtype == torch.float32
+            shape.wide_norms = form_of(q)
         if values:
             self.value_dim = self._shape.value_dim = values.dim
             self._shape.v_scale, self._shape.values_are_keys = values.scale, values.are_keys
@@ -199,7 +206,7 @@ class NativeAttention(_Attention):
 
         Args:
             qkv: bf16 [R, reads], contiguous: the three projections' results. Overwritten.
-            rotation: Cosine and sine of each row's position, bf16 [R, rotated] each, contiguous.
+            rotation: Cosine and sine of each row's position, [R, rotated] each, contiguous (native.rotation).
             kv: Keys and values, written from `past` on.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
@@ -211,23 +218,12 @@ class NativeAttention(_Attention):
             MemoryError: no memory for a block of keys and values.
             ValueError: sizes that do not go with this attention's, with the context or with each other.
         """
-        self._check(qkv, rotation)
-        return self._attend(qkv, rotation, kv, window, received)
-
-    def _check(self, qkv: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Refuses what C would read past: other projections, a rotation of another part of each head.
-
-        Raises:
-            ValueError: naming both sizes.
-        """
-        rows = len(qkv)
         if qkv.shape[1] != self.reads:
             raise ValueError(
                 f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
             )
-        for table in rotation:
-            if table.shape != (rows, self.rotated) or not table.is_contiguous():
-                raise ValueError(f"expected a rotation of {(rows, self.rotated)}, got {tuple(table.shape)}")
+        check_tables(rotation, len(qkv), self.rotated, self._shape.pairing)
+        return self._attend(qkv, rotation, kv, window, received)
 
 
 class StoredAttention(_Attention):

@@ -96,7 +96,7 @@ class NativeDecodeLayers:
         self.remapped = torch.zeros(len(programs), 2, dtype=torch.int64)
         """int64 [layers, 2], of the last call: distinct experts before tokens agreed, and (token, slot) pairs that are
         others since; 0 where tokens choose by themselves."""
-        self.buffers = ListBuffers(programs, outer.norm[0].numel(), rows)
+        self.buffers = ListBuffers(programs, outer.norm[0].shape[-1], rows)
         self._buffers = ExpertBuffers(kernel, self.buffers.tensors[NORMED], slots, resident.experts)
         self._workspace = self._buffers.structure
         self._workspace.buffers = ctypes.addressof(self.buffers.structures)
@@ -188,7 +188,7 @@ class NativeDecodeLayers:
         Raises:
             IndexError: no token of the vocabulary.
         """
-        hidden = self._logits.new_empty(1, len(tokens), self._parts.norm[0].numel())
+        hidden = self._logits.new_empty(1, len(tokens), self._parts.norm[0].shape[-1])
         for row, token in zip(hidden[0], tokens, strict=True):
             if not 0 <= token < len(self._parts.table):
                 raise IndexError(f"expected a token below {len(self._parts.table)}, got {token}")
@@ -218,6 +218,7 @@ class NativeDecodeLayers:
             raise native.failure(result, "the head's activations")
         logits = self._logits[: hidden.shape[1]]
         logits = logits if self._parts.divisor == 1 else logits / self._parts.divisor
+        logits = logits if self._parts.multiplier == 1 else logits * self._parts.multiplier
         cap = self._parts.cap
         return (torch.tanh(logits / cap) * cap if cap else logits).float()
 
@@ -234,7 +235,8 @@ class NativeDecodeLayers:
 
         Args:
             hidden: bf16 [1, rows, H], contiguous; the calls change it in place.
-            rotations: cosine and sine of each token's position, bf16 [1, rows, rotated] each, contiguous.
+            rotations: cosine and sine of each token's position, [1, rows, rotated] each, contiguous; bf16, or float32
+                where attention computes with those.
             places: the sequence that each row belongs to, and the row's position in it.
 
         Raises:

@@ -12,6 +12,7 @@ import torch
 from edgemoe.kernels import program as listed
 from edgemoe.kernels.list_widths import with_widths
 from edgemoe.kernels.native.dense_weight import dense_weight
+from edgemoe.kernels.native.norms import form_of
 from edgemoe.kernels.native.structures import Buffer, LevelRule, Linear, Operation, OuterLayers
 from edgemoe.kernels.program import HIDDEN, NORMED, LayerProgram, Weights
 from edgemoe.policy.levels import DecodeRule
@@ -34,11 +35,12 @@ class NativeOuterLayers:
     Args:
         table: embeddings [vocab, H]: bf16, or int8 with the scales.
         row_scale: bf16 [vocab]; None: the table is bf16.
-        norm: weight [H], as kernels.program.Norm has it, and epsilon of the norm before the head.
+        norm: weight, as kernels.program.Norm has it, and epsilon of the norm before the head.
         head: linear layer [vocab, H].
         factor: is multiplied with embeddings.
         divisor: logits are divided by it, in bf16.
         cap: logits become cap tanh(logits / cap), in bf16; 0: they stay.
+        multiplier: logits are multiplied with it, in bf16.
     """
 
     table: torch.Tensor
@@ -48,6 +50,7 @@ class NativeOuterLayers:
     factor: float = 1.0
     divisor: float = 1.0
     cap: float = 0.0
+    multiplier: float = 1.0
 
 
 def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
@@ -58,7 +61,7 @@ def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
         rows=len(parts.table),
         norm=parts.norm[0].data_ptr(),
         epsilon=parts.norm[1],
-        wide=parts.norm[0].dtype == torch.float32,
+        wide=form_of(parts.norm[0]),
         head=linear(parts.head),
     )
 
@@ -132,7 +135,7 @@ class ListBuffers:
                 number=_number(each),
                 routed=self._index[each.routed] if isinstance(each, listed.Experts) else 0,
                 rotation=each.rotation if isinstance(each, listed.Attend) else 0,
-                wide=isinstance(each, listed.Norm) and each.weight.dtype == torch.float32,
+                wide=form_of(each.weight) if isinstance(each, listed.Norm) else 0,
             )
             made.append(structure)
         return (Operation * len(made))(*made), kept

@@ -10,6 +10,7 @@ import torch
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import StoredAttention
 from edgemoe.kernels.native.attention_rows import LayerKV, Received
+from edgemoe.kernels.native.norms import form_of
 from edgemoe.kernels.native.structures import LatentAttention, LatentRows
 
 HALVES, PAIRS, WIDE_PAIRS, UNROTATED = range(4)
@@ -95,7 +96,7 @@ class NativeLatents:
             scale_stride=key + value,
             norm=norm[0].data_ptr(),
             epsilon=norm[1],
-            wide_norm=norm[0].dtype == torch.float32,
+            wide_norm=form_of(norm[0]),
             pairing=pairing,
         )
 

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from edgemoe.kernels.native.dense_weight import dense_weight
+from edgemoe.kernels.native.norms import form_of
 from edgemoe.kernels.native.signatures import SIGNATURES
 from edgemoe.kernels.native.structure_sizes import check_sizes
 from edgemoe.kernels.native.structures import DenseHeads
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 45
+INTERFACE = 46
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -238,7 +239,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
     Args:
         x: bf16 [..., K], contiguous.
-        weight: bf16 [K]; or float32 [K], and then the product alone is rounded.
+        weight: bf16 [K]; or float32 [K], and then the product alone is rounded; or float32 [2, K], where the mean of x
+            is subtracted first: factors, and numbers that are added to the products.
         epsilon: a number above 0.
 
     Returns:
@@ -250,11 +252,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     """
     _check_bf16(x)
     y = torch.empty_like(x)
-    cols = weight.numel()
+    cols = weight.shape[-1]
     if x.shape[-1] != cols:
         raise ValueError(f"expected rows of {cols}, got {x.shape[-1]}")
-    wide = weight.dtype == torch.float32
-    of = x.data_ptr(), weight.data_ptr(), wide, epsilon, x.numel() // cols, cols, y.data_ptr()
+    of = x.data_ptr(), weight.data_ptr(), form_of(weight), epsilon, x.numel() // cols, cols, y.data_ptr()
     if x.numel() < _WORTH_THREADS:
         library().edgemoe_rms_norm(*of)
     elif result := library().edgemoe_norm_rows(threads(), *of):

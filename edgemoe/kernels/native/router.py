@@ -26,6 +26,9 @@ class RouterForm:
         product_bias: bf16 [E], added to a precise product, so that it changes the scores; None: none.
         norm: applied to states before the product; None: none.
         expert_scale: float32 [E], factors of the experts' gate weights, after all else; None: none.
+        raw_choice: a precise router's choice is the top k of its product and the bias, not of scores and the bias.
+        mixing: if not 0, the two experts have the largest numbers of a precise product in bf16, and a gate weight is a
+            part of a softmax over numbers at most `mixing` times their magnitude below the expert's (SparseMixer).
         sigmoid: an expert's score is the sigmoid of its own number, not its part of a softmax.
         bias: float32 [E], added to the scores for the choice alone; None: none.
         groups: groups of consecutive experts, of which `best_groups` are taken; 1: all experts are one.
@@ -48,6 +51,8 @@ class RouterForm:
     product_bias: torch.Tensor | None = None
     norm: OwnNorm | None = None
     expert_scale: torch.Tensor | None = None
+    raw_choice: bool = False
+    mixing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class NativeRouter:
     """Chooses tokens' experts.
 
     Args:
-        weight: bf16 [E, H], contiguous.
+        weight: bf16 [E, H], or float32 of a precise router; contiguous.
         top_k: number of experts of a token, at most E.
         form: how it chooses.
     """
@@ -101,6 +106,9 @@ class NativeRouter:
             product_bias=None if form.product_bias is None else form.product_bias.data_ptr(),
             rounded_product=form.rounded_product,
             rounded_scores=form.rounded_scores,
+            wide_weight=weight.dtype == torch.float32,
+            raw_choice=form.raw_choice,
+            mixing=form.mixing,
         )
         self._set_norm(form)
         self.top_k = top_k

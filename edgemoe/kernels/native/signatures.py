@@ -41,7 +41,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_code_columns": (ctypes.c_int, [ctypes.c_float, *[_P] * 4, *[_N] * 4, _P, _P, _N, _N, _P, _P]),
     "edgemoe_dense_heads": (ctypes.c_int, [_P, _P, _P, _N, _P]),
     "edgemoe_wide_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
-    "edgemoe_precise_product": (ctypes.c_int, [_P, _P, _N, _N, _P, _N, _P]),
+    "edgemoe_precise_product": (ctypes.c_int, [_P, _P, ctypes.c_int, _N, _N, _P, _N, _P]),
     "edgemoe_dense_product": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _N]),
 }
 """Function -> (result, arguments)."""

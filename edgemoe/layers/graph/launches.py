@@ -127,19 +127,22 @@ def outer_fits(model: Any) -> bool:
     """Whether embedding, last norm and head of a model have kernels."""
     outer = outer_parts(model)
     dense = (type(outer.embedding), type(outer.head)) == (DenseEmbedding, DenseLinear)
-    return dense and is_rms_norm(outer.norm) and (outer.factor, outer.divisor) == (1, 1)
+    return dense and is_rms_norm(outer.norm) and (outer.factor, outer.divisor, outer.multiplier) == (1, 1, 1)
 
 
 def fits(layer: Any) -> bool:
     """Whether attention, norms, router and experts of a layer have kernels."""
-    if [(part.name, part.factor) for part in parts_of(layer)] != [("self_attn", 0), ("mlp", 0)]:
+    parts = parts_of(layer)
+    if [(part.name, part.factor, part.after) for part in parts] != [("self_attn", 0, None), ("mlp", 0, None)]:
+        return False
+    if parts[0].norm is parts[1].norm:
         return False
     attention, gate = layer.self_attn, getattr(layer.mlp, "gate", None)
     experts = getattr(getattr(layer.mlp, "experts", None), "edgemoe", None)
     if experts is None or experts.activation.name == CUSTOM or attention.head_dim % 2:
         return False
     norms = [getattr(attention, f"{name}_norm") for name in "qk" if hasattr(attention, f"{name}_norm")]
-    norms += [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [part.norm for part in parts]
     linears = [getattr(attention, f"{name}_proj") for name in "qkvo"]
     known = all(type(linear) is DenseLinear for linear in linears) and all(map(is_rms_norm, norms))
     return known and gate is not None and gate.weight.dtype == torch.bfloat16

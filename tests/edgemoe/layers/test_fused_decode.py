@@ -11,6 +11,7 @@ import pytest
 import torch
 from availability import needs_native
 from family_models import VOCABULARY, blocks_of, random_model, router_of, router_weight, save
+from folder_models import folder_model, save_folder_model
 from integrity import check_integrity
 from pairwise import pairwise
 
@@ -18,8 +19,10 @@ from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
+from edgemoe.families.table import TEXT_HALVES
 from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
+from edgemoe.kernels.program import Call
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import CompiledRouter
@@ -70,8 +73,27 @@ MODELS = {
         "top_k_experts": 4
     },  # heads by kind of layer, keys as values, experts parallel to a dense block
     "glm4_moe": {},  # a part of each head rotated, scores with a bias, groups, shared experts, a dense layer
+    "ernie4_5_moe": {"moe_k": 4},  # neighbours rotated in float32, a float32 router
+    "ernie4_5_moe, 8 bits": {"moe_k": 4, "use_bias": True},
+    "hunyuan_v1_moe": {},  # norms of heads after their rotation
+    "phimoe": {
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": 1.0,
+    },  # LayerNorm, two experts by two softmaxes, a head with a bias
+    "flex_olmo": {},  # norms after parts alone, halves rotated in float32
+    "kolibri1": {},  # a choice by the product and a bias
+    "cohere2_moe": {},  # one norm for both parts, a mean of shared and chosen experts
+    "cohere2_moe, 8 bits": {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-6},
+    "aria_text": {"moe_topk": 4},
+    "qwen3_vl_moe_text": {},
+    "glm4v_moe_text": {},
 }
-"""Model -> its config in addition to family_models.SMALL; every one with 4 experts per token."""
+"""Model -> its config in addition to family_models.SMALL; most with 4 experts per token."""
+
+WHOLE = {
+    text: whole for whole, text in TEXT_HALVES.items() if text in ("qwen3_vl_moe_text", "glm4v_moe_text")
+}
+"""Language models that checkpoints have as a part of a multimodal one alone -> its model_type."""
 
 LATENT = (
     *("deepseek_v2", "deepseek_v3, 8 bits", "glm4_moe_lite"),
@@ -116,10 +138,14 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
     @cache
     def converted(name: str) -> Path:
         place, bits = tmp_path_factory.mktemp("fused"), 8 if "8 bits" in name else 16
-        model = random_model(name.partition(",")[0], **{"num_experts_per_tok": 4} | MODELS[name])
-        for block in blocks_of(model):
-            router_weight(router_of(block)).mul_(DECIDED)
-        save(model, place / "source", fused=not name.startswith("laguna"))
+        model_type = name.partition(",")[0]
+        if model_type in WHOLE:
+            save_folder_model(folder_model(WHOLE[model_type]), place / "source")
+        else:
+            model = random_model(model_type, **{"num_experts_per_tok": 4} | MODELS[name])
+            for block in blocks_of(model):
+                router_weight(router_of(block)).mul_(DECIDED)
+            save(model, place / "source", fused=model_type != "laguna")
         convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
         return place / "store"
 
@@ -199,6 +225,9 @@ def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule, 
     engine = open_engine(store, exact=True, **RULES[rule], **LIMITS[limit])
     logits, found = decoded(engine)
     assert torch.equal(logits, want)
+    lists = [program.operations for program in engine.runner.fused._native.programs]
+    called = any(isinstance(operation, Call) for operations in lists for operation in operations)
+    assert called == (engine.model.config.model_type == "deepseek_v32")  # its index
     assert (found.experts, found.scheduled) == (use.experts, use.scheduled)
     assert found.damage == pytest.approx(use.damage, rel=1e-5)
     assert (use.damage > 0) == bool(RULES[rule].get("bits"))
@@ -333,7 +362,10 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
-    store=[*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h", "gemma4_text"],
+    store=[
+        *(*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h", "gemma4_text"),
+        *("ernie4_5_moe", "cohere2_moe"),
+    ],
     mode=MODES,
     limit=LIMITS,
     e2e=lambda case: case["store"] != DIFFERENT[-1],

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from small_tokenizer import a_tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from edgemoe.families.meta_model import WithHead
 
 VOCABULARY = 300
 CONTEXT = 64
@@ -256,6 +259,38 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
     "solar_open": {"moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 16},
+    "hunyuan_v1_moe": {"num_experts": 8, "intermediate_size": 32, "head_dim": 16},
+    "flex_olmo": {"num_experts": 8, "intermediate_size": 32},
+    "aria_text": {
+        "moe_num_experts": 8,
+        "moe_topk": 2,
+        "moe_num_shared_experts": 1,
+        "intermediate_size": 32,
+    },
+    "kolibri1": FEW
+    | {
+        **{"num_experts": 8, "shared_expert_intermediate_size": 48, "head_dim": 16, "sliding_window": 4},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "cohere2_moe": {
+        **{"num_experts": 8, "num_shared_experts": 1, "intermediate_size": 32, "head_dim": 16},
+        **{"prefix_dense_intermediate_size": 96, "sliding_window": 4, "logit_scale": 0.3},
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "qwen3_vl_moe_text": FEW
+    | {
+        **{"num_experts": 8, "head_dim": 16},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    },
+    "glm4v_moe_text": FEW
+    | {
+        **{"head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "mrope_section": [2, 1, 1],
+        },
+    },
 }
 """Configs of families that files/folder_models.py tries in every other way."""
 
@@ -280,7 +315,7 @@ def small_config(model_type: str, **changes: Any) -> Any:
 def random_model(model_type: str, **changes: Any) -> nn.Module:
     """In bf16 as far as transformers loads it so, with a head whose logits spread like a trained one's."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small_config(model_type, **changes), dtype=torch.float32)
+    model = _causal(small_config(model_type, **changes))
     precise = re.compile("|".join(model._keep_in_fp32_modules_strict or ["$^"]))
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -300,11 +335,18 @@ def random_model(model_type: str, **changes: Any) -> nn.Module:
                 tensor.add_(8)
             if ".experts." in name and not leaf.endswith("bias"):
                 tensor.mul_(LOUDER)
-        model.get_output_embeddings().weight.mul_(SHARPER)
+        model.lm_head.weight.mul_(SHARPER)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if not precise.search(name) and "inv_freq" not in name:
             tensor.data = tensor.data.to(torch.bfloat16)
     return model.eval()
+
+
+def _causal(config: Any) -> Any:
+    """A float32 model with a head, which transformers does not have for language models of multimodal ones."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return WithHead(AutoModel.from_config(config, dtype=torch.float32)).float()
 
 
 def save(model: Any, directory: Path, *, fused: bool) -> Path:
@@ -333,6 +375,6 @@ def router_of(block: Any) -> nn.Module:
 
 def router_weight(router: Any) -> torch.Tensor:
     """The weight of a router's product, which some routers have in a linear layer."""
-    holders = (getattr(router, name, None) for name in ("gate", "proj"))
+    holders = (getattr(router, name, None) for name in ("gate", "proj", "wg"))
     weight: torch.Tensor = next((each for each in holders if each is not None), router).weight.data
     return weight

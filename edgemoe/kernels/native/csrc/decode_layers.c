@@ -285,9 +285,9 @@ typedef struct {
     const void *table;         /* of embeddings, [vocab, cols]: int8 with row_scale, bf16 where that is NULL */
     const uint16_t *row_scale;
     int64_t rows;              /* of table */
-    const void *norm;          /* [cols], before the head */
+    const void *norm;          /* the weight of the norm before the head */
     float epsilon;
-    int32_t wide;              /* norm is float32 */
+    int32_t wide;              /* the form of norm, NARROW_NORM .. */
     linear head;
 } outer_layers;
 

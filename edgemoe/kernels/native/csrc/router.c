@@ -115,12 +115,38 @@ AVX2 static void topk_scores(const router *r, const float *logits, float *scores
     float *choice = scores + r->count;
     router_scores(r, logits, scores);
     for (int64_t i = 0; i < r->count; i++) {
-        const float number = scores[i] + (r->bias ? r->bias[i] : 0);
+        const float number = (r->raw_choice ? logits[i] : scores[i]) + (r->bias ? r->bias[i] : 0);
         choice[i] = number == number ? number : -INFINITY;
     }
     if (r->groups > 1) keep_best_groups(r, choice);
     take_best(r, choice, scores, chosen);
     router_gates(r, scores, chosen, gates);
+}
+
+INLINE float rounded(float x) { return from_bf16(to_bf16(x)); }
+
+/* The expert of the largest of logits [count] but `without`, the first of a tie, and its gate weight. */
+AVX2 static void mix(const router *r, const float *logits, int64_t without, int64_t *chosen, float *gate) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < r->count; i++)
+        if (i != without && (best < 0 || logits[i] > logits[best])) best = i;
+    const float most = logits[best];
+    float total = 0;
+    for (int64_t i = 0; i < r->count; i++) {
+        const float size = fabsf(logits[i]), below = rounded(rounded(most - logits[i]) / (size < most ? most : size));
+        if (i != without && !(below > r->mixing)) total += expf(logits[i] - most);
+    }
+    *chosen = best, *gate = rounded(1 / total);
+}
+
+/* The two experts of `mixing`, the one with the larger gate weight first. */
+AVX2 static void topk_mixed(const router *r, const float *logits, int64_t *chosen, float *gates) {
+    mix(r, logits, -1, chosen, gates);
+    mix(r, logits, chosen[0], chosen + 1, gates + 1);
+    if (gates[1] <= gates[0]) return;
+    const int64_t second = chosen[1];
+    const float gate = gates[1];
+    chosen[1] = chosen[0], gates[1] = gates[0], chosen[0] = second, gates[0] = gate;
 }
 
 /* Adds the bias of a precise router to its product [tokens, count], and rounds. */
@@ -161,7 +187,8 @@ static void choose_some(const choice_job *job, int64_t from, int64_t end, float 
         const int64_t at = token * r->count;
         int64_t *chosen = job->chosen + token * r->k;
         float *gates = job->gates + token * r->k;
-        if (r->precise) topk_scores(r, (const float *)job->logits + at, scores, chosen, gates);
+        if (r->mixing > 0) topk_mixed(r, (const float *)job->logits + at, chosen, gates);
+        else if (r->precise) topk_scores(r, (const float *)job->logits + at, scores, chosen, gates);
         else edgemoe_topk_softmax(r, (const uint16_t *)job->logits + at, scores, chosen, gates);
         if (r->expert_scale) scale_experts(r, chosen, gates);
     }
@@ -214,9 +241,10 @@ AVX2 int edgemoe_router_states(pool *p, const router *r, const uint16_t *x, int6
 AVX2 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,
                              float *scores, int64_t *chosen, float *gates) {
     if (r->k < 1 || r->k > r->count || r->groups > MOST_GROUPS || (r->groups > 1 && r->count % r->groups)) return WRONG_SHAPE;
-    if (x_cols != r->cols || (!r->precise && (r->sigmoid || r->bias || r->groups > 1 || r->scale != 0 || r->product_bias))) return WRONG_SHAPE;
+    if (r->mixing > 0 && (!r->precise || r->k != 2)) return WRONG_SHAPE;
+    if (x_cols != r->cols || (!r->precise && (r->wide_weight || r->raw_choice || r->sigmoid || r->bias || r->groups > 1 || r->scale != 0 || r->product_bias))) return WRONG_SHAPE;
     const dense_weight weight = {r->weight, NULL, r->count, r->cols, 16};
-    const int failed = r->precise ? edgemoe_precise_product(p, r->weight, r->count, r->cols, x, tokens, logits)
+    const int failed = r->precise ? edgemoe_precise_product(p, r->weight, r->wide_weight, r->count, r->cols, x, tokens, logits)
                                   : edgemoe_dense_product(p, &weight, x, tokens, x_cols, logits, r->count);
     if (failed) return failed;
     if (r->precise) finish_product(r, tokens, logits);

@@ -5,17 +5,20 @@
 
 #if COMPILED
 typedef struct {
-    const uint16_t *weight; /* bf16 [count, cols] */
+    const void *weight; /* [count, cols], bf16, or float32 where `wide_weight` is not 0 */
     int64_t count, cols, k;
     int32_t normalise, rounded; /* gate weights of the chosen add up to 1; are rounded to bf16 */
     int32_t precise;    /* the product is float32, not rounded to bf16 */
     int32_t sigmoid;    /* an expert's score is the sigmoid of its own number, not its part of a softmax */
+    int32_t wide_weight; /* of a precise router */
+    int32_t raw_choice; /* a precise router's choice is by its product and `bias`, not by scores and `bias` */
     const float *bias;  /* [count], added to the scores for the choice alone; NULL: none */
     int64_t groups;     /* consecutive experts of equal number, of which `best_groups` are taken; below 2: all are */
     int64_t best_groups;
     int64_t group_best; /* a group's rank goes by the sum of so many of its best scores, 1 or 2 */
     float scale;        /* factor of the gate weights; 0: none */
     float least;        /* added to the sum that gate weights are divided by */
+    float mixing;       /* above 0: a precise router's two experts are chosen as edgemoe_router_topk says; 0: not */
     const uint16_t *product_bias; /* [count], added to a precise router's product; NULL: none */
     int64_t rounded_product;      /* a precise router's product is rounded to bf16, after product_bias was added */
     int64_t rounded_scores;       /* a precise router's scores are rounded to bf16, and all that is computed of them */
@@ -31,7 +34,13 @@ int edgemoe_router_states(pool *p, const router *r, const uint16_t *x, int64_t t
 
 /* From states x [tokens, x_cols], normed where the router does so: logits [tokens, count], bf16, or float32 where the router is precise; and of each token k
  * experts by their scores, and their gate weights, both [tokens, k], the largest weight first. Of equal scores the first is
- * taken. scores has room for twice `count`. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+ * taken. scores has room for twice `count`.
+ *
+ * Where `mixing` is not 0, k is 2. The experts are those of the two largest numbers of the product, which is rounded. A gate weight
+ * is the expert's part of a softmax over all numbers that are at most `mixing` times their magnitude below it, for the second one
+ * without the first; all is rounded to bf16 (SparseMixer, Phi-3.5-MoE).
+ *
+ * Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
 int edgemoe_router_topk(pool *p, const router *r, const uint16_t *x, int64_t tokens, int64_t x_cols, void *logits,
                         float *scores, int64_t *chosen, float *gates);
 

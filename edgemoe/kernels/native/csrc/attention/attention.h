@@ -6,6 +6,10 @@
 #if COMPILED
 static const float MASKED = -1e30f; /* score of a key that a query does not attend to */
 
+/* Which numbers of a head are rotated together: of two halves, by bf16 tables, with every product rounded; of two halves,
+ * or neighbours, by float32 tables, with the result rounded alone. */
+enum { ROTATE_HALVES, ROTATE_WIDE_HALVES, ROTATE_WIDE_PAIRS };
+
 typedef struct {
     int64_t heads, kv_heads, dim;     /* dim % 16 == 0 */
     int64_t rotated;                  /* leading numbers of a head that are rotated by its position; even */
@@ -15,7 +19,9 @@ typedef struct {
     float clip;         /* largest magnitude of projected numbers, after their norms; 0: any */
     const float *sinks; /* [heads], one more score in each head's softmax, without a value; NULL: none */
     int64_t prepared;   /* nonzero: a row of qkv has finished queries alone, and the KV has the keys and values already */
-    int64_t wide_norms; /* nonzero: the weights are float32 (edgemoe_rms_norm) */
+    int64_t wide_norms; /* the form of the norms, NARROW_NORM .. */
+    int64_t pairing;    /* ROTATE_HALVES .. */
+    int64_t norms_last; /* nonzero: the norms come after the rotation */
     int64_t value_dim;  /* numbers of a projected value, and of a head's result; zeros follow it in the KV, up to dim */
     const void *v_norm; /* weight of a norm of each value, [value_dim]; NULL: no norm */
     float v_epsilon, v_scale; /* v_scale: factor of the values, which are then rounded; 0: none */
@@ -41,6 +47,11 @@ static inline int attention_fits(const attention_shape *s, const attention_kv *k
 static inline int64_t attention_row_size(const attention_shape *s) {
     const int64_t value = s->values_are_keys ? 0 : s->value_dim;
     return s->heads * s->dim + (s->prepared ? 0 : s->kv_heads * (s->dim + value));
+}
+
+/* The tables of a row of a call: [rows, rotated], of float32 tables the first half of each row alone is read. */
+static inline const void *attention_table(const attention_shape *s, const void *table, int64_t row) {
+    return (const uint8_t *)table + row * s->rotated * (s->pairing == ROTATE_HALVES ? 2 : 4);
 }
 
 /* The largest score and the sum of weights of a head's softmax before its first key. */

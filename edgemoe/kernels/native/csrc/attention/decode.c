@@ -16,11 +16,23 @@
 #include <math.h>
 
 static void norm(uint16_t *x, int64_t size, const void *weight, int64_t wide, int64_t cols, float epsilon) {
-    if (weight) edgemoe_rms_norm(x, weight, wide != 0, epsilon, size / cols, cols, x);
+    if (weight) edgemoe_rms_norm(x, weight, (int)wide, epsilon, size / cols, cols, x);
 }
 
-/* x = x cos + rotate_half(x) sin for the leading numbers of each head; both products and the sum are rounded. */
-AVX2 static void rotate(uint16_t *x, int64_t heads, const attention_shape *shape, const uint16_t *cosine, const uint16_t *sine) {
+/* x = x cos + rotate_half(x) sin for the leading numbers of each head, in float32; the sum alone is rounded. */
+AVX2 static void rotate_wide(uint16_t *x, int64_t heads, const attention_shape *shape, const float *cosine, const float *sine) {
+    const int64_t half = shape->rotated / 2, dim = shape->dim, pairs = shape->pairing == ROTATE_WIDE_PAIRS;
+    for (; heads-- > 0; x += dim)
+        for (int64_t i = 0; i < half; i++) {
+            uint16_t *low = x + (pairs ? 2 * i : i), *high = pairs ? low + 1 : low + half;
+            const float a = from_bf16(*low), b = from_bf16(*high);
+            *low = to_bf16(a * cosine[i] - b * sine[i]);
+            *high = to_bf16(b * cosine[i] + a * sine[i]);
+        }
+}
+
+/* The same by bf16 tables; both products and the sum are rounded. */
+AVX2 static void rotate_halves(uint16_t *x, int64_t heads, const attention_shape *shape, const uint16_t *cosine, const uint16_t *sine) {
     const int64_t half = shape->rotated / 2, dim = shape->dim;
     for (; heads-- > 0; x += dim)
         for (int64_t i = 0; i < half; i++) {
@@ -32,6 +44,11 @@ AVX2 static void rotate(uint16_t *x, int64_t heads, const attention_shape *shape
             x[i] = to_bf16(a + b);
             x[i + half] = to_bf16(c + d);
         }
+}
+
+static void rotate(uint16_t *x, int64_t heads, const attention_shape *shape, const void *cosine, const void *sine) {
+    if (shape->pairing == ROTATE_HALVES) rotate_halves(x, heads, shape, cosine, sine);
+    else rotate_wide(x, heads, shape, cosine, sine);
 }
 
 /* Limits the magnitude of bf16 numbers; NaN stays. */
@@ -55,16 +72,22 @@ AVX2 static void store_values(const attention_shape *shape, const attention_kv *
     }
 }
 
-AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
-                            const uint16_t *sine) {
+/* Norms a token's queries and keys. */
+static void norm_heads(const attention_shape *shape, uint16_t *queries, uint16_t *keys) {
+    norm(queries, shape->heads * shape->dim, shape->q_norm, shape->wide_norms, shape->q_norm_size, shape->q_epsilon);
+    norm(keys, shape->kv_heads * shape->dim, shape->k_norm, shape->wide_norms, shape->k_norm_size, shape->k_epsilon);
+}
+
+AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const void *cosine,
+                            const void *sine) {
     const int64_t dim = shape->dim, queries = shape->heads * dim, keys = shape->kv_heads * dim;
     uint16_t *key = qkv + queries;
     store_values(shape, kv, shape->values_are_keys ? key : key + keys);
-    norm(qkv, queries, shape->q_norm, shape->wide_norms, shape->q_norm_size, shape->q_epsilon);
-    norm(key, keys, shape->k_norm, shape->wide_norms, shape->k_norm_size, shape->k_epsilon);
+    if (!shape->norms_last) norm_heads(shape, qkv, key);
     if (shape->clip > 0) clip(qkv, queries + keys, shape->clip);
     rotate(qkv, shape->heads, shape, cosine, sine);
     rotate(key, shape->kv_heads, shape, cosine, sine);
+    if (shape->norms_last) norm_heads(shape, qkv, key);
     for (int64_t head = 0; head < shape->kv_heads; head++) {
         const int64_t to = head * kv->context + kv->past;
         kv_store(kv->key_format, key + head * dim, dim, kv->rotation, kv->keys + to * kv_row_bytes(kv->key_format, dim));
@@ -187,7 +210,7 @@ typedef struct {
     const block_path *path;
     int64_t count, task_heads;
     uint16_t *qkv;
-    const uint16_t *cosine, *sine;
+    const void *cosine, *sine;
     float *scratch; /* [threads, workspace_floats] */
     uint16_t *out;
     _Atomic int64_t next; /* task */
@@ -198,9 +221,9 @@ INLINE int64_t tasks_of(const attention_job *job) { return ceil_div(job->shape->
 
 AVX2 static void prepare_task(void *argument, int64_t token) {
     const attention_job *job = argument;
-    const int64_t rotated = job->shape->rotated;
-    uint16_t *qkv = job->qkv + token * attention_row_size(job->shape);
-    attention_prepare(job->shape, job->kv + token, qkv, job->cosine + token * rotated, job->sine + token * rotated);
+    const attention_shape *shape = job->shape;
+    uint16_t *qkv = job->qkv + token * attention_row_size(shape);
+    attention_prepare(shape, job->kv + token, qkv, attention_table(shape, job->cosine, token), attention_table(shape, job->sine, token));
 }
 
 AVX2 static void heads_task(const attention_job *job, int64_t task, workspace *w) {
@@ -223,7 +246,7 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
 }
 
 AVX2 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
-                           const uint16_t *cosine, const uint16_t *sine, uint16_t *out) {
+                           const void *cosine, const void *sine, uint16_t *out) {
     for (int64_t i = 0; i < count; i++)
         if (!attention_fits(shape, kv + i, 1)) return WRONG_SHAPE;
     if (count < 1) return WRONG_SHAPE;

@@ -11,9 +11,9 @@
  * [count, heads dim] and only read, and cosine and sine may be NULL. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE.
  */
 int edgemoe_attention(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t count, uint16_t *qkv,
-                      const uint16_t *cosine, const uint16_t *sine, uint16_t *out);
+                      const void *cosine, const void *sine, uint16_t *out);
 
 /* Norms, clips and rotates a token's heads in place; writes its key and value to the KV cache. */
-void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const uint16_t *cosine,
-                       const uint16_t *sine);
+void attention_prepare(const attention_shape *shape, const attention_kv *kv, uint16_t *qkv, const void *cosine,
+                       const void *sine);
 #endif

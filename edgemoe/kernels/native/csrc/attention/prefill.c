@@ -29,7 +29,7 @@ typedef struct {
     const block_path *path;
     int64_t rows, window, task_rows; /* task_rows: tokens of a task */
     uint16_t *qkv;
-    const uint16_t *cosine, *sine;
+    const void *cosine, *sine;
     uint16_t *out;
     float *scratch;
     int64_t counted;   /* first row whose attention is added to `received` */
@@ -60,12 +60,13 @@ int64_t edgemoe_attention_scratch(int64_t threads, int64_t dim, int64_t tokens) 
 
 AVX2 static void prepare_task(void *argument, int64_t task) {
     const rows_job *job = argument;
-    const int64_t rotated = job->shape->rotated, end = min_of((task + 1) * PREPARE_ROWS, job->rows);
+    const attention_shape *shape = job->shape;
+    const int64_t end = min_of((task + 1) * PREPARE_ROWS, job->rows);
     for (int64_t row = task * PREPARE_ROWS; row < end; row++) {
         attention_kv kv = *job->kv;
         kv.past += row;
-        attention_prepare(job->shape, &kv, job->qkv + row * attention_row_size(job->shape), job->cosine + row * rotated,
-                          job->sine + row * rotated);
+        attention_prepare(shape, &kv, job->qkv + row * attention_row_size(shape), attention_table(shape, job->cosine, row),
+                          attention_table(shape, job->sine, row));
     }
 }
 
@@ -193,7 +194,7 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
 }
 
 AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
-                                uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
+                                uint16_t *qkv, const void *cosine, const void *sine, uint16_t *out, int64_t counted,
                                 float *received) {
     if (!attention_fits(shape, kv, rows) || shape->heads > PANELS * LANES * shape->kv_heads || window < 0) return WRONG_SHAPE;
     const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p), tokens = kv->past + rows;

@@ -9,7 +9,7 @@
  * key head. received [past + rows], unless NULL, becomes the attention that each token receives from the rows from `counted`
  * on: the sum over them of the mean over heads. */
 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
-                           uint16_t *qkv, const uint16_t *cosine, const uint16_t *sine, uint16_t *out, int64_t counted,
+                           uint16_t *qkv, const void *cosine, const void *sine, uint16_t *out, int64_t counted,
                            float *received);
 
 /* Bytes of edgemoe_attention_rows' scratch on so many threads. tokens: those that receive attention, if it is counted; else 0. */

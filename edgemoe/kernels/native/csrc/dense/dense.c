@@ -240,7 +240,7 @@ AVX2 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_
     return 0;
 }
 
-AVX2 int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
+AVX2 int edgemoe_precise_product(pool *p, const void *weight, int wide_weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
                                  float *y) {
     const int64_t most = min_of(tokens, BATCH_TOKENS);
     float *wide = pool_acquire(p, (size_t)(most * cols) * sizeof *wide);
@@ -248,11 +248,16 @@ AVX2 int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, 
     for (int64_t now; tokens > 0; tokens -= now, x += now * cols, y += now * rows) {
         now = min_of(tokens, most);
         for (int64_t i = 0; i < now * cols; i++) wide[i] = from_bf16(x[i]);
-        wide_job job = {{weight, NULL, BF16_NUMBERS, rows, cols}, wide, now, y};
+        wide_job job = {{weight, NULL, wide_weight ? FLOAT32_NUMBERS : BF16_NUMBERS, rows, cols}, wide, now, y};
         pool_run(p, wide_task, &job, ceil_div(rows, WIDE_ROWS));
     }
     pool_release(p);
     return 0;
+}
+
+/* The sum of eight lanes. */
+AVX2 static float sum_of(const float *lanes) {
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
 AVX2 float edgemoe_rms_factor(const uint16_t *x, int64_t cols, float epsilon) {
@@ -261,13 +266,44 @@ AVX2 float edgemoe_rms_factor(const uint16_t *x, int64_t cols, float epsilon) {
     for (; k + 8 <= cols; k += 8)
         for (int j = 0; j < 8; j++) lanes[j] = __builtin_fmaf(from_bf16(x[k + j]), from_bf16(x[k + j]), lanes[j]);
     for (; k < cols; k++) lanes[0] = __builtin_fmaf(from_bf16(x[k]), from_bf16(x[k]), lanes[0]);
-    const float sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-    return 1 / __builtin_sqrtf(sum / (float)cols + epsilon);
+    return 1 / __builtin_sqrtf(sum_of(lanes) / (float)cols + epsilon);
+}
+
+AVX2 static float mean_of(const uint16_t *x, int64_t cols) {
+    float lanes[8] = {0};
+    int64_t k = 0;
+    for (; k + 8 <= cols; k += 8)
+        for (int j = 0; j < 8; j++) lanes[j] += from_bf16(x[k + j]);
+    for (; k < cols; k++) lanes[0] += from_bf16(x[k]);
+    return sum_of(lanes) / (float)cols;
+}
+
+/* 1 / sqrt(mean((x - mean)^2) + epsilon). */
+AVX2 static float centred_factor(const uint16_t *x, float mean, int64_t cols, float epsilon) {
+    float lanes[8] = {0};
+    int64_t k = 0;
+    for (; k + 8 <= cols; k += 8)
+        for (int j = 0; j < 8; j++) {
+            const float part = from_bf16(x[k + j]) - mean;
+            lanes[j] = __builtin_fmaf(part, part, lanes[j]);
+        }
+    for (; k < cols; k++) lanes[0] = __builtin_fmaf(from_bf16(x[k]) - mean, from_bf16(x[k]) - mean, lanes[0]);
+    return 1 / __builtin_sqrtf(sum_of(lanes) / (float)cols + epsilon);
+}
+
+/* y = weight (x - mean(x)) / sqrt(variance(x) + epsilon) + added, of one row; rounded once. */
+AVX2 static void centred_norm(const uint16_t *x, const float *weight, float epsilon, int64_t cols, uint16_t *y) {
+    const float mean = mean_of(x, cols), by = centred_factor(x, mean, cols, epsilon), *added = weight + cols;
+    for (int64_t k = 0; k < cols; k++) y[k] = to_bf16((from_bf16(x[k]) - mean) * by * weight[k] + added[k]);
 }
 
 AVX2 void edgemoe_rms_norm(const uint16_t *x, const void *weight, int wide, float epsilon, int64_t rows, int64_t cols,
                            uint16_t *y) {
     for (; rows-- > 0; x += cols, y += cols) {
+        if (wide == CENTRED_NORM) {
+            centred_norm(x, weight, epsilon, cols, y);
+            continue;
+        }
         const float by = edgemoe_rms_factor(x, cols, epsilon), *wider = weight;
         const uint16_t *narrow = weight;
         if (wide) for (int64_t k = 0; k < cols; k++) y[k] = to_bf16(from_bf16(x[k]) * by * wider[k]);

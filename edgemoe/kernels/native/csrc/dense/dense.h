@@ -33,14 +33,18 @@ int edgemoe_dense_heads(pool *p, const dense_heads *h, const uint16_t *x, int64_
 /* y [tokens, rows] = x [tokens, cols] W^T, all float32. A token's bits do not depend on the number of tokens. */
 int edgemoe_wide_product(pool *p, const float *weight, int64_t rows, int64_t cols, const float *x, int64_t tokens, float *y);
 
-/* The same with bf16 x and W, and the bits that float32 copies of them give. */
-int edgemoe_precise_product(pool *p, const uint16_t *weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
+/* The same with bf16 x, and W in bf16 or float32; the bits are those that float32 copies give. */
+int edgemoe_precise_product(pool *p, const void *weight, int wide_weight, int64_t rows, int64_t cols, const uint16_t *x, int64_t tokens,
                             float *y);
 
 /* 1 / sqrt(mean(x^2) + epsilon) of x [cols]. */
 float edgemoe_rms_factor(const uint16_t *x, int64_t cols, float epsilon);
 
-/* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. With `wide` the
- * weight is float32, and only the product is rounded. */
+/* Forms of a norm: the weight is bf16 [cols]; it is float32, and only the product is rounded; the mean is subtracted first, and
+ * the weight is float32 [2, cols], factors and then numbers that are added to the products. */
+enum { NARROW_NORM, WIDE_NORM, CENTRED_NORM };
+
+/* y = weight * bf16(x / sqrt(mean(x^2) + epsilon)), all bf16 [rows, cols], rounded where transformers rounds. `wide` is the form
+ * of the norm. */
 void edgemoe_rms_norm(const uint16_t *x, const void *weight, int wide, float epsilon, int64_t rows, int64_t cols, uint16_t *y);
 #endif
