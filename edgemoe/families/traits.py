@@ -245,7 +245,12 @@ TRAITS = {
     "deepseek_v32": _like_glm("DeepSeek-V3.2"),
     "glm_moe_dsa": Traits("GLM-5"),
     "axk2": Traits("A.X-K2"),
-    "beam": Traits("Beam-1.0"),
+    "beam": Traits(
+        "Beam-1.0",
+        rms_norm=True,
+        gate=_SIGMOID,
+        fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
+    ),
     "mistral4": Traits("Mistral-Small-4-119B, without images"),
     "nemotron_h": Traits(
         "Nemotron-3-Nano-30B-A3B, Nemotron-3-Super-120B-A12B",

@@ -163,7 +163,7 @@ class Activate:
     """output [N] = function(first half of input) * second half of input [2 N].
 
     Args:
-        values: bf16 [65536], the function's value for each bf16 number (kernels.native.functions.values_of).
+        values: [65536], the function's value for each bf16 number: bf16, or float32 where the product alone is rounded.
     """
 
     input: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
@@ -48,6 +49,12 @@ before both, the block has the mixer's input."""
 _PARALLEL = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
 """Names of further norms of layers with experts parallel to a dense block, in the order of ParallelExperts."""
 
+_WIDE_CAPS = ("beam",)
+"""Families that compute the cap of logits in float32; others round to bf16."""
+
+_SUMS = ("attn_residual_add_idx", "mlp_residual_add_idx")
+"""Attributes with the numbers of a model's sums that add a layer's mixer and its block: Beam weighs sums by them."""
+
 _MULTIPLIER = "layer_scalar"
 """Tensor of a layer by whose one number its result is multiplied."""
 
@@ -76,6 +83,7 @@ class OuterParts(NamedTuple):
         divisor: logits are divided by it.
         cap: logits become cap tanh(logits / cap); 0: they stay.
         multiplier: logits are multiplied with it.
+        wide_cap: whether the cap is computed in float32.
     """
 
     embedding: Any
@@ -86,6 +94,7 @@ class OuterParts(NamedTuple):
     divisor: float
     cap: float
     multiplier: float
+    wide_cap: bool
 
 
 class ParallelExperts(NamedTuple):
@@ -116,6 +125,7 @@ class LayerPart(NamedTuple):
         factor: is multiplied with the part's result, which is then rounded and added to the state; 0: no product.
         after: the norm of the part's result; None: there is none.
         parallel: experts next to a dense block; None: there are none.
+        residual: the state is multiplied with it, and rounded, before the result is added.
     """
 
     norm: Any
@@ -126,6 +136,7 @@ class LayerPart(NamedTuple):
     factor: float
     after: Any
     parallel: ParallelExperts | None = None
+    residual: float = 1.0
 
     @property
     def block(self) -> Any:
@@ -145,14 +156,13 @@ def outer_parts(model: Any) -> OuterParts:
         factor = model.config.hidden_size**0.5
     divisor, multiplier = (getattr(model.config, name, None) or 1 for name in _OF_LOGITS)
     cap = getattr(model.config, "final_logit_softcapping", None) or 0
-    numbers = map(float, (factor, divisor, cap, multiplier))
-    return OuterParts(embedding, norm, model.lm_head, positions, *numbers)
+    numbers = float(factor), float(divisor), float(cap), float(multiplier)
+    wide = model.config.model_type in _WIDE_CAPS
+    return OuterParts(embedding, norm, model.lm_head, positions, *numbers, wide)
 
 
 def parts_of(layer: nn.Module) -> list[LayerPart]:
     """The parts of a decoder layer in the order in which they are computed: two, or one where a layer has one."""
-    factor = float(getattr(layer, "residual_multiplier", 1))
-    factor = 0.0 if factor == 1 else factor
     norms = _norms(layer)
     found = list[LayerPart]()
     for first, names in ((0, _MIXERS), (2, _BLOCKS)):
@@ -161,9 +171,21 @@ def parts_of(layer: nn.Module) -> list[LayerPart]:
             mixes = not first and any(hasattr(module, number) for number in _NUMBERS)
             shared = getattr(layer, _SHARED, None) if first else None
             before, after = norms[first : first + 2]
-            parallel = _parallel(layer) if first else None
-            found.append(LayerPart(before, name, module, mixes, shared, factor, after, parallel))
+            parallel, (factor, residual) = (
+                _parallel(layer) if first else None,
+                _factors(layer, block=first > 0),
+            )
+            found.append(LayerPart(before, name, module, mixes, shared, factor, after, parallel, residual))
     return found
+
+
+def _factors(layer: Any, *, block: bool) -> tuple[float, float]:
+    """The factors of a part's result, 0 for none, and of the state to which it is added."""
+    number = getattr(layer, _SUMS[block], None)
+    if number is not None:
+        return 1 / math.sqrt(number), math.sqrt((number - 1) / number)
+    factor = float(getattr(layer, "residual_multiplier", 1))
+    return 0.0 if factor == 1 else factor, 1.0
 
 
 def multiplier_of(layer: Any) -> float:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from edgemoe.kernels.activation import GATED, fused_name
+from edgemoe.kernels.native.functions import values_of, wide_values_of
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.gating import is_squared_relu, squared_relu
 
@@ -35,13 +36,24 @@ class GatedMLP(nn.Module):
         gate_up: the layer of gate and up, one after the other.
         down: the layer of down.
         function: its activation.
+        wide: whether the activation and its product with up are float32, of which the product alone is rounded.
     """
 
     def __init__(
-        self, gate_up: DenseLinear, down: DenseLinear, function: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        gate_up: DenseLinear,
+        down: DenseLinear,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        wide: bool = False,
     ) -> None:
         super().__init__()
-        self.gate_up, self.down, self.function = gate_up, down, function
+        self.gate_up, self.down, self.function, self.wide = gate_up, down, function, wide
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The function's value for each bf16 number, [65536]: float32 where it is not rounded, else bf16."""
+        return wide_values_of(self.function) if self.wide else values_of(self.function)
 
     @classmethod
     def try_from(cls, module: Any) -> GatedMLP | None:
@@ -50,14 +62,16 @@ class GatedMLP(nn.Module):
             function = GATED.get(fused_name(_function(module)))
             if function and (found := _linears(module, names)):
                 *above, down = found
-                made = cls(above[0] if len(above) == 1 else DenseLinear.joined(above), down, function)
-                return made if _computes(made, module) else None
+                gate_up = above[0] if len(above) == 1 else DenseLinear.joined(above)
+                forms = (cls(gate_up, down, function, wide=wide) for wide in (False, True))
+                return next((made for made in forms if _computes(made, module)), None)
         return None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps bf16 [..., H] to bf16 [..., H]."""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        out: torch.Tensor = self.down(self.function(gate) * up)
+        inner = self.function(gate.float()) * up.float() if self.wide else self.function(gate) * up
+        out: torch.Tensor = self.down(inner.to(hidden.dtype))
         return out
 
 

@@ -10,7 +10,7 @@ from transformers.integrations.moe import _default_apply_gate
 
 from edgemoe.kernels.activation import CUSTOM, GATED, fused_name
 from edgemoe.kernels.native.expert_activation import GateTables
-from edgemoe.kernels.native.functions import values_of
+from edgemoe.kernels.native.functions import values_of, wide_values_of
 
 
 def fused_activation(module: Any) -> str:
@@ -42,8 +42,7 @@ def gate_tables(module: Any) -> GateTables | None:
         return GateTables(values_of(squared_relu), None, False) if is_squared_relu(module.act_fn) else None
     numbers = values_of(torch.clone)
     if limit is None:
-        function = GATED.get(fused_activation(module))
-        return GateTables(values_of(function), numbers, False) if function else None
+        return _plain_tables(module)
     for interleaved in (True, False):
         dim = -1 if interleaved else 0
         both = torch.stack((numbers, torch.zeros_like(numbers)), dim).reshape(1, -1)
@@ -53,6 +52,14 @@ def gate_tables(module: Any) -> GateTables | None:
             if _are_its(module, gate, up, interleaved=interleaved):
                 return GateTables(gate, up, interleaved)
     return None
+
+
+def _plain_tables(module: Any) -> GateTables | None:
+    """The tables of f(gate) up; None: it is something else. f may be left in float32 for the product with up."""
+    function, numbers = GATED.get(fused_name(module.act_fn)), values_of(torch.clone)
+    forms = [values_of(function), wide_values_of(function)] if function else []
+    own = (form for form in forms if _are_its(module, form, numbers, interleaved=False))
+    return next((GateTables(form, numbers, False) for form in own), None)
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
@@ -72,4 +79,6 @@ def _are_its(module: Any, gate_values: torch.Tensor, up_values: torch.Tensor, *,
     noise = torch.randn(2, _TRIED, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
     gate, up = (each.view(torch.int16).long() & 0xFFFF for each in noise)
     both = torch.stack(tuple(noise), -1 if interleaved else 0).reshape(1, -1)
-    return torch.equal(module._apply_gate(both)[0], gate_values[gate] * up_values[up])
+    with torch.inference_mode():
+        found: torch.Tensor = module._apply_gate(both)[0]
+    return torch.equal(found, (gate_values[gate] * up_values[up]).to(found.dtype))

@@ -58,6 +58,7 @@ class GroupedQueryAttention(nn.Module):
             values=own,
             pairing=form.pairing,
             norms_last=norms_last,
+            queries_alone=form.queries_alone,
         )
 
     @classmethod
@@ -92,12 +93,15 @@ class GroupedQueryAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: StepKV | None = None,
+        attention_scaling: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """bf16 [1, rows, H] -> bf16 [1, rows, H]: transformers' interface of an attention module.
 
         `attention_mask` is the layer's window (attention.window_of_mask).
         """
+        if attention_scaling is not None:
+            position_embeddings = scaled_queries(attention_scaling, self.native.rotated)
         kv = past_key_values
         assert kv is not None
         window = None if attention_mask is None else int(attention_mask)
@@ -122,6 +126,17 @@ class GroupedQueryAttention(nn.Module):
         return self.out(whole[None]), None
 
 
+def scaled_queries(factors: torch.Tensor, numbers: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rotation that multiplies queries with a factor: cosine and sine, float32 [1, rows, numbers] each.
+
+    Args:
+        factors: float32 [1, 1, rows, 1], a factor for each position.
+        numbers: numbers of a head.
+    """
+    cosine = factors[:, 0].expand(1, -1, numbers).contiguous()
+    return cosine, torch.zeros_like(cosine)
+
+
 _OUT = ("o_proj", "out_proj")
 """Names of an attention module's last product."""
 
@@ -144,7 +159,12 @@ _GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gate_proj": torch.
 def _gate(module: Any) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     """The layer of an attention module's gate, None where it has none, and the gate's function."""
     named = ((getattr(module, name, None), function) for name, function in _GATES.items())
-    return next((found for found in named if found[0] is not None), (None, torch.sigmoid))
+    gate, function = next((found for found in named if found[0] is not None), (None, torch.sigmoid))
+    bias = getattr(module, "gate_bias", None)
+    if bias is not None and type(gate) is DenseLinear:
+        of_numbers = bias.data.repeat_interleave(gate.out_features // bias.numel())
+        gate = DenseLinear(gate.weight.data, gate.scale, of_numbers, gate.names)
+    return gate, function
 
 
 def _out(module: Any) -> Any:

@@ -159,9 +159,10 @@ def _called(part: LayerPart) -> bool:
 
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
-    table, norm, head, _, *numbers = outer_parts(model)
-    weights = (norm.weight.data, norm.variance_epsilon)
-    return NativeOuterLayers(table.weight.data, table.scale, weights, head.parts, *numbers)
+    outer = outer_parts(model)
+    table, weights = outer.embedding, (outer.norm.weight.data, outer.norm.variance_epsilon)
+    numbers = outer.factor, outer.divisor, outer.cap, outer.multiplier, outer.wide_cap
+    return NativeOuterLayers(table.weight.data, table.scale, weights, outer.head.parts, *numbers)
 
 
 def experts_of(layer: Any) -> ExpertLayer | None:
@@ -226,7 +227,8 @@ def _part(part: LayerPart, hidden: int, positions: Any) -> list[Operation]:
 def _added(part: LayerPart) -> list[Operation]:
     """The operations that add a part's result to the state."""
     after: list[Operation] = [] if part.after is None else [_norm(part.after, "block", "block")]
-    return [*after, Add("block", HIDDEN, part.factor)]
+    scaled = [] if part.residual == 1 else [Multiply(HIDDEN, HIDDEN, part.residual)]
+    return [*after, *scaled, Add("block", HIDDEN, part.factor)]
 
 
 def _norm(norm: DenseNorm, source: str, target: str) -> Norm:
@@ -238,10 +240,8 @@ def _block(part: LayerPart, hidden: int) -> list[Operation]:
     block = part.module
     if isinstance(block, DenseBlock):
         return [*_dense(block, "block"), *_added(part)]
-    experts, own = (
-        _experts(block),
-        {name: each for name, each in block.named_children() if not isinstance(each, nn.Identity)},
-    )
+    experts = _experts(block)
+    own = {name: each for name, each in block.named_children() if not isinstance(each, nn.Identity)}
     inside = next((own[name] for name in _SHARED if name in own), None)
     shared = inside if part.shared is None else part.shared
     known = own.keys() <= _KNOWN and isinstance(shared, DenseBlock | None) and None in (inside, part.shared)
@@ -291,10 +291,10 @@ def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeEx
 
 
 def _dense(module: GatedMLP | PlainMLP, output: str) -> list[Operation]:
-    function = values_of(module.function)
     if isinstance(module, PlainMLP):
-        above: list[Operation] = [Linear(NORMED, "up", module.up.parts), Apply("up", "inner", function)]
+        applied = Apply("up", "inner", values_of(module.function))
+        above: list[Operation] = [Linear(NORMED, "up", module.up.parts), applied]
     else:
         gate_up = Linear(NORMED, "gate_up", module.gate_up.parts)
-        above = [gate_up, Activate("gate_up", "inner", function)]
+        above = [gate_up, Activate("gate_up", "inner", module.values)]
     return [*above, Linear("inner", output, module.down.parts)]

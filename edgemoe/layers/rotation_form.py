@@ -25,10 +25,12 @@ class RotationForm(NamedTuple):
     Attributes:
         pairing: ROTATE_HALVES, ROTATE_WIDE_HALVES or ROTATE_WIDE_PAIRS of native.rotation.
         repeated: whether the model's tables have each number twice in succession, instead of twice the half of a row.
+        queries_alone: whether keys are not rotated.
     """
 
     pairing: int = ROTATE_HALVES
     repeated: bool = False
+    queries_alone: bool = False
 
     def tables(self, rotation: Tables, rotated: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and sine of positions as the kernel reads them, [1, rows, rotated], contiguous.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 from edgemoe.families.base import FusedGQA
+from edgemoe.kernels.native.rotation import ROTATE_WIDE_HALVES
 from edgemoe.layers.decoder_parts import outer_parts, parts_of
+from edgemoe.layers.gqa import scaled_queries
 from edgemoe.layers.rotation_form import RotationForm, rotation_form
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -51,8 +54,34 @@ class _Source(NamedTuple):
 
     def of(self, hidden: torch.Tensor, at: torch.Tensor, form: RotationForm) -> Rotation:
         """The rotation of positions int64 [1, rows], of the type of hidden."""
-        found = self.rotary(hidden, at, self.kind) if self.kind else self.rotary(hidden, at)
-        return form.tables(found, self.numbers)
+        return form.tables(self.found(hidden, at), self.numbers)
+
+    def found(self, hidden: torch.Tensor, at: torch.Tensor) -> Any:
+        """The result of transformers' module."""
+        return self.rotary(hidden, at, self.kind) if self.kind else self.rotary(hidden, at)
+
+
+class _Factors(NamedTuple):
+    """Factors of queries by their positions, in place of a rotation, for one kind of layers (Beam).
+
+    Attributes:
+        function: positions int64 [1, rows] -> float32 [1, 1, rows, 1].
+        name: the kind.
+        numbers: numbers of a head.
+    """
+
+    function: Any
+    name: str
+    numbers: int
+
+    def of(self, hidden: torch.Tensor, at: torch.Tensor, form: RotationForm) -> Rotation:
+        """The factors of positions int64 [1, rows], as a rotation."""
+        return scaled_queries(self.function(at), self.numbers)
+
+
+_FACTORS = RotationForm(ROTATE_WIDE_HALVES, queries_alone=True)
+_SCALING = "compute_attention_scaling"
+"""Name of the function that computes factors of queries in transformers' files."""
 
 
 class Rotations:
@@ -65,8 +94,9 @@ class Rotations:
 
     def __init__(self, model: Any, traits: FusedGQA) -> None:
         config, rotary = model.config, outer_parts(model).positions
-        self._sources = _sources(rotary)
-        self._form = _form_of(model, rotary) if hasattr(rotary, "inv_freq") else RotationForm()
+        sources = _sources(rotary)
+        self._form = _form_of(model, rotary) if hasattr(rotary, "inv_freq") else _form_of_kinds(sources)
+        self._sources: list[_Source | _Factors] = [*sources, *_factors(model, sources)]
         names, layers = [each.name for each in self._sources], range(config.num_hidden_layers)
         bases = getattr(config, "layer_rope_theta", None)
         chosen = bases if isinstance(rotary, nn.ModuleList) else getattr(config, "layer_types", None)
@@ -82,7 +112,8 @@ class Rotations:
         if not rotates or name not in names:
             return LayerRotation(len(names), 0, RotationForm())
         number = names.index(name)
-        return LayerRotation(number, self._sources[number].numbers, self._form)
+        source = self._sources[number]
+        return LayerRotation(number, source.numbers, self._form if isinstance(source, _Source) else _FACTORS)
 
     def of(self, hidden: torch.Tensor, positions: Sequence[int]) -> list[Rotation]:
         """The rotations of a step's tokens.
@@ -103,6 +134,22 @@ def _form_of(model: Any, rotary: Any) -> RotationForm | None:
     own = next((mixer.form for mixer in mixers if hasattr(mixer, "form")), None)
     theirs = next((mixer for mixer in mixers if hasattr(mixer, "k_proj")), None)
     return own or (RotationForm() if theirs is None else rotation_form(theirs, rotary))
+
+
+def _form_of_kinds(sources: Sequence[_Source]) -> RotationForm:
+    """How a model rotates whose rotary embedding knows kinds of layers: in float32 where its tables are that."""
+    state, at = torch.zeros(1, 1, 1, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64)
+    wide = any(each.kind and each.found(state, at)[0].dtype == torch.float32 for each in sources)
+    return RotationForm(ROTATE_WIDE_HALVES) if wide else RotationForm()
+
+
+def _factors(model: Any, sources: Sequence[_Source]) -> list[_Factors]:
+    """Factors of queries of the kinds of layers that do not rotate, where a model has any."""
+    function = getattr(sys.modules[type(model.model).__module__], _SCALING, None)
+    if function is None:
+        return []
+    kinds = sorted({*model.config.layer_types} - {each.kind for each in sources})
+    return [_Factors(function, kind, model.config.head_dim) for kind in kinds]
 
 
 def _sources(rotary: Any) -> list[_Source]:

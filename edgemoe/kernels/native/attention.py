@@ -153,6 +153,7 @@ class NativeAttention(_Attention):
         values: how values are made; None: they are projected, as long as keys.
         pairing: how numbers are rotated (native.rotation).
         norms_last: whether the norms come after the rotation.
+        queries_alone: whether keys are not rotated.
 
     Raises:
         ValueError: another head size, or more than MOST_SHARING query heads for a head of keys.
@@ -172,9 +173,11 @@ class NativeAttention(_Attention):
         values: ValueForm | None = None,
         pairing: int = ROTATE_HALVES,
         norms_last: bool = False,
+        queries_alone: bool = False,
     ) -> None:
         super().__init__(heads, kv_heads, dim, scaling, sinks)
         self._shape.pairing, self._shape.norms_last = pairing, norms_last
+        self._shape.queries_alone = queries_alone
         self.rotated = self._shape.rotated = dim if rotated is None else rotated
         self._norms = norms  # keeps the addresses below valid
         self._shape.clip = clip or 0

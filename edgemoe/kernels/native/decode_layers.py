@@ -220,6 +220,7 @@ class NativeDecodeLayers:
         logits = logits if self._parts.divisor == 1 else logits / self._parts.divisor
         logits = logits if self._parts.multiplier == 1 else logits * self._parts.multiplier
         cap = self._parts.cap
+        logits = logits.float() if self._parts.wide_cap else logits
         return (torch.tanh(logits / cap) * cap if cap else logits).float()
 
     def begin(

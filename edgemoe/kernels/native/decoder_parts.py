@@ -39,7 +39,7 @@ class NativeOuterLayers:
         head: linear layer [vocab, H].
         factor: is multiplied with embeddings.
         divisor: logits are divided by it, in bf16.
-        cap: logits become cap tanh(logits / cap), in bf16; 0: they stay.
+        cap: logits become cap tanh(logits / cap), in bf16 or with wide_cap in float32; 0: they stay.
         multiplier: logits are multiplied with it, in bf16.
     """
 
@@ -51,6 +51,7 @@ class NativeOuterLayers:
     divisor: float = 1.0
     cap: float = 0.0
     multiplier: float = 1.0
+    wide_cap: bool = False
 
 
 def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
@@ -135,10 +136,21 @@ class ListBuffers:
                 number=_number(each),
                 routed=self._index[each.routed] if isinstance(each, listed.Experts) else 0,
                 rotation=each.rotation if isinstance(each, listed.Attend) else 0,
-                wide=form_of(each.weight) if isinstance(each, listed.Norm) else 0,
+                wide=_form(each),
             )
             made.append(structure)
         return (Operation * len(made))(*made), kept
+
+
+def _form(each: listed.Operation) -> int:
+    """The form of a norm, and whether an activation's table is float32."""
+    match each:
+        case listed.Norm():
+            return form_of(each.weight)
+        case listed.Activate():
+            return each.values.dtype == torch.float32
+        case _:
+            return 0
 
 
 def _number(each: listed.Operation) -> float:

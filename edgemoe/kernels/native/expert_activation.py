@@ -15,7 +15,8 @@ class GateTables(NamedTuple):
 
     Attributes:
         gate, up: the functions' values for each bf16 number, in the order of their bits: bf16 [65536]; `up` is None
-            where experts have no gate, and `gate` is the function of each number of the first product.
+            where experts have no gate, and `gate` is the function of each number of the first product. A float32 gate
+            is not rounded before the product with up.
         interleaved: whether gate and up alternate in the first product's result; otherwise all of gate come first.
     """
 
@@ -40,6 +41,7 @@ class NativeExpertActivation:
             gate=tables.gate.data_ptr(),
             up=None if tables.up is None else tables.up.data_ptr(),
             interleaved=tables.interleaved,
+            wide_gate=tables.gate.dtype == torch.float32,
         )
         if kept:
             self._structure.up_bias, self._structure.down_bias = (each.data_ptr() for each in kept)

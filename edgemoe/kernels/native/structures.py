@@ -37,7 +37,7 @@ class Expert(ctypes.Structure):
 class ExpertActivation(ctypes.Structure):
     """`expert_activation` of csrc/experts/expert_ffn.h."""
 
-    _fields_ = [*_fields(_POINTER, "gate up up_bias down_bias"), ("interleaved", _INT)]
+    _fields_ = [*_fields(_POINTER, "gate up up_bias down_bias"), *_fields(_INT, "interleaved wide_gate")]
 
 
 class FactorRows(ctypes.Structure):
@@ -85,7 +85,7 @@ class AttentionShape(ctypes.Structure):
         *_fields(_INT, "q_norm_size k_norm_size"),
         *_fields(_FLOAT, "q_epsilon k_epsilon scaling clip"),
         ("sinks", _POINTER),
-        *_fields(_INT, "prepared wide_norms pairing norms_last value_dim"),
+        *_fields(_INT, "prepared wide_norms pairing norms_last queries_alone value_dim"),
         ("v_norm", _POINTER),
         *_fields(_FLOAT, "v_epsilon v_scale"),
         ("values_are_keys", _INT),

@@ -227,7 +227,7 @@ WINDOWS = [
     ("solar_open", {}),
     *((name, {}) for name in ("granitemoe", "granitemoeshared")),
     *((name, {}) for name in ("exaone_moe", "mellum", "afmoe", "gemma4_text")),
-    *((name, {}) for name in ("mimo_v2_flash", "laguna", "granitemoe_swa", "flint")),
+    *((name, {}) for name in ("mimo_v2_flash", "laguna", "granitemoe_swa", "flint", "beam")),
     *((name, {}) for name in ("ernie4_5_moe", "phimoe", "hunyuan_v1_moe", "flex_olmo", "aria_text")),
     *((name, {}) for name in ("kolibri1", "cohere2_moe", "qwen3_vl_moe_text", "glm4v_moe_text")),
 ]

@@ -68,7 +68,8 @@ MODELS = {
     "laguna": {},  # heads by layer, a gate for each head, a factor of the experts' sum
     "laguna, 8 bits": {"gating": "per-element"},
     "granitemoe_swa": {},  # rotations by layer
-    "flint": {},  # a router in float32, which stays transformers' own
+    "flint": {},  # a router with float32 weights, rotation in layers with a window alone
+    "beam": {},  # queries scaled by their position, sums weighed by depth, activations and rotation in float32
     "gemma4_text": {
         "top_k_experts": 4
     },  # heads by kind of layer, keys as values, experts parallel to a dense block

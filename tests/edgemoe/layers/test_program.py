@@ -81,14 +81,20 @@ class _Doubled(nn.Module):
 
 
 @needs_native
-def test_dense_gated_layers_are_transformers_own():
-    """Both products joined give equal bits; a module that computes something else is left alone."""
-    module = random_model("glm4_moe").model.layers[0].mlp.bfloat16()
+@pytest.mark.parametrize("model_type", ["glm4_moe", "beam"])
+def test_dense_gated_layers_are_transformers_own(model_type):
+    """Both products joined give equal bits; a module that computes something else is left alone.
+
+    Beam rounds only the product of its activation and up.
+    """
+    module = random_model(model_type).model.layers[0].mlp.bfloat16()
     for name in ("gate_proj", "up_proj", "down_proj"):
         setattr(module, name, DenseLinear(getattr(module, name).weight.data, None, None))
     x = torch.randn(5, 64).bfloat16()
     with torch.inference_mode():
         want = module(x)
-        assert torch.equal(GatedMLP.try_from(module)(x), want)
+        made = GatedMLP.try_from(module)
+        assert torch.equal(made(x), want)
+        assert made.wide == (model_type == "beam")
         assert GatedMLP.try_from(_Doubled(module)) is None
         assert torch.equal(module(x), want)  # its weights are views of the joined one

@@ -239,6 +239,12 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         **{"shared_intermediate_size": 48, "sliding_window": 4, "layer_rope_theta": [10000.0, 0, 500.0]},
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
+    "beam": FEW
+    | {
+        **{"num_experts": 8, "head_dim": 16, "sliding_window": 4, "n_group": 2, "topk_group": 1},
+        **{"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
     "flint": FEW
     | {
         **{"num_experts": 8, "head_dim": 16, "shared_expert_intermediate_size": 48, "sliding_window": 4},

@@ -132,7 +132,7 @@ def expert_calls() -> Iterator[Call]:
                     y, out = (np.zeros((2 * rows, spec.padded_rows), np.uint16) for spec in (up, down))
                     common = experts, 2, x, *x.shape, *of
                     yield Call("expert_product", (POOL, model.matrices[0], 0, *common, y, *y.shape))
-                    for activation in (None, clamped_gate(down)):
+                    for activation in (None, clamped_gate(down), *([wide_gate()] if level == 4 else [])):
                         arguments = (POOL, *model.matrices, down.cols, *common, activation)
                         yield Call("experts", (*arguments, out, *out.shape))
 
@@ -160,6 +160,12 @@ def clamped_gate(down: MatrixSpec) -> Structures:
     tables = bf16(1 << 16), bf16(1 << 16)
     biases = {"up_bias": bf16(2, 2 * down.cols), "down_bias": bf16(2, down.padded_rows)}
     return Structures(c.ExpertActivation, {"gate": tables[0], "up": tables[1], "interleaved": 1} | biases)
+
+
+def wide_gate() -> Structures:
+    """An activation whose gate is not rounded before its product with up."""
+    gate = _generator.normal(size=1 << 16).astype(np.float32)
+    return Structures(c.ExpertActivation, {"gate": gate, "up": bf16(1 << 16), "wide_gate": 1})
 
 
 def dense_weight(weight: Any, scale: Any, rows: int, cols: int, bits: int) -> Structures:

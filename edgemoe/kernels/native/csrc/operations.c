@@ -18,6 +18,12 @@ AVX2 static void activate(const uint16_t *f, const uint16_t *x, int64_t rows, in
         for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(from_bf16(f[x[i]]) * from_bf16(x[cols + i]));
 }
 
+/* The same by a table of float32: the product alone is rounded. */
+AVX2 static void activate_wide(const float *f, const uint16_t *x, int64_t rows, int64_t cols, uint16_t *y) {
+    for (; rows-- > 0; x += 2 * cols, y += cols)
+        for (int64_t i = 0; i < cols; i++) y[i] = to_bf16(f[x[i]] * from_bf16(x[cols + i]));
+}
+
 /* y *= f(x), for rows of x whose numbers are each for as many of y: for one, for a head of it, or for all. */
 AVX2 static void scale(const uint16_t *f, const uint16_t *x, int64_t x_cols, int64_t rows, int64_t cols, uint16_t *y) {
     const int64_t run = cols / x_cols;
@@ -98,7 +104,10 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case STORE_LATENTS: return edgemoe_store_latents(p, o->parameters, memory.kv, 1, rows, from, r->cosine, r->sine);
     case LATENT_QUERIES: return edgemoe_latent_queries(p, o->parameters, rows, from, r->cosine, r->sine, to);
     case LATENT_VALUES: return edgemoe_latent_values(p, o->parameters, memory.kv, 1, rows, from, to);
-    case ACTIVATE: activate(o->parameters, from, rows, o->output_cols, to); return 0;
+    case ACTIVATE:
+        if (o->wide) activate_wide(o->parameters, from, rows, o->output_cols, to);
+        else activate(o->parameters, from, rows, o->output_cols, to);
+        return 0;
     case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
     case PLACE: place(from, o->input_cols, (int64_t)o->number, rows, o->output_cols, to); return 0;
     case MULTIPLY: multiply(from, o->number, rows * o->output_cols, to); return 0;

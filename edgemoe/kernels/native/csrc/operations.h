@@ -33,7 +33,7 @@ typedef struct {
                                  * ACTIVATE, APPLY, SCALE: a table of functions' values */
     float number;               /* NORM: epsilon; ADD: factor of the input; 0: none; MULTIPLY: factor;
                                  * PLACE: the first number of the output's row that it writes */
-    int32_t wide;               /* NORM: its form, NARROW_NORM .. */
+    int32_t wide;               /* NORM: its form, NARROW_NORM ..; ACTIVATE: the table is float32 */
     int64_t routed;             /* EXPERTS: the buffer that its router reads, HIDDEN or NORMED */
     int64_t rotation;           /* ATTEND, STORE_LATENTS, LATENT_QUERIES: index of its rotation */
 } operation;

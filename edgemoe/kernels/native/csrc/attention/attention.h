@@ -22,6 +22,7 @@ typedef struct {
     int64_t wide_norms; /* the form of the norms, NARROW_NORM .. */
     int64_t pairing;    /* ROTATE_HALVES .. */
     int64_t norms_last; /* nonzero: the norms come after the rotation */
+    int64_t queries_alone; /* nonzero: keys are not rotated */
     int64_t value_dim;  /* numbers of a projected value, and of a head's result; zeros follow it in the KV, up to dim */
     const void *v_norm; /* weight of a norm of each value, [value_dim]; NULL: no norm */
     float v_epsilon, v_scale; /* v_scale: factor of the values, which are then rounded; 0: none */

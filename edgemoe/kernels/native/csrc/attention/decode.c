@@ -86,7 +86,7 @@ AVX2 void attention_prepare(const attention_shape *shape, const attention_kv *kv
     if (!shape->norms_last) norm_heads(shape, qkv, key);
     if (shape->clip > 0) clip(qkv, queries + keys, shape->clip);
     rotate(qkv, shape->heads, shape, cosine, sine);
-    rotate(key, shape->kv_heads, shape, cosine, sine);
+    if (!shape->queries_alone) rotate(key, shape->kv_heads, shape, cosine, sine);
     if (shape->norms_last) norm_heads(shape, qkv, key);
     for (int64_t head = 0; head < shape->kv_heads; head++) {
         const int64_t to = head * kv->context + kv->past;

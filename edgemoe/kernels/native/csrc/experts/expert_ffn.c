@@ -38,11 +38,14 @@ INLINE uint16_t biased(uint16_t x, const uint16_t *bias, int64_t i) { return bia
 /* Writes the activation of a row of gate and up to `to` [inner]. */
 INLINE void activate_row(const expert_activation *a, const uint16_t *row, int64_t number, int64_t inner, uint16_t *to) {
     const uint16_t *bias = a->up_bias ? a->up_bias + number * (a->up ? 2 : 1) * inner : NULL;
-    for (int64_t i = 0; i < inner && !a->up; i++) to[i] = a->gate[biased(row[i], bias, i)];
+    const uint16_t *narrow = a->gate;
+    const float *wide = a->wide_gate ? a->gate : NULL;
+    for (int64_t i = 0; i < inner && !a->up; i++) to[i] = narrow[biased(row[i], bias, i)];
     if (!a->up) return;
     for (int64_t i = 0; i < inner; i++) {
         const int64_t gate = a->interleaved ? 2 * i : i, up = a->interleaved ? 2 * i + 1 : inner + i;
-        to[i] = to_bf16(from_bf16(a->gate[biased(row[gate], bias, gate)]) * from_bf16(a->up[biased(row[up], bias, up)]));
+        const uint16_t x = biased(row[gate], bias, gate);
+        to[i] = to_bf16((wide ? wide[x] : from_bf16(narrow[x])) * from_bf16(a->up[biased(row[up], bias, up)]));
     }
 }
 

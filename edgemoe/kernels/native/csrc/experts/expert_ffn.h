@@ -7,10 +7,12 @@
 /* What lies between an expert's products where it is not silu(gate) up: the product of a function of each gate and one of each
  * up, or without a gate a function of each number. They are tables of the functions' values for the 65,536 bf16 numbers. */
 typedef struct {
-    const uint16_t *gate, *up;           /* bf16 [65536]; up NULL: there is no gate, and `gate` is the function of each number */
+    const void *gate;                    /* [65536], bf16, or float32 where wide_gate is not 0 */
+    const uint16_t *up;                  /* bf16 [65536]; NULL: there is no gate, and `gate` is the function of each number */
     const uint16_t *up_bias, *down_bias; /* bf16 [experts, 2 inner], or [experts, inner] without a gate, in the order of the product's rows, and [experts, y_cols];
                                           * NULL: none. Added to products that are rounded already, and rounded again */
     int64_t interleaved;                 /* rows of gate and of up alternate; 0: all of gate come first */
+    int64_t wide_gate;                   /* nonzero: the product with up alone is rounded */
 } expert_activation;
 
 /* Each expert's rows of y [y_rows, y_cols] = down(silu(gate) up) of its rows, both bf16; gate and up are the first and second
