@@ -58,6 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 3072, "intermediate_size": 1536, "num_attention_heads": 48, "num_key_value_heads": 8}
         | {"head_dim": 128, "num_experts_per_tok": 8},
     ),
+    "ernie-4.5-21b-a3b": ("ernie4_5_moe", {"moe_k": 6}),
     "gpt-oss-20b": ("gpt_oss", {"num_experts_per_tok": 4}),
     "qwen3-next-80b": ("qwen3_next", {"num_experts_per_tok": 10}),
     "qwen3.6-35b-a3b": (
@@ -172,7 +173,7 @@ def config_of(name: str, layers: int, experts: int, vocab: int) -> Any:
     """transformers' config of a model with fewer layers and experts."""
     model_type, sizes = MODELS[name]
     known = AutoConfig.for_model(model_type).to_dict()
-    counts = ("num_experts", "n_routed_experts", "num_local_experts")
+    counts = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
     number = next(key for key in counts if key in known)
     common = {"num_hidden_layers": layers, "vocab_size": vocab, "max_position_embeddings": 4096}
     return AutoConfig.for_model(model_type, **{**sizes, **common, number: experts})
