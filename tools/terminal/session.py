@@ -169,6 +169,7 @@ def _terminal(home: Path, line: str) -> pexpect.spawn[str]:
             PATH=f"{home}/bin:{os.environ['PATH']}",
             HOME=str(home),
             XDG_CACHE_HOME=f"{home}/.cache",
+            EDGEMOE_PLAIN_CODES="true",
             XDG_STATE_HOME=f"{home}/.state",
             XDG_CONFIG_HOME=f"{home}/.config",
             TERM="xterm",
