@@ -8,9 +8,11 @@ from torch import nn
 
 from edgemoe.engine.device_runner import DeviceModelRunner
 from edgemoe.engine.model_runner import ModelRunner
+from edgemoe.errors import UserError
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.table import family_of
 from edgemoe.layers.build import build_model
+from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.layers.skeleton import skeleton
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import freeze_existing_objects, return_free_memory
@@ -44,6 +46,7 @@ def load_model(
     Raises:
         DoesNotFit: a device has too little memory.
         DamagedData: the dense weights are damaged.
+        UserError: the plan has rows for guesses, and new tokens cannot run with any.
     """
     with taking(store.device, "dense weights", plan.minimum_vram_bytes):
         name = store.manifest.dense_name
@@ -51,4 +54,11 @@ def load_model(
         model = build_model(skeleton, family, store.directory / name, file, runtime)
         if store.device:
             return model, DeviceModelRunner(model, runtime, plan)
-        return model, ModelRunner(model, runtime, max(plan.parallel, 1 + plan.drafts))
+        runner = ModelRunner(model, runtime, max(plan.parallel, 1 + plan.drafts))
+        if plan.drafts and not isinstance(runner.fused, FusedDecode):
+            raise UserError(
+                "a model whose new tokens the compiled kernel takes through all layers, for --draft",
+                f"model_type {store.config['model_type']} with kernel {store.compute.name}",
+                "leave it out",
+            )
+        return model, runner

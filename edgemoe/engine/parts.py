@@ -77,6 +77,7 @@ def open_parts(
     Raises:
         DoesNotFit: a device has too little memory.
         DamagedData: the store is damaged.
+        UserError: as load_model.
     """
     device, shape = store.device, store.shape
     form = form_of(store.form, settings)

@@ -18,7 +18,6 @@ from edgemoe.experts.use import ChoiceCounts
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.dense import Watch, watched
-from edgemoe.layers.fused_decode import FusedDecode
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.workspace import long_step_bytes
@@ -44,9 +43,8 @@ class Stepping:
 
     @property
     def most_drafts(self) -> int:
-        """Most guesses in a step; 0: the settings have none, or the model's steps of new tokens cannot have any."""
-        listed = isinstance(self._parts.runner.fused, FusedDecode)
-        return min(self.plan.drafts, self.rules.settings.most_drafts) if listed else 0
+        """Most guesses in a step; 0: the settings have none."""
+        return min(self.plan.drafts, self.rules.settings.most_drafts)
 
     def watched(self, watch: Watch) -> AbstractContextManager[None]:
         """Calls `watch` with the dense layers of 4 bits and their inputs in the block's steps of prompts."""

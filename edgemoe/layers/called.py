@@ -36,8 +36,8 @@ def call_states(module: nn.Module, step: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def call_indexed(module: nn.Module, positions: Any, step: Any, x: torch.Tensor) -> torch.Tensor:
-    """Attention to tokens that an index chooses (layers.indexed), of a new token of each sequence."""
-    at = torch.tensor([[sequence.length for sequence, _, _ in step.kv.spans]])
+    """Attention to tokens that an index chooses (layers.indexed), of new tokens and guesses at the ones after them."""
+    at = torch.tensor([[each.length + i for each, _, own in step.kv.spans for i in range(own)]])
     out: torch.Tensor
     out, _ = module(
         hidden_states=x,

@@ -17,15 +17,19 @@ from pairwise import pairwise
 
 from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import UserError
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import TEXT_HALVES
 from edgemoe.families.traits import TRAITS
 from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
 from edgemoe.kernels.program import Call
+from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step
+from edgemoe.layers import fused_decode
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.router import CompiledRouter
+from edgemoe.models import store_model
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
 from edgemoe.prefetch.step import FetcherStep
@@ -468,3 +472,38 @@ def test_every_family_with_fused_gqa_is_compared():
     """The models above cover the families that declare fused_gqa."""
     declared = {name for name, traits in TRAITS.items() if traits.fused_gqa}
     assert {model.partition(",")[0] for model in MODELS} == declared
+
+
+@pytest.mark.parametrize("store", ["deepseek_v32"], indirect=True)
+def test_guesses_that_an_index_chooses_tokens_for_have_the_bits_of_single_tokens(store, open_engine):
+    """Rows of one sequence that share a step, before and after the index leaves tokens out, in all sizes."""
+    engine = open_engine(store, drafts="ngram")
+    for before in (2, len(PROMPT)):  # the index of the model takes 6 tokens
+        sequence = engine.sequences.new()
+        engine.prefill(sequence, PROMPT[:before])
+        want = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in DECODED])
+        for rows in range(1, 9):
+            sequence.crop(0)
+            engine.prefill(sequence, PROMPT[:before])
+            wrong = Segment(sequence, (DECODED[0], *([77] * 7)), drafts=7)
+            assert torch.equal(engine.step(Step((wrong,)), all_rows=True)[0], want[0])
+            checked = Segment(sequence, tuple(DECODED[1 : 1 + rows]), drafts=rows - 1)
+            got = engine.step(Step((checked,)), all_rows=True)
+            assert torch.equal(got, want[1 : 1 + rows])
+            assert sequence.length == before + 2
+        engine.sequences.end(sequence)
+
+
+@on_a_model
+def test_guesses_are_refused_where_modules_run_new_tokens(store, open_engine, monkeypatch):
+    """A family without a list of operations, and the kernel that torch runs."""
+    with monkeypatch.context() as without_list:
+        without_list.setattr(fused_decode, "has_program", lambda model: False)
+        with pytest.raises(
+            UserError, match=r"for --draft, got model_type qwen3_moe with kernel .*: leave it out"
+        ):
+            open_engine(store, drafts="ngram")
+        assert open_engine(store).most_drafts == 0
+    monkeypatch.setattr(store_model, "compute", lambda place: kernels_for(place)[-1])
+    with pytest.raises(UserError, match=r"for --draft, got model_type qwen3_moe with kernel torch"):
+        open_engine(store, drafts="ngram")
