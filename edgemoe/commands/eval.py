@@ -17,6 +17,7 @@ from edgemoe.errors import UserError
 from edgemoe.models.demo import DEMO
 from edgemoe.models.options import effects
 from edgemoe.models.options.groups import (
+    CodesOptions,
     ComputeOptions,
     KVOptions,
     LimitOptions,
@@ -43,7 +44,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True)
-class EvalOptions(ComputeOptions, RowOptions, KVOptions, LimitOptions, ModelOptions):
+class EvalOptions(CodesOptions, ComputeOptions, RowOptions, KVOptions, LimitOptions, ModelOptions):
     """Options of the model and of its limits."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from edgemoe.errors import UserError
 from edgemoe.models.options.declared import one_of, option
 from edgemoe.models.options.groups import (
+    CodesOptions,
     ComputeOptions,
     KVOptions,
     LimitOptions,
@@ -92,7 +93,7 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
-class BenchOptions(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+class BenchOptions(CodesOptions, ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
     """Options of the model and of its limits."""
 
 

@@ -147,17 +147,23 @@ class ComputeOptions:
 
 
 @dataclass(frozen=True)
-class Opening(ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
-    """A model and the options with which it is opened, but for its settings."""
+class CodesOptions:
+    """The option of how a model's codes are made, where it is converted at its first use."""
 
-    parallel: int = 1
-    """Sequences that run at once."""
-    keep_source: bool = option("Keep the downloaded checkpoint of a Hub model, in the cache.", False)
     plain_codes: bool = option(
         "Where a model is converted now, leave its codes as they are rounded. Default: they are calibrated where that "
         "takes less than 5 minutes.",
         False,
     )
+
+
+@dataclass(frozen=True)
+class Opening(CodesOptions, ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+    """A model and the options with which it is opened, but for its settings."""
+
+    parallel: int = 1
+    """Sequences that run at once."""
+    keep_source: bool = option("Keep the downloaded checkpoint of a Hub model, in the cache.", False)
     dense_bits: int | None = None
     """Bits of the dense weights, where the model is converted."""
 

@@ -16,6 +16,7 @@ from edgemoe.bench.prompts import CHOICES
 from edgemoe.cache.policies import POLICIES
 from edgemoe.cli import app
 from edgemoe.commands.options.configured_command import options_of, variable
+from edgemoe.errors import UserError
 from edgemoe.evaluate.studies import STUDIES
 from edgemoe.machine.devices import DEVICES
 from edgemoe.policy.settings import CRITICAL, DEPTHS, IN_PLACE, SIGNALS
@@ -265,3 +266,19 @@ def test_completion_imports_no_heavy_package(tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [("bench",), ("eval", "--tasks")])
+def test_plain_codes_reach_the_first_use_of_a_model(run, monkeypatch, command):
+    """bench and eval open the model as the option and its variable say."""
+    opened = list[bool]()
+
+    def stop(opening, **how):
+        opened.append(opening.plain_codes)
+        raise UserError("no model", "one", "stop here")
+
+    monkeypatch.setattr("edgemoe.models.open.open_model", stop)
+    assert run(*command)[0] == run(*command, "--plain-codes")[0] == 2
+    monkeypatch.setenv("EDGEMOE_PLAIN_CODES", "true")
+    assert run(*command)[0] == 2
+    assert opened == [False, True, True]
