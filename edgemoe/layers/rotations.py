@@ -19,6 +19,9 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of each token's position, [1, rows, rotated] each."""
 
 
+_MOST = RotationForm()
+
+
 class LayerRotation(NamedTuple):
     """How a layer rotates queries and keys.
 
@@ -54,7 +57,11 @@ class _Source(NamedTuple):
 
     def of(self, hidden: torch.Tensor, at: torch.Tensor, form: RotationForm) -> Rotation:
         """The rotation of positions int64 [1, rows], of the type of hidden."""
-        return form.tables(self.found(hidden, at), self.numbers)
+        rotation: Any = self.found(hidden, at)
+        # Most families' tables are what the kernel reads.
+        ready = form == _MOST and rotation[0].dtype == hidden.dtype and rotation[0].shape[-1] == self.numbers
+        made: Rotation = rotation if ready else form.tables(rotation, self.numbers)
+        return made
 
     def found(self, hidden: torch.Tensor, at: torch.Tensor) -> Any:
         """The result of transformers' module."""

@@ -26,7 +26,7 @@ def named_store(argument: Path) -> Path:
     if demo and sum(name.directory.startswith("demo-") for name in cached_names()) != 1:
         from edgemoe.models.resolve import resolve_store
 
-        return resolve_store(DEMO)
+        return resolve_store(DEMO, calibrate=True)
     return store_path(argument)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgemoe.errors import StoreBusy
@@ -27,12 +32,24 @@ runpy.run_module("edgemoe", run_name="__main__", alter_sys=True)
 """Runs this edgemoe, installed or not."""
 
 
+@contextmanager
+def locked(note: Path) -> Iterator[bool]:
+    """Holds the lock on a note for the block; yields False where another process holds it or has removed the note."""
+    with note.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield note.exists()
+
+
 def is_busy(store: Path) -> bool:
     """Whether another process calibrates a store."""
     folder = store / FOLDER
     try:
         if folder.is_dir():
-            StoreLock(folder, exclusive=True).close()
+            StoreLock(folder, exclusive=False).close()
     except StoreBusy:
         return True
     return False
@@ -56,14 +73,23 @@ def run(source: Path, store: Path, dense_bits: str) -> int:
     commands = [["convert", str(source), str(store), *how, "--calibrate", "self", "--samples", str(SAMPLES)]]
     if (source / CALIBRATION_NAME).exists():  # it was measured on other codes
         commands.append(["calibrate", str(store)])
-    return next((code for code in map(_edgemoe, commands) if code), 0)
+    code = next((code for code in map(_edgemoe, commands) if code), 0)
+    if (
+        code > 0 and dense_bits == "auto"
+    ):  # at least dense weights of fewer than 16 bits, if it is not done already
+        _edgemoe(["convert", str(source), str(store), *how])
+    return code
 
 
 def _edgemoe(arguments: list[str]) -> int:
     """Runs a command of edgemoe, and returns its exit code."""
     # -P keeps the working directory, whose files could hide packages, off the import path.
     command = [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[3]), *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    # Options that the user has set for all commands, such as --keep-source, are not for this one.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("EDGEMOE_")}
+    with tempfile.NamedTemporaryFile(suffix=".toml") as options:
+        command += ["--config", options.name]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own)
     if done.returncode == 130:
         raise KeyboardInterrupt
     return done.returncode

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
+from edgemoe.errors import EdgemoeError
 from edgemoe.families.table import family_of
 from edgemoe.machine.process import available_memory
 from edgemoe.models.cache import downloads_directory, note_path
@@ -32,6 +33,10 @@ LONGEST = 300.0
 """Seconds that a calibration at a first use may be expected to take."""
 
 
+MOST_KILLS = 3
+"""Calibrations of a store that may be killed, such as for memory, before it is used as it is."""
+
+
 @dataclass(frozen=True)
 class FirstCodes:
     """The codes and dense weights of a store that a first use makes.
@@ -47,9 +52,18 @@ class FirstCodes:
     layout: str
     dense_bits: int | None
     calibrate: bool
+    _decided: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def planned(self, checkpoint: Checkpoint) -> bool:
-        """Whether codes will be calibrated: of a new store, in less than LONGEST, where disk and memory have room."""
+        """Whether codes will be calibrated: of a new store, in less than LONGEST, where disk and memory have room.
+
+        Decided once, since free memory and disk change.
+        """
+        if not self._decided:
+            self._decided.append(self._decide(checkpoint))
+        return self._decided[0]
+
+    def _decide(self, checkpoint: Checkpoint) -> bool:
         if not self.calibrate:
             return False
         if any((self.store / name).exists() for name in (MANIFEST_NAME, MARKER_NAME)):
@@ -100,21 +114,34 @@ class FirstCodes:
         note = note_path(self.store)
         if not (note.exists() and (self.store / MANIFEST_NAME).exists()):
             return
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        # A damaged note, or a cache that may only be read, keeps no store from being used.
+        kinds = (OSError, ValueError, KeyError, TypeError, EdgemoeError)
+        with suppress(*kinds), calibration_run.locked(note) as is_free:
+            if is_free and not calibration_run.is_busy(self.store):
+                self._follow(note)
+            elif note.exists():
+                say(f"{self.store.name} is being calibrated by another process, and is used as it is here")
+
+    def _follow(self, note: Path) -> None:
+        """Does what a note says, and removes it unless the next use is to go on; the note is locked."""
+        try:
             content = json.loads(note.read_text(encoding="utf-8"))
             source, bits = Path(content["source"]), str(content["dense_bits"])
-            if self.calibrate and source.exists():
-                if calibration_run.is_busy(self.store):
-                    say(
-                        f"{self.store.name} is being calibrated by another process, and is used as it is here"
-                    )
-                    return
-                if (code := calibration_run.run(source, self.store, bits)) < 0:
-                    return  # killed: the next use goes on
-                if code:
-                    say(f"{self.store.name} is not calibrated, and is used as it is")
-            calibration_run.release(source)
-        note.unlink(missing_ok=True)
+            kills = int(content.get("kills", 0))
+        except (ValueError, KeyError, TypeError):
+            note.unlink()
+            raise
+        if source.exists():
+            if not self.calibrate:
+                return  # this use leaves it out; another one may not
+            code = calibration_run.run(source, self.store, bits)
+            if code < 0 and kills + 1 < MOST_KILLS:
+                note.write_text(json.dumps(content | {"kills": kills + 1}), encoding="utf-8")
+                return
+            if code:
+                say(f"{self.store.name} is not calibrated, and is used as it is")
+        calibration_run.release(source)
+        note.unlink()
 
 
 AS_ROUNDED = FirstCodes(Path(), "", None, calibrate=False)

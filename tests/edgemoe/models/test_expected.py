@@ -61,7 +61,7 @@ def test_a_model_in_memory_by_hand():
     assert latent.tok_s == pytest.approx((0.3 * 50, 0.6 * 50))
     without_kernel = expected(room=20 * 10**9, kernel="torch")
     assert (without_kernel.compiled, without_kernel.reached) == (False, (0.2, 0.5))
-    by_modules = expected(room=20 * 10**9, model_type="phimoe")
+    by_modules = expected(room=20 * 10**9, model_type="mistral4")
     assert by_modules.tok_s == pytest.approx((0.2 * 50, 0.5 * 50))
 
 

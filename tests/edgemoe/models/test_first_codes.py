@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,5 +82,47 @@ def test_a_failed_calibration_leaves_the_store_as_it_is(calibrating, monkeypatch
     assert "is not calibrated, and is used as it is" in capsys.readouterr().err
     assert not note_path(store).exists()
     note_path(store).write_text("{}")
+    assert resolve_store(checkpoint, calibrate=True) == store  # a damaged note is removed
+    assert not note_path(store).exists()
+    note_path(store).write_text("{}")
     remove(find_cached(store.name))
     assert not note_path(store).exists()
+
+
+def test_a_calibration_belongs_to_one_process_and_to_the_uses_that_want_it(
+    calibrating, monkeypatch, capsys, checkpoint
+):
+    """Another process that follows the note leaves it alone, as does a use with plain codes; kills are counted."""
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration_run, "run", lambda *parts: -9)
+        store = resolve_store(checkpoint, calibrate=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration_run, "run", lambda *parts: pytest.fail("a calibration"))
+        with calibration_run.locked(note_path(store)) as is_free:
+            assert is_free
+            resolve_store(checkpoint, calibrate=True)
+        assert "is being calibrated by another process" in capsys.readouterr().err
+        resolve_store(checkpoint, calibrate=False)
+        assert note_path(store).exists()
+    monkeypatch.setattr(calibration_run, "run", lambda *parts: -9)
+    for _ in range(first_codes.MOST_KILLS - 1):
+        assert note_path(store).exists()
+        resolve_store(checkpoint, calibrate=True)
+    assert not note_path(store).exists()
+
+
+def test_the_run_takes_none_of_the_users_options(monkeypatch, tiny_store, tmp_path):
+    """Variables and the file of options may say what a calibration cannot have, such as --keep-source."""
+    monkeypatch.setenv("EDGEMOE_KEEP_SOURCE", "1")
+    runs = []
+
+    def run(command, **options):
+        runs.append((command, options["env"], Path(command[-1]).read_text()))
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr(calibration_run.subprocess, "run", run)
+    assert calibration_run.run(tmp_path, tiny_store, "auto") == 3
+    (first, environment, config), (second, *_) = runs
+    assert "--calibrate" in first
+    assert "--calibrate" not in second  # at least dense weights are measured
+    assert (config, "EDGEMOE_KEEP_SOURCE" in environment, "PATH" in environment) == ("", False, True)

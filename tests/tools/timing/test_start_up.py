@@ -56,4 +56,4 @@ def test_a_name_is_completed(monkeypatch, tmp_path):
     for name in ("a name by Tab", "an option by Tab"):
         start_up.measure(name, str(tmp_path))
     texts = [process.before.decode().split() for process in shown]
-    assert texts == [["demo"], ["--dram-limit", "--device"]]
+    assert texts == [["demo"], ["--dram-limit", "--device", "--draft"]]
