@@ -1,6 +1,6 @@
 """Counts the Python calls, functions and files of edgemoe's packages that a decode token passes.
 
-    python -m tools.timing.count_calls [--model DIR] [--vram-limit 22MB] [--levels 8/4/2/0] [--missing N] [--top N]
+    python -m tools.timing.count_calls [--model DIR] [--vram-limit 20MB] [--levels 8/4/2/0] [--missing N] [--top N]
 
 Calls of all threads count: the engine's and the readers'. Generated functions (of dataclasses) and other packages do
 not. A line for tokens with missing experts, one for tokens with everything resident, one for tokens with as many
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--model", type=Path, default=DEMO, help="a store or a checkpoint; default: the demo model"
     )
-    parser.add_argument("--vram-limit", default="22MB")
+    parser.add_argument("--vram-limit", default="20MB")
     parser.add_argument("--levels", default="8/4/2/0")
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--tokens", type=positive, default=64)
