@@ -72,15 +72,8 @@ class StepTotals:
 
     def plus(self, record: StepRecord) -> StepTotals:
         """Returns the sums with one more record."""
-        return StepTotals(
-            self.steps + 1,
-            self.rows + record.rows,
-            self.seconds + record.seconds,
-            self.transfers + record.transfers,
-            self.use + record.use,
-            self.drafted + record.drafted,
-            self.accepted + record.accepted,
-        )
+        sums = (record.rows, record.seconds, record.transfers, record.use, record.drafted, record.accepted)
+        return self + StepTotals(1, *sums)
 
     @property
     def drafts(self) -> dict[str, int]:

@@ -63,7 +63,8 @@ def build_model(
         remap_choices(layer, router, traits, model.config)
     if device is None:
         in_huge_pages(model.parameters())
-    return model  # type: ignore[no-any-return]
+    loaded: nn.Module = model
+    return loaded
 
 
 def _bind_experts(

@@ -20,6 +20,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 _MOST = RotationForm()
+"""The form of most families."""
 
 
 class LayerRotation(NamedTuple):
