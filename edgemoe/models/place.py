@@ -43,9 +43,9 @@ def locate(model: Path, layout: str, keep_source: bool) -> Place:
     """Finds the place of a model's store.
 
     Args:
-        model: what the user named: a short name, a model of the Hub, a directory, a GGUF file, or a store in the cache.
+        model: a short name, a model of the Hub, a directory, a GGUF file, or the name of a store in the cache.
         layout: the name of a record layout, or auto.
-        keep_source: whether a download stays after its conversion; only for models of the Hub.
+        keep_source: whether the download of a model of the Hub stays after its conversion.
 
     Raises:
         UserError: as resolve_store.
