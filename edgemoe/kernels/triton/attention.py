@@ -8,6 +8,7 @@ are split over programs, whose parts a second kernel adds up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -26,6 +27,9 @@ SPLITS, BLOCK = 16, 64
 """Parts that keys and values are split into, and tokens that a program loads at a time."""
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+_ROUNDED: dict[str, Any] = OPTIONS | {"enable_fp_fusion": False}
+"""Options of `rotate`: fused to a bf16 multiply-add, its products would not be rounded as transformers rounds them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class RowAttention:
         rotate[(self.heads + 2 * self.kv_heads,)](
             *(qkv, q, k, q_epsilon, k_epsilon, *rotation, state, queries, self.layer),
             *(self.heads, self.kv_heads, self.dim, dim, *spans),
-            **OPTIONS,
+            **_ROUNDED,
         )
         group = self.heads // self.kv_heads
         attend[(self.kv_heads, SPLITS)](

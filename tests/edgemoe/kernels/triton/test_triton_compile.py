@@ -60,7 +60,7 @@ ROW = """
 import json, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from edgemoe.kernels.triton.attention import attend, combine, rotate
+from edgemoe.kernels.triton.attention import _ROUNDED, attend, combine, rotate
 from edgemoe.kernels.triton.dense import add_norm, gemv
 from edgemoe.kernels.triton.products import OPTIONS
 from edgemoe.kernels.triton.router import choose
@@ -86,6 +86,9 @@ for kernel, constants in kernels.items():
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     code = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=OPTIONS).asm
     spilled[kernel.__name__] = spills(code["cubin"])
+    if kernel is rotate:
+        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=_ROUNDED).asm["ptx"]
+        spilled["fused"] = ptx.count("fma.rn.bf16")
 print(json.dumps(spilled))
 """
 
@@ -110,9 +113,12 @@ def compiled(tmp_path_factory) -> tuple[dict[str, Any], dict[str, int]]:
 
 @pytest.mark.triton
 def test_a_new_tokens_kernels_compile(compiled):
-    """All six compile for an RTX 40's architecture at Qwen3-30B-A3B's sizes, without register spills."""
+    """All six compile for an RTX 40's architecture at Qwen3-30B-A3B's sizes, without register spills.
+
+    A rotation has no fused multiply-add of bf16 numbers on an H100, which would round differently from transformers.
+    """
     _, spilled = compiled
-    assert len(spilled) == 6
+    assert len(spilled) == 7
     assert not any(spilled.values())
 
 
