@@ -27,6 +27,7 @@ from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.base import FusedGQA
 from edgemoe.families.table import traits_of
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.launches import GraphLaunches, fits, outer_fits
@@ -54,7 +55,8 @@ class GraphDecode:
         assert runtime.device
         self._runtime, self._kernel, self._device = runtime, kernel, runtime.device
         layers = list(model.model.layers)
-        self._embed, self._rotary = model.model.embed_tokens, model.model.rotary_emb
+        self._rotary = model.model.rotary_emb if RotaryLengths.of(model.config.to_dict()) else None
+        """The module whose factors depend on the length of a sequence; None: they do not."""
         self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in layers]
         count, slots = runtime.experts, layers[0].mlp.gate.top_k
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
@@ -65,6 +67,10 @@ class GraphDecode:
         self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
         windows = traits.windows(model.config)
         self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory)
+        with torch.inference_mode():
+            self._begin = self._device.capture(self._launches.begin)
+            self._end = self._device.capture(self._launches.end)
+            self._device.await_computed()
         self._groups = GraphGroups(runtime, kernel, self._memory, self._launches)
         self._policy: LevelPolicy | None = None
         """The policy whose rules the device has now; the last step used it."""
@@ -122,8 +128,8 @@ class GraphDecode:
             layer = self._groups.run(step, layer)
             if layer < len(self._experts):
                 layer = self._run_layers(step, self._groups.of(layer))
-        self._launches.end()
-        return self._memory.logits.float()
+        self._end()
+        return self._memory.logits.clone()
 
     def _run_layers(self, step: StepContext, layers: range) -> int:
         """Runs layers one by one; returns the one after them."""
@@ -142,10 +148,10 @@ class GraphDecode:
         """Sets the state of a token, its embedding and its rotation."""
         memory = self._memory
         memory.begin_token(sequence, token)
-        memory.hidden.copy_(self._embed(memory.token)[0])
-        cosine, sine = self._rotary(memory.hidden[None, None], memory.position[None])
-        memory.cosine.copy_(cosine.flatten())
-        memory.sine.copy_(sine.flatten())
+        if self._rotary:  # chooses its factors by the length of the sequence
+            self._rotary(memory.hidden[None, None], memory.position[None])
+            memory.frequencies.view(2, -1).copy_(self._rotary.inv_freq)
+        self._begin()
 
     def _run_experts(self, step: StepContext, layer: int, predicted: list[int] | None) -> list[int] | None:
         """Launches a layer's experts as its router has reported.

@@ -102,15 +102,13 @@ class GraphGroups:
         assert runtime.device
         self._runtime, self._device, self._memory = runtime, runtime.device, memory
         self._layers, self._compute = launches.layers, launches.compute
-        count, experts, place = len(launches.layers), runtime.experts, self._device.place
+        count, experts = len(launches.layers), runtime.experts
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self.active: list[set[int]] = [set() for _ in range(count)]
         self._promotions = Promotions(count, experts)
         self._whole = Division(count, count, self._state())
         self._parts = self._division = Division(count, GROUP, self._state())
-        self._stopped = torch.zeros(1, dtype=torch.int32, device=place)
-        self._trace = torch.zeros(count, 3 * memory.slots + 1, dtype=torch.int32, device=place)
-        self._host_trace = self._device.host_tensor(self._trace.shape, torch.int32)
+        self._host_trace = self._device.host_tensor(memory.trace.shape, torch.int32)
         self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
         """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `_move`."""
         self._rules = self._damage = torch.empty(0)  # until the first step
@@ -180,10 +178,10 @@ class GraphGroups:
             self._capture(division)
         self.places.send()
         own = self.places.levels[0].copy()
-        self._stopped.zero_()
+        self._memory.stopped.zero_()
         for group in groups:
             division.captured[group]()
-        self._host_trace.copy_(self._trace, non_blocking=True)
+        self._host_trace.copy_(self._memory.trace, non_blocking=True)
         self._move(step)
         self._device.await_computed()
         trace = self._host_trace.numpy().astype(np.int64)
@@ -221,7 +219,7 @@ class GraphGroups:
             self._layers[layer]()
             place_experts(
                 *(memory.reporting, places.table[layer], self._rules[layer], self._damage[layer]),
-                *(places.offsets, self._stopped, memory.items, memory.gates, self._trace[layer]),
+                *(places.offsets, memory.stopped, memory.items, memory.gates, memory.trace[layer]),
             )
             self._compute()
 

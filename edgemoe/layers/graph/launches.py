@@ -1,4 +1,10 @@
-"""The launches that a new token consists of, captured once: a layer up to its router's report, experts, the head."""
+"""The launches that a new token consists of: its embedding, a layer up to its router's report, experts, the head.
+
+begin       memory.token ─► memory.hidden; memory.position ─► memory.cosine, memory.sine
+layers[i]   the sum of the experts before it ─ attention ─ router ─► memory.reporting
+compute     memory.items ─► memory.rows
+end         the sum of the last experts ─ norm ─ head ─► memory.outcome; the next token ─► memory.state
+"""
 
 from __future__ import annotations
 
@@ -30,11 +36,12 @@ class GraphLaunches:
         memory: Memory of the launches.
 
     Attributes:
-        layers: Launches each layer up to its router's report on the device; not captured, so that a group of layers
-            can be captured as one.
+        begin: Launches the embedding and the rotation of a token. Not captured, as layers and end, so that a whole
+            token can be captured as one.
+        layers: Launches each layer up to its router's report on the device.
+        end: Launches the sum of the last experts, the norm, the head and the choice of the likeliest token.
         reports: Launches each layer, and the copy of its router's report to the host.
         experts: Launches the experts of a table, by the table's number.
-        end: Launches the sum of the last experts, the norm and the head.
     """
 
     def __init__(
@@ -51,8 +58,8 @@ class GraphLaunches:
         )
         with torch.inference_mode():
             self.layers = [self._layer(index, window) for index, window in enumerate(windows)]
+            self.begin, self.end = self._begin(model), self._end(model)
             self.reports = [device.capture(partial(self._report, launch)) for launch in self.layers]
-            self.end = device.capture(self._end(model))
             self.experts = [
                 device.capture(partial(self._launch_table, table)) for table in range(memory.slots)
             ]
@@ -111,23 +118,46 @@ class GraphLaunches:
 
         return launch
 
+    def _begin(self, model: Any) -> Launch:
+        """Launches the embedding of the memory's token, and its position's rotation to the bits of transformers."""
+        from edgemoe.kernels.triton.token import embed
+
+        memory, table = self._memory, _matrix(model.model.embed_tokens)
+        factor = float(model.model.rotary_emb.attention_scaling)
+
+        def launch() -> None:
+            embed(memory.token, table.weight, table.scale, memory.hidden)
+            torch.mul(memory.frequencies, memory.position, out=memory.angles)
+            for turn, result in ((torch.cos, memory.cosine), (torch.sin, memory.sine)):
+                if factor == 1:
+                    result.copy_(turn(memory.angles, out=memory.turned))
+                else:
+                    result.copy_(torch.mul(turn(memory.angles, out=memory.turned), factor, out=memory.turned))
+
+        return launch
+
     def _end(self, model: Any) -> Launch:
         from edgemoe.kernels.triton.dense import add_and_normalise, multiply
+        from edgemoe.kernels.triton.token import choose_likeliest
 
         memory, norm, head = self._memory, _norm(model.model.norm), [_matrix(model.lm_head)]
 
         def launch() -> None:
             add_and_normalise(memory.rows, memory.gates, memory.hidden, *norm, memory.normed)
-            multiply(memory.normed, head, memory.logits)
+            multiply(memory.normed, head, memory.head)
+            choose_likeliest(memory.head, memory.highest, memory.logits, memory.likeliest, memory.state)
 
         return launch
 
 
 def outer_fits(model: Any) -> bool:
-    """Whether embedding, last norm and head of a model have kernels."""
-    outer = outer_parts(model)
+    """Whether embedding, rotation, last norm and head of a model have kernels."""
+    outer, rotary = outer_parts(model), model.model.rotary_emb
     dense = (type(outer.embedding), type(outer.head)) == (DenseEmbedding, DenseLinear)
-    return dense and is_rms_norm(outer.norm) and (outer.factor, outer.divisor, outer.multiplier) == (1, 1, 1)
+    plain = hasattr(rotary, "inv_freq") and hasattr(rotary, "attention_scaling")
+    known = plain and 2 * rotary.inv_freq.numel() == model.model.layers[0].self_attn.head_dim
+    unscaled = (outer.factor, outer.divisor, outer.multiplier) == (1, 1, 1)
+    return dense and known and is_rms_norm(outer.norm) and outer.embedding.factor is None and unscaled
 
 
 def fits(layer: Any) -> bool:

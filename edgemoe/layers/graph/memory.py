@@ -31,17 +31,25 @@ class GraphMemory:
         slots: experts of a token.
 
     Attributes:
-        state: int64 [STATE + PLACE * layers], as kernels.triton.attention.
+        state: int64 [STATE + PLACE * layers + 1], as kernels.triton.attention; then `stopped`.
+        position, token: int64 [1], the first numbers of the state.
+        stopped: int32 [1], the last number of the state, as place_experts.
         hidden, normed: bf16 [H].
         qkv, queries, attended, projected: bf16, of attention.
         scratch: float32, of attention.
+        frequencies: float32 [head's size], the angle by which each position turns.
+        angles, turned: float32 [head's size], scratch of the rotation.
         cosine, sine: bf16 [head's size], of the token's position.
         router_logits: bf16 [2 E], of a layer's router and of the next one's.
         reporting, reported: int32 [3 k] on the device and in the host's memory, as choose_experts.
         items, gates: int64 [2, k, ITEM] and float32 [k], on the device: the experts to compute and their gate weights.
         inner, rows: bf16 [k, I] and [k, H], of experts.
         one: float32 [1], 1.
-        logits: bf16 [vocab].
+        head, highest: bf16 [vocab] and float32 [parts_of(vocab)], scratch of the head.
+        outcome: int32, on the device: everything that the host reads of a token. Its parts are the next three.
+        logits: float32 [vocab], the bits of the outcome's first numbers.
+        trace: int32 [layers, 3 k + 1], as place_experts.
+        likeliest: int32 [1 + parts_of(vocab)], as choose_likeliest.
     """
 
     def __init__(self, device: Device, model: Any, inner: int, experts: int, slots: int) -> None:
@@ -57,12 +65,18 @@ class GraphMemory:
         self.hidden, self.normed, self.projected = bf16(hidden), bf16(hidden), bf16(hidden)
         self.qkv = bf16(width + 2 * first.k_proj.out_features)
         self.queries, self.attended = bf16(width), bf16(width)
-        self.cosine, self.sine = bf16(first.head_dim), bf16(first.head_dim)
-        self.router_logits, self.logits = bf16(2 * experts), bf16(model.lm_head.out_features)
+        self.cosine, self.sine, self.router_logits = (
+            bf16(first.head_dim),
+            bf16(first.head_dim),
+            bf16(2 * experts),
+        )
         self.inner, self.rows, self.one = bf16(slots, inner), bf16(slots, hidden), torch.ones(1, device=place)
-        numbers = attention.STATE + attention.PLACE * len(model.model.layers)
+        count = len(model.model.layers)
+        numbers = attention.STATE + attention.PLACE * count + 1
         self.state = torch.zeros(numbers, dtype=torch.int64, device=place)
         self.position, self.token = self.state[:1], self.state[1:2]
+        self.stopped = self.state[-1:].view(torch.int32)[:1]
+        self._make_outer(model, count, place)
         self.reporting = torch.zeros(3 * slots, dtype=torch.int32, device=place)
         self.scratch = torch.zeros(
             attention.scratch_size(width // first.head_dim, first.head_dim), device=place
@@ -73,6 +87,21 @@ class GraphMemory:
         self._reported_gates = self.reported[2 * slots :].view(torch.float32)
         self._places = SequencePlaces()
         self._host_state = device.host_tensor((numbers,), torch.int64)
+
+    def _make_outer(self, model: Any, layers: int, place: torch.device) -> None:
+        """Allocates what the beginning and the end of a token compute with."""
+        from edgemoe.kernels.triton.token import parts_of
+
+        vocab, rotary = model.lm_head.out_features, model.model.rotary_emb
+        self.frequencies = torch.cat((rotary.inv_freq, rotary.inv_freq)).to(place, torch.float32)
+        self.angles, self.turned = torch.zeros_like(self.frequencies), torch.zeros_like(self.frequencies)
+        self.head = torch.zeros(vocab, dtype=torch.bfloat16, device=place)
+        self.highest = torch.zeros(parts_of(vocab), device=place)
+        sizes = vocab, layers * (3 * self.slots + 1), 1 + parts_of(vocab)
+        self.outcome = torch.zeros(sum(sizes), dtype=torch.int32, device=place)
+        logits, trace, self.likeliest = self.outcome.split(sizes)
+        self.logits: torch.Tensor = logits.view(torch.float32)
+        self.trace: torch.Tensor = trace.view(layers, -1)
 
     def _make_tables(self, device: Device, slots: int) -> None:
         """Allocates the table of a launch's experts on the device, and the tables of a layer in the host's memory.
@@ -106,7 +135,7 @@ class GraphMemory:
             places: [layers, PLACE], as kernels.triton.attention.PLACE.
         """
         numbers = self._host_state.numpy()
-        numbers[0], numbers[1], numbers[2:] = position, token, places.ravel()
+        numbers[0], numbers[1], numbers[2:-1] = position, token, places.ravel()
         self.state.copy_(self._host_state, non_blocking=True)
 
     def report(self) -> tuple[list[int], list[int], torch.Tensor]:

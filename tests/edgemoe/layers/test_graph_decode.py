@@ -52,6 +52,15 @@ MODELS = {
     "olmoe": {"clip_qkv": None},  # norms over all heads together
     "qwen3_moe, 8 bits": {"attention_bias": True},  # biases, and dense weights at 8 bits per weight
     "qwen3_moe, small": {"num_attention_heads": 1, "num_key_value_heads": 1, "num_experts_per_tok": 2},
+    "qwen3_moe, yarn": {
+        "num_hidden_layers": 1,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
 }
 """Model -> its config in addition to family_models.SMALL."""
 
@@ -157,6 +166,24 @@ def test_a_new_token_is_computed_as_by_modules(open_on, monkeypatch, name, limit
     and 8-bit dense weights, with misses of every kind.
     """
     require_equal_answers(open_on, monkeypatch, **SETTINGS[name], **limits)
+
+
+@pytest.mark.parametrize("store", ["qwen3_moe, yarn"], indirect=True)
+def test_a_token_begins_as_by_modules(open_on):
+    """Embedding and rotation have the bits of transformers' modules, factors on cosine and sine included."""
+    engine = open_on()
+    fused, model = engine.runner.fused, engine._parts.model.model
+    memory = fused._memory
+    assert model.rotary_emb.attention_scaling != 1
+    with torch.inference_mode():
+        for position, token in ((0, 5), (1, 250), (4097, 11)):
+            memory.position.fill_(position)
+            memory.token.fill_(token)
+            fused._launches.begin()
+            cosine, sine = model.rotary_emb(memory.hidden[None, None], torch.tensor([[position]]))
+            assert torch.equal(memory.hidden, model.embed_tokens(torch.tensor(token)))
+            assert torch.equal(memory.cosine, cosine.flatten())
+            assert torch.equal(memory.sine, sine.flatten())
 
 
 def test_limits_do_not_change_a_bit(open_on):
