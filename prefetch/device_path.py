@@ -175,6 +175,11 @@ class _Upload(Load):
         self.instant = reservation.level <= self._held
         self.dram_alone = self.instant and in_dram is not None
 
+    @property
+    def landed(self) -> bool:
+        """Whether the device has made the copies; they are enqueued when `run` ends."""
+        return self._copied is None or self._copied.done()
+
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
         """Reads what is missing in one call, and enqueues the copies as one batch."""
         if self.instant:

@@ -29,7 +29,7 @@ from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.lookahead import Lookahead, LookaheadGate
 from edgemoe.prefetch.ram_path import RamPath
-from edgemoe.prefetch.speculation import Speculation
+from edgemoe.prefetch.speculation import end_predictions
 from edgemoe.prefetch.step import FetcherStep
 from edgemoe.prefetch.transfer_path import TransferPath
 from edgemoe.prefetch.transfers import Transfer, Transfers
@@ -188,7 +188,9 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts from `dram` into `vram`, without predictions; adds their bytes to `counts`."""
-        self.release_pins()
+        self._transfers.require_no_request()
+        with DeferredInterrupt(), GivingUp():
+            end_predictions(self._transfers, self._lookahead, self._between, self._left)
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()
         step = self._begin(TransferCounts())
@@ -211,6 +213,8 @@ class Fetcher(ExpertSource, PinnedExperts):
         """Publishes and starts changes of level."""
         if self._transitions.idle:
             return
+        if self._transfers.path.asynchronous:
+            self._transfers.path.computed()  # kernels of the steps before may read the blocks that become free
         with DeferredInterrupt():
             if settle:
                 self._transitions.settle(counts)
@@ -219,14 +223,9 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def release_pins(self) -> None:
         """Ends predictions, changes of level, their reads and their leases."""
-        if self._transfers.request_open:
-            raise ValueError("expected no open request, got one")
+        self._transfers.require_no_request()
         with DeferredInterrupt(), GivingUp():
-            self._lookahead.end()
-            left = Speculation(self._transfers, self._lookahead, self._between)
-            left.take_over(self._left)
-            self._left.clear()
-            left.end()
+            end_predictions(self._transfers, self._lookahead, self._between, self._left)
             self._transitions.end(self._between)
 
     def resize(self, capacity: Mapping[str, int]) -> None:

@@ -243,3 +243,21 @@ class Speculation:
             self._lookahead.judge(self._counts, self._hidden, self._wasted, together)
             self._hidden = self._wasted = 0
             layers -= together
+
+
+def end_predictions(
+    transfers: Transfers, lookahead: Lookahead, counts: TransferCounts, unwanted: list[Transfer]
+) -> None:
+    """Ends the predictions of all steps, and waits for the reads that earlier steps have left under way.
+
+    Args:
+        transfers: run them.
+        lookahead: the predictions.
+        counts: the counters of the reads left under way.
+        unwanted: these reads; empty afterwards.
+    """
+    lookahead.end()
+    final = Speculation(transfers, lookahead, counts)
+    final.take_over(unwanted)
+    unwanted.clear()
+    final.end()

@@ -34,6 +34,11 @@ class Load(ABC):
     dram_alone: bool
     instant: bool = False
 
+    @property
+    def landed(self) -> bool:
+        """Whether the blocks have their bytes, once `run` has ended: a device's copies go on after it."""
+        return True
+
     @abstractmethod
     def run(self, form: ResidentForm, reader: PlaneReader) -> int:
         """Fills the blocks, or enqueues a device's copies. Returns the bytes read from disk.

@@ -177,6 +177,8 @@ class Transfers:
     def move(self, key: ExpertKey, level: int, counts: TransferCounts, *, threads: int) -> Transfer | None:
         """Starts a transfer that takes free blocks only, on threads of its own: a slow read holds up no demanded one.
 
+        A load that is instant runs at once.
+
         Args:
             key: an expert that has no transfer.
             level, counts: see `start`.
@@ -191,7 +193,10 @@ class Transfers:
         if self._movers is None:
             self._movers = Workers(threads, self._work, name="move")
         transfer = self.moving[key] = Transfer(key, load, partial(load.run, self.form, self._reader), counts)
-        self._movers.submit(transfer)
+        if load.instant:
+            self._work(transfer)
+        else:
+            self._movers.submit(transfer)
         return transfer
 
     def adopt(self, key: ExpertKey, counts: TransferCounts, owner: Owner) -> Transfer:
@@ -250,6 +255,11 @@ class Transfers:
                 counts.promoted += 1
                 counts.moved_bytes += transfer.read + transfer.load.dram_bytes
         return lease
+
+    def require_no_request(self) -> None:
+        """Raises ValueError while a request is open."""
+        if self.request_open:
+            raise ValueError("expected no open request, got one")
 
     def too_small(self, key: ExpertKey, level: int) -> DoesNotFit:
         """Returns the error of a tier that cannot hold one expert at a level."""

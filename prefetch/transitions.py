@@ -2,7 +2,8 @@
 
     change ── demote ── at the start of a step: the upper planes' blocks are free at once
        │
-       └──── promote ── a free block? ── read on a thread of its own ── published at the start of a later step
+       └──── promote ── a free block? ── read on a thread of its own ── published at the start of a later step,
+                            │                                             once a device's copies are made
                             │ none
                             └── deferred until there is one
 
@@ -22,7 +23,10 @@ from edgemoe.prefetch.transfers import Transfer, Transfers
 from edgemoe.storage.base import ExpertKey
 
 IN_FLIGHT = 2
-"""Most promotions under way at once, each on its own thread."""
+"""Most promotions that are read at once, each on its own thread."""
+
+COPIES = 16
+"""Most promotions under way at once, with the ones that a device only copies."""
 
 
 class Transitions:
@@ -72,10 +76,7 @@ class Transitions:
             counts: the counters of what is published and demoted now.
             start: False only publishes: a prompt needs the disk for itself.
         """
-        for transfer in [each for each in self._flying if each.done or not self._mine(each)]:
-            self._flying.remove(transfer)
-            if self._mine(transfer):
-                self._transfers.end_move(transfer, counts)
+        self._publish(counts)
         if not start:
             return
         for key in [key for key in self._demote if key not in self._transfers.moving]:
@@ -83,7 +84,7 @@ class Transitions:
             if before > level:
                 self._transfers.vram.drop(key, level)
                 counts.demoted += self._transfers.vram.level_of(key) < before
-        while self._promote and len(self._flying) < IN_FLIGHT and self._may_move():
+        while self._promote and self._has_room() and self._may_move():
             if not self._start(*self._promote[0], counts):
                 return
             self._promote.popleft()
@@ -93,6 +94,7 @@ class Transitions:
         self._rate = None
         with DeferredInterrupt() as interrupt:
             while not self.idle:
+                self._publish(counts, landed=False)
                 self.advance(counts)
                 interrupt.check()
                 if self._flying:
@@ -108,7 +110,27 @@ class Transitions:
             mine = [each for each in self._flying if self._mine(each)]
             if mine:
                 self._transfers.await_done(mine)
-            self.advance(counts, start=False)
+            self._publish(counts, landed=False)
+
+    def _publish(self, counts: TransferCounts, *, landed: bool = True) -> None:
+        """Publishes what has arrived, and forgets what a request has taken over.
+
+        Args:
+            counts: the counters of what is published.
+            landed: leave out experts whose blocks a device still copies: kernels would wait for them.
+        """
+        for transfer in list(self._flying):
+            mine = self._mine(transfer)
+            if mine and not (transfer.done and (transfer.load.landed or not landed)):
+                continue
+            self._flying.remove(transfer)
+            if mine:
+                self._transfers.end_move(transfer, counts)
+
+    def _has_room(self) -> bool:
+        """Whether another promotion may begin."""
+        reads = sum(not transfer.load.instant for transfer in self._flying)
+        return reads < IN_FLIGHT and len(self._flying) < COPIES
 
     def _drop_waiting(self) -> None:
         self._promote.clear()

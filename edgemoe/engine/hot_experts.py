@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.experts.records import StepRecord
+from edgemoe.experts.use import HeldExperts
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
 from edgemoe.policy.residency import capacity, moves
@@ -35,6 +37,7 @@ class HotExperts:
         levels: the higher one is for hot experts, the lower one for all others.
         source: brings experts.
         tier: the tier that they are resident in.
+        resident: int64 [layers, experts], each expert's level in the tier, which keeps it up (HeldExperts.levels).
         kinds: the kinds of blocks that the higher level has.
         blocks: number of blocks of each kind in the whole tier, as for `resize`.
         layers: indices of the model's layers that have experts.
@@ -54,6 +57,7 @@ class HotExperts:
         source: ExpertSource,
         tier: PlaneTier,
         *,
+        resident: npt.NDArray[np.int64],
         kinds: Sequence[BlockKind],
         blocks: Mapping[str, int],
         layers: Sequence[int],
@@ -63,7 +67,8 @@ class HotExperts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self._shape, self._prompts = settings, shape, 0
-        self._source, self._tier, self._slots, self._clock = source, tier, slots, clock
+        self._source, self._tier, self._resident = source, tier, resident
+        self._slots, self._clock = slots, clock
         self._high, self._low = levels
         self._layers, self._kinds = list(layers), list(kinds)
         self._high_in = {layer: min(self._high, limits.get(layer, self._high)) for layer in layers}
@@ -103,6 +108,7 @@ class HotExperts:
         store: StoreModel,
         source: ExpertSource,
         tier: PlaneTier,
+        places: HeldExperts,
     ) -> HotExperts:
         """Makes the hot sets that a tier's blocks have room for.
 
@@ -112,6 +118,7 @@ class HotExperts:
             store: the opened store.
             source: brings experts.
             tier: the tier that they are resident in.
+            places: the levels of experts in it.
         """
         assert settings.hotness
         high, low = settings.levels
@@ -121,6 +128,7 @@ class HotExperts:
             (high, low),
             source,
             tier,
+            resident=places.levels,
             kinds=store.form.kinds_at(high),
             blocks=blocks,
             layers=sorted(store.manifest.layers),
@@ -163,10 +171,12 @@ class HotExperts:
     @property
     def size(self) -> int:
         """Experts that are hot now, of all layers."""
-        return sum(self._is_hot(*each) for each in self._tier.resident().items())
+        return sum(int(self._is_hot(layer).sum()) for layer in self._layers)
 
-    def _is_hot(self, key: ExpertKey, level: int) -> bool:
-        return level > self._low and level >= self._high_in[key.layer]
+    def _is_hot(self, layer: int) -> npt.NDArray[np.bool_]:
+        """Whether each expert of a layer is hot now, bool [experts]."""
+        hot: npt.NDArray[np.bool_] = self._resident[layer] >= max(self._high_in[layer], self._low + 1)
+        return hot
 
     def fix(self, hot: Mapping[int, set[int]] | None) -> None:
         """Gives layers these hot experts, at once, and keeps them; None: scores decide again."""
@@ -222,16 +232,11 @@ class HotExperts:
 
     def _change(self) -> None:
         """Tells the source what should move."""
-        resident = self._tier.resident()
-        levels = np.zeros(self._shape, np.int64)
-        for key, level in resident.items():
-            levels[key.layer, key.expert] = level
         demote: dict[ExpertKey, int] = {}
         promote: list[tuple[float, ExpertKey]] = []
         absent: list[tuple[float, ExpertKey]] = []
         for layer in self._layers:
-            scores, at = self.scores.values[layer], levels[layer]
-            hot = at >= max(self._high_in[layer], self._low + 1)
+            scores, at, hot = self.scores.values[layer], self._resident[layer], self._is_hot(layer)
             # Levels between the two are of other settings, and have blocks that hot experts need.
             between = np.flatnonzero((at > self._low) & ~hot).tolist()
             if self._fixed is None or not self.capacity[layer]:
@@ -248,8 +253,8 @@ class HotExperts:
                 absent += [(-scores[e] / best, ExpertKey(layer, e)) for e in missing]
         if not self._every:
             # Where the lower planes of all experts do not fit, hot ones are the last to lose theirs.
-            hot = {key for key, level in resident.items() if self._is_hot(key, level)} - demote.keys()
-            self._tier.set_evict_last(hot | {key for _, key in promote})
+            stays = {ExpertKey(i, e) for i in self._layers for e in np.flatnonzero(self._is_hot(i)).tolist()}
+            self._tier.set_evict_last((stays - demote.keys()) | {key for _, key in promote})
         wanted_at = {key: self._low for _, key in sorted(absent)} | {
             key: self._high_in[key.layer] for _, key in sorted(promote)
         }

@@ -13,7 +13,7 @@ from edgemoe.engine.prices import dram_price
 from edgemoe.errors import UserError
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.memory.split import require_sizes
+from edgemoe.memory.split import require_every, require_sizes
 from edgemoe.models.plans.requirements import require_base_level, require_gate
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.damage import Damage
@@ -81,6 +81,8 @@ class Rules:
             compensators: the compensators of these steps; None: they have none.
         """
         self._require_same_engine(settings)
+        if settings.hotness and self._store.device:
+            require_every(self._store.shape, self._store.form, settings, self._plan.vram_blocks)
         if settings.compensation:
             _require_compensators(settings, compensators)
 
@@ -122,7 +124,12 @@ class Rules:
         if settings.hotness:
             parts = self._parts
             self.hot = HotExperts.of_blocks(
-                settings, self._memory.blocks, self._store, parts.source, parts.vram
+                settings,
+                self._memory.blocks,
+                self._store,
+                parts.source,
+                parts.vram,
+                parts.expert_places,
             )
             self.hot.start_from(self._heat)
 
@@ -161,10 +168,6 @@ class Rules:
             )
 
     def _policy(self, settings: RunSettings) -> LevelPolicy:
-        device = self._store.device
-        if settings.hotness and device:
-            found = f"--device {device.name}"
-            raise UserError("a model on the CPU, for --policy hotness", found, "give --device cpu")
         if settings.remapping:
             require_gate(self._store.config, "--lynx")
         tiers = None

@@ -196,19 +196,20 @@ class HeldExperts:
 
     Attributes:
         places: int64 [layers, experts]; changes whenever an expert arrives, changes its level or goes.
+        levels: int64 [layers, experts], each expert's level in the fastest tier, 0 where absent; changes as `places`.
     """
 
     def __init__(self, pinned: PinnedExperts, layers: int, experts: int) -> None:
-        self._fast, self._slow = np.zeros((2, layers, experts), np.int64)
+        self.levels, self._slow = np.zeros((2, layers, experts), np.int64)
         places = np.zeros((layers, experts), np.int64)
         self.places, self._places = torch.from_numpy(places), places
         pinned.observe(self._fastest)
         pinned.observe_slower(self._slower)
 
     def _fastest(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
-        self._fast[key] = level
+        self.levels[key] = level
         self._places[key] = _PLACES[level, self._slow[key]]
 
     def _slower(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
         self._slow[key] = level
-        self._places[key] = _PLACES[self._fast[key], level]
+        self._places[key] = _PLACES[self.levels[key], level]

@@ -17,7 +17,7 @@ from edgemoe.memory.limits import Limits
 from edgemoe.memory.model_shape import PlannedModel
 from edgemoe.memory.overhead import PROCESS_BYTES, overhead_bytes, staging_buffers
 from edgemoe.memory.plan import MemoryPlan
-from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, most_hot
+from edgemoe.memory.split import MINIMUM_EXPERTS, BlockSplit, least_bytes, most_hot
 from edgemoe.memory.workspace import (
     default_prefill_rows,
     device_step_bytes,
@@ -52,7 +52,7 @@ def make_plan(
     needs = _Needs(model, limits, settings, compensators)
     vram_limit = needs.vram_limit()
     free = vram_limit - needs.taken
-    resident = min(compensators.budget(free, needs.whole), free - MINIMUM_EXPERTS * needs.expert)
+    resident = min(compensators.budget(free, needs.whole), free - needs.least_experts)
     blocks = _blocks(needs, damage, free - resident)
     return MemoryPlan(
         vram_limit_bytes=vram_limit,
@@ -82,6 +82,12 @@ class _Needs:
     def expert(self) -> int:
         """Bytes of an expert at the highest level."""
         return self.model.form.bytes_at(self.settings.levels[0])
+
+    @cached_property
+    def least_experts(self) -> int:
+        """Fewest bytes of experts."""
+        model = self.model
+        return least_bytes(model.shape, model.form, self.settings, device=model.device is not None)
 
     @property
     def whole(self) -> int:
@@ -129,7 +135,7 @@ class _Needs:
     @property
     def minimum(self) -> int:
         """The smallest sufficient limit, bytes."""
-        return self.taken + self.compensators.least + MINIMUM_EXPERTS * self.expert
+        return self.taken + self.compensators.least + self.least_experts
 
     def vram_limit(self) -> int:
         """The first limit, bytes.
@@ -143,13 +149,22 @@ class _Needs:
             limit = min(most, _free_bytes(self.model, self.limits))
         if limit < self.minimum:
             least = self.fixed | {"compensators": self.compensators.fixed + self.compensators.least}
-            each = f"{format_size(self.expert)} at level {level}"
-            purposes = _purposes(least, each, self.limits)
+            purposes = _purposes(least, self._least_text, self.limits)
             raise _too_small("--vram-limit", limit, self.minimum, purposes, *_ways_to_fit(self, limit))
         if 0 < self.limits.dram < self.expert:
             purpose = f"one expert at level {level}"
             raise _too_small("--dram-limit", self.limits.dram, self.expert, purpose, "leave it out")
         return limit
+
+    @property
+    def _least_text(self) -> str:
+        """The experts of the smallest limit, for a message."""
+        level = self.settings.levels[0]
+        if self.least_experts == MINIMUM_EXPERTS * self.expert:
+            return f"{MINIMUM_EXPERTS} experts of {format_size(self.expert)} at level {level}"
+        experts, low = self.model.shape.experts, self.settings.levels[-1]
+        held = f"all {experts} experts at level {low} and one per layer at level {level}"
+        return f"{held} {format_size(self.least_experts)}"
 
     def fields(self) -> dict[str, Any]:
         """The fields of MemoryPlan that do not depend on how many experts the limits hold."""
@@ -216,12 +231,12 @@ def _free_bytes(model: PlannedModel, limits: Limits) -> int:
     return available_memory() - limits.dram - PROCESS_BYTES
 
 
-def _purposes(least: dict[str, int], each: str, limits: Limits) -> str:
+def _purposes(least: dict[str, int], experts: str, limits: Limits) -> str:
     """The uses of the smallest limit, for a message.
 
     Args:
         least: field of MemoryPlan -> bytes, without experts.
-        each: bytes and level of an expert, as text.
+        experts: the experts of the limit, as text.
         limits: the limits of the plan.
     """
     names = {"long_step_bytes": "a long prompt"}
@@ -230,7 +245,7 @@ def _purposes(least: dict[str, int], each: str, limits: Limits) -> str:
         for name, size in least.items()
         if size
     ]
-    parts.append(f"{MINIMUM_EXPERTS} experts of {each}")
+    parts.append(experts)
     several = f" of {limits.parallel} sequences" if limits.parallel > 1 else ""
     return f"{', '.join(parts)}, {limits.context} tokens of context{several}"
 

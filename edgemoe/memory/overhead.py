@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgemoe.memory.model_shape import PlannedModel
 from edgemoe.policy.settings import RunSettings
+from edgemoe.prefetch.transitions import IN_FLIGHT
 
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
@@ -37,5 +38,8 @@ def overhead_bytes(model: PlannedModel) -> int:
 
 
 def staging_buffers(settings: RunSettings) -> int:
-    """Pinned buffers of one expert each: every reader fills one while another is copied to the device."""
-    return 2 * settings.readers
+    """Pinned buffers of one expert each: every reader fills one while another is copied to the device.
+
+    Threads that read experts in the background, for precision by hotness, have buffers in addition.
+    """
+    return 2 * (settings.readers + (IN_FLIGHT if settings.hotness else 0))

@@ -75,6 +75,42 @@ class BlockSplit:
         return sum(kind.size * blocks.get(kind.name, 0) for kind in self.fractions)
 
 
+def least_bytes(shape: ModelShape, form: ResidentForm, settings: RunSettings, *, device: bool) -> int:
+    """Fewest bytes of experts in the fastest tier.
+
+    On a device precision by hotness needs every expert at the lower level, so that no token waits for one, and one
+    expert per layer at the higher level, unless none may be hot.
+    """
+    high, low = (form.bytes_at(settings.levels[i]) for i in (0, -1))
+    least = MINIMUM_EXPERTS * high
+    if not (device and settings.hotness):
+        return least
+    hot = min(most_hot(settings.hotness, shape), shape.experts // shape.experts_per_layer)
+    return max(least, shape.experts * low + hot * (high - low))
+
+
+def require_every(
+    shape: ModelShape, form: ResidentForm, settings: RunSettings, blocks: Mapping[str, int]
+) -> None:
+    """Refuses precision by hotness on a device whose tier has no room for all experts at the lower level.
+
+    Args:
+        shape, form, settings: properties of the model.
+        blocks: block kind's name -> blocks of the tier.
+
+    Raises:
+        UserError: the memory was divided for other levels.
+    """
+    low = settings.levels[-1]
+    room = min(blocks.get(kind.name, 0) for kind in form.kinds_at(low))
+    if room < shape.experts:
+        raise UserError(
+            f"room for all {shape.experts} experts at {low} bits, for --policy hotness on a GPU",
+            f"room for {room}",
+            "start again with --policy hotness",
+        )
+
+
 def most_hot(hotness: Hotness, shape: ModelShape) -> int:
     """Experts of a model that a setting lets be hot at once."""
     each = shape.experts_per_layer if hotness.experts is None else hotness.experts

@@ -335,7 +335,7 @@ def test_a_demand_without_any_other_block_waits_for_a_move(
     assert r.fetcher.changes.idle
 
 
-@pytest.mark.parametrize("end", ["release_pins", "close", "fill", "promote"])
+@pytest.mark.parametrize("end", ["release_pins", "close", "fill"])
 def test_what_ends_all_pins_ends_moves(rig: type[Rig], monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """A move that has begun is waited for and published; moves that wait are dropped."""
     r = cold(rig, resident="ABC")
@@ -344,12 +344,25 @@ def test_what_ends_all_pins_ends_moves(rig: type[Rig], monkeypatch: pytest.Monke
     monkeypatch.setattr(r.fetcher.changes, "end", lambda counts: (go(), ended(counts)))
     calls: dict[str, Callable[[], None]] = {
         "fill": lambda: r.fetcher.fill([D], [2], lambda: True),
-        "promote": lambda: r.fetcher.promote({D: 2}),
     }
     calls.get(end, getattr(r.fetcher, end))()
     assert r.fetcher.changes.idle
     r.whole()
     assert r.vram.resident() == {A: 4, B: 4, C: 2} | ({D: 2} if end in calls else {})
+
+
+def test_moves_go_on_when_a_token_promotes(rig: type[Rig]) -> None:
+    """D comes while A and B are read, and what waits is not dropped."""
+    r = cold(rig, resident="ABC")
+    go = begin(r, {A: 4, B: 4, C: 4}, [A, B])
+    r.fetcher.promote({D: 2})
+    assert r.vram.resident() == {A: 2, B: 2, C: 2, D: 2}
+    assert r.fetcher.transfers.moving.keys() == {A, B}
+    go()
+    r.landed(A, B)
+    r.fetcher.advance_changes()
+    end_moves(r, C)
+    assert r.vram.resident() == {A: 4, B: 4, C: 4, D: 2}
 
 
 def test_an_unwanted_move_is_taken_back(rig: type[Rig]) -> None:
@@ -458,4 +471,66 @@ def test_moves_into_a_device(dram: int | None) -> None:
     r.fetcher.advance_changes(settle=True)
     r.fetch({A: 2, B: 2, C: 8, D: 8, E: 4})
     assert r.reader.reads.count(E) == (0 if dram else 1)
+    r.close()
+
+
+def loaded(device: DoubleDevice, hot: Mapping[ExpertKey, int] = {}) -> DeviceRig:
+    """A rig on a device whose fast tier has A to D at 2, and whose DRAM has them at 4; and experts at higher levels."""
+    r = DeviceRig(device, 6, 12)
+    r.fetch(dict.fromkeys((A, B, C, D), 2) | hot)
+    for key in (A, B, C, D):
+        r.dram.drop(key)
+        put(r.dram, SLICED, key, 4)
+    return r
+
+
+def test_copies_are_published_once_a_device_has_made_them() -> None:
+    """Until then a request is a hit at the old level, whose kernels wait for nothing; all copies begin at once."""
+    device = DoubleDevice(haste=0)
+    r = loaded(device)
+    change(r, dict.fromkeys((A, B, C), 4))
+    assert r.fetcher.transfers.moving.keys() == {A, B, C}
+    r.fetcher.advance_changes()
+    with r.fetcher.request({A: 2}) as request:
+        [lease] = next(request)
+        assert (lease.level, lease.arriving) == (2, ())
+    for transfer in list(r.fetcher.transfers.moving.values()):
+        transfer.load._copied.wait()
+    r.fetcher.advance_changes()
+    assert r.vram.resident() == {A: 4, B: 4, C: 4, D: 2}
+    assert not r.vram.arriving([A, B, C])
+    assert r.fetcher.take_counts().promoted == 3
+    r.close()
+
+
+def test_a_move_waits_for_the_kernels_that_read_its_block() -> None:
+    """The block that A gives up is overwritten after the kernel that was launched last, without any request since."""
+    device = DoubleDevice(haste=0)
+    r = loaded(device, {A: 8})
+    [lease] = [r.vram.acquire(A, 8)]
+    device.launch(lease.blocks)
+    r.vram.release(lease)
+    change(r, {B: 4}, {A: 2})
+    for transfer in r.fetcher.transfers.moving.values():
+        transfer.load._copied.wait()
+    assert device.broken == []
+    r.fetcher.advance_changes()
+    assert (r.vram.level_of(A), r.vram.level_of(B)) == (2, 4)
+    r.close()
+
+
+def test_a_copy_that_a_device_refuses_leaves_its_expert_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block is free again, and the device's error is not raised."""
+    device = DoubleDevice()
+    r = loaded(device)
+
+    def refuse(pairs, after):
+        raise RuntimeError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "copy", refuse)
+        change(r, {A: 4})
+        r.fetcher.advance_changes()
+    assert r.fetcher.changes.idle
+    assert r.vram.level_of(A) == 2
     r.close()

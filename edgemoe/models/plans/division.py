@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from edgemoe.console.sizes import format_least, format_most, format_size, parse_size
-from edgemoe.errors import UserError
+from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.machine import devices, process
 from edgemoe.models.options.groups import LimitOptions, Opening
 
@@ -149,7 +149,7 @@ def plan_levels(
     if fewer != highest and plan.experts_resident[str(level)] < store.shape.experts:
         plan, settings = smaller.plan(store, fewer), fewer
     fits = plan.experts_resident[str(settings.levels[0])] >= store.shape.experts
-    if division.parallel >= HOT_SEQUENCES and not fits and not store.device:
+    if division.parallel >= HOT_SEQUENCES and not fits:
         plan, settings = _automatic_hotness(store, choose, smaller) or (plan, settings)
     _require_look_ahead(store, plan, settings)
     if plan.dram_blocks and not store.device:
@@ -161,7 +161,7 @@ def _automatic_hotness(
     store: StoreModel, choose: ChooseSettings, division: Division
 ) -> tuple[MemoryPlan, RunSettings] | None:
     """The plan and the settings of precision by hotness, where an automatic policy takes it."""
-    with suppress(UserError):  # other options contradict hotness
+    with suppress(UserError, DoesNotFit):  # other options contradict hotness; a device lacks memory for it
         settings = choose(store.manifest.max_level, fits=False, hot=True)
         plan = division.plan(store, settings)
         if plan.vram_experts == plan.experts and (plan.hot_experts or 0) >= HOT_FRACTION * plan.experts:

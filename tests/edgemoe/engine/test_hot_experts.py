@@ -8,8 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from counted_engine import CountedEngine
-from device_double import DoubleDevice
-from engine_rig import engines_on
 from fetch_rig import broken
 from greedy import run
 from integrity import check_integrity
@@ -350,13 +348,6 @@ def test_settings_that_contradict_hotness_are_refused(changes, words):
     with pytest.raises(UserError, match="--policy hotness") as refused:
         RunSettings(**{"levels": (4, 2), "hotness": Hotness()} | changes)
     assert words in str(refused.value)
-
-
-def test_a_device_is_refused(tiny_store, monkeypatch):
-    """A device's kernels count nothing; the refusal names the option."""
-    for open_one in engines_on(tiny_store, monkeypatch):
-        with pytest.raises(UserError, match="--device cpu"):
-            open_one(DoubleDevice(), ends=False, levels=(4, 2), exact=False, hotness=Hotness())
 
 
 @pytest.mark.e2e
