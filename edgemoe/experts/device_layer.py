@@ -25,9 +25,10 @@ class DeviceExpertLayer(ExpertLayer):
         device = self.runtime.device
         assert device
         compute = self.next_logits(hidden) if self.looks_ahead else None
-        optional = {"ranks": step.kv.ranks, "logits": compute() if compute else None}
+        own, logits = step.take_rerouted(), compute() if compute else None
+        optional = {"ranks": step.kv.ranks, "own": own, "logits": logits}
         present = {name: tensor for name, tensor in optional.items() if tensor is not None}
         choice, gates, *others = device.to_host([choice, gates, *present.values()])
         found = dict.fromkeys(optional) | dict(zip(present, others, strict=True))
-        logits = found["logits"]
-        return OnHost(choice, gates, found["ranks"], None if logits is None else lambda: logits)
+        ranks, own, logits = found.values()
+        return OnHost(choice, gates, ranks, None if logits is None else lambda: logits, own)

@@ -83,7 +83,7 @@ class ExpertLayer:
         step.kv.check_cancelled()
         policy, host = step.policy, self._on_host(hidden, choice, gates, step)
         choice, gates, ranks = host.choice, host.gates, host.ranks
-        step.note_choice(self.layer, choice, gates)
+        step.note_choice(self.layer, choice, gates, host.own)
         levels = joined(
             policy.levels(self.layer, *each, decode=step.decode)
             for each in _of_parts(step, choice, gates, ranks)
@@ -152,7 +152,7 @@ class ExpertLayer:
         self, hidden: torch.Tensor, choice: torch.Tensor, gates: torch.Tensor, step: StepContext
     ) -> OnHost:
         """The layer's values that the host needs: they are in RAM already."""
-        return OnHost(choice, gates, step.kv.ranks, self.next_logits(hidden))
+        return OnHost(choice, gates, step.kv.ranks, self.next_logits(hidden), step.take_rerouted())
 
     def _look_ahead(
         self,

@@ -41,12 +41,14 @@ class OnHost:
         gates: [T, k], their gate weights.
         ranks: float [T], PromptAttention.ranks; None where the settings do not depend on attention.
         next_logits: computes or has the next router's logits; None: nothing is predicted from this layer.
+        own: int64 [T, k], StepContext.rerouted; None: the choice is the router's.
     """
 
     choice: torch.Tensor
     gates: torch.Tensor
     ranks: torch.Tensor | None
     next_logits: NextLogits | None
+    own: torch.Tensor | None
 
 
 Predicted = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]

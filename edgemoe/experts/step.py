@@ -22,7 +22,7 @@ from edgemoe.kernels.torch_rules import rows_alike
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
-from edgemoe.policy.remapping import Remapping
+from edgemoe.policy.remapping import Remapping, changed_pairs
 from edgemoe.prefetch.base import ExpertSource, StepExperts
 
 Reroute = Callable[[int, torch.Tensor, int], torch.Tensor]
@@ -134,6 +134,8 @@ class StepContext:
         decode: the rows are new tokens, each judged alone.
         record: the counts of the step; complete once it has ended.
         logits: float32 [segments or rows, vocab], in RAM, once it has ended.
+        rerouted: int64 [T, k], the experts that a router chose before its choice was made again, where the model is,
+            from the router to its layer's experts; None: the choice is the router's.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class StepContext:
         size, counts = (len(step.segments), step.rows), self.experts.counts
         self.record = StepRecord(step.decodes, *size, transfers=counts, choices=choices, drafted=step.drafts)
         self.logits: torch.Tensor | None = None
+        self.rerouted: torch.Tensor | None = None
 
     @property
     def use(self) -> ExpertUse:
@@ -180,8 +183,24 @@ class StepContext:
             return [slice(0, self.step.rows)]
         return [slice(row, row + rows) for _, row, rows in self.kv.spans]
 
-    def note_choice(self, layer: int, choice: torch.Tensor, gates: torch.Tensor) -> None:
-        """Counts what a layer's router has chosen: int64 [T, k] experts and their gate weights [T, k], in RAM."""
+    def take_rerouted(self) -> torch.Tensor | None:
+        """Returns `rerouted`, which is None from now on."""
+        rerouted, self.rerouted = self.rerouted, None
+        return rerouted
+
+    def note_choice(
+        self, layer: int, choice: torch.Tensor, gates: torch.Tensor, own: torch.Tensor | None = None
+    ) -> None:
+        """Counts the choice of a layer's router, in RAM.
+
+        Args:
+            layer: index of the layer in the model.
+            choice: int64 [T, k], experts.
+            gates: [T, k], their gate weights.
+            own: int64 [T, k], `rerouted` in RAM; None: the choice is the router's.
+        """
+        if own is not None:
+            self.use.add_remapped(own.unique().numel(), choice.unique().numel(), changed_pairs(own, choice))
         self.record.active[layer] = len(choice.unique())
         if self.study.watch:
             self.study.watch(layer, choice)

@@ -23,7 +23,7 @@ _LEAST_SCORE = 1e-30
 
 
 def remap_choices(layer: int, router: nn.Module, traits: Traits, config: Any) -> None:
-    """Makes a router's choices again, and counts the changes, in steps whose tokens agree or that a study reroutes."""
+    """Makes a router's choices again in steps whose tokens agree, or that a study reroutes, and keeps its own ones."""
     if traits.gate and traits.gate.remaps:
         normalise = bool(traits.gate.normalise(config))
         router.register_forward_hook(partial(_remapped, layer, traits.gate, normalise))
@@ -46,8 +46,7 @@ def _remapped(
     else:
         return choice
     made = remapped(choose, gate, router, choice, normalise=normalise)
-    (_, _, before), (_, _, after) = choice, made
-    step.use.add_remapped(before.unique().numel(), after.unique().numel(), _changed(before, after))
+    step.rerouted = choice[2]  # counted once the experts' layer has it in RAM
     return made
 
 
@@ -98,8 +97,3 @@ def _for_choice(router: Any, gate: Gate, logits: torch.Tensor, own: torch.Tensor
         theirs.scatter_(1, own // size, True)
         logits = logits.masked_fill(~theirs.repeat_interleave(size, 1), -torch.inf)
     return logits
-
-
-def _changed(before: torch.Tensor, after: torch.Tensor) -> int:
-    """How many experts of `after` [T, k] are not in the same row of `before`."""
-    return int((after.unsqueeze(2) != before.unsqueeze(1)).all(2).sum())

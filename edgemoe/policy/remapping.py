@@ -90,6 +90,11 @@ class Movable:
     ranks: tuple[int, ...] | None = None
 
 
+def changed_pairs(before: torch.Tensor, after: torch.Tensor) -> int:
+    """How many experts of `after` [T, k] are not in the same row of `before`."""
+    return int((after.unsqueeze(2) != before.unsqueeze(1)).all(2).sum())
+
+
 def prefer_resident(logits: torch.Tensor, top_k: int, alpha: float, resident: torch.Tensor) -> torch.Tensor:
     """Chooses each token's experts by bin, resident ones of a bin first; its likeliest one always.
 

@@ -87,11 +87,12 @@ def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[
             dram_experts: int = 0,
             *,
             ends: bool = True,
+            parallel: int = 1,
             **settings,
         ) -> Engine:
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
             store = in_planes(directory, device)
-            plan = limited(store, chosen, experts, dram_experts)
+            plan = limited(store, chosen, experts, dram_experts, parallel)
             if device and ends:
                 doubles.append(device)
             wrap = (lambda kernel: Launched(kernel, device)) if device else (lambda kernel: kernel)
