@@ -28,7 +28,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "function lines": {
         "edgemoe/engine/generate.py:Generation.answer",
         "edgemoe/engine/parts.py:open_parts",
-        "edgemoe/kernels/triton/attention.py:attend",
+        "edgemoe/kernels/triton/attend.py:attend",
         "edgemoe/kernels/triton/place.py:place",
     },
 }

@@ -135,7 +135,7 @@ class GraphMemory:
             places: [layers, PLACE], as kernels.triton.attention.PLACE.
         """
         numbers = self._host_state.numpy()
-        numbers[0], numbers[1], numbers[2:-1] = position, token, places.ravel()
+        numbers[0], numbers[1], numbers[2 : 2 + places.size] = position, token, places.ravel()
         self.state.copy_(self._host_state, non_blocking=True)
 
     def report(self) -> tuple[list[int], list[int], torch.Tensor]:

@@ -21,7 +21,7 @@ class SequencePlaces:
         """Makes room for a sequence's next token, and returns the places of its keys and values.
 
         Returns:
-            int64 [layers, PLACE], as kernels.triton.attention.PLACE.
+            int64 [layers, PLACE], as kernels.triton.attend.PLACE, for every layer up to the last one with attention.
         """
         stored = self._made.get(sequence)
         if stored is None:
@@ -41,9 +41,12 @@ class SequencePlaces:
 
 def _first_rows(sequence: SequenceKV) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places of the first rows of each layer's keys and values, and the bytes of a row; [layers, PLACE]."""
-    slices = sequence.slices
-    places = [(keys.data_ptr(), values.data_ptr(), keys.shape[1]) for keys, values in slices]
-    sizes = [
-        (keys.stride(1) * keys.itemsize, values.stride(1) * values.itemsize, 0) for keys, values in slices
-    ]
-    return np.array(places), np.array(sizes)
+    from edgemoe.kernels.triton.attend import PLACE
+
+    shape = max(sequence.slots) + 1, PLACE
+    places, sizes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for layer, slot in sequence.slots.items():
+        keys, values = sequence.slices[slot]
+        places[layer] = keys.data_ptr(), values.data_ptr(), keys.shape[1]
+        sizes[layer] = keys.stride(1) * keys.itemsize, values.stride(1) * values.itemsize, 0
+    return places, sizes

@@ -60,22 +60,16 @@ ROW = """
 import json, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from edgemoe.kernels.triton.attention import _ROUNDED, attend, combine, rotate
 from edgemoe.kernels.triton.dense import add_norm, gemv
 from edgemoe.kernels.triton.products import OPTIONS
 from edgemoe.kernels.triton.router import choose
 from edgemoe.kernels.triton.token import advance, compare, look_up
 
-heads = {"KV_HEADS": 4, "DIM": 128, "DIM_PADDED": 128}
-part = heads | {"GROUP": 8, "SPLITS": 16}
 third = dict.fromkeys(("s0", "b0", "s1", "b1", "w2", "s2", "b2"))
 kernels = {
     gemv: third | {"n2": 0, "ROWS": 2, "COLS": 1024},
     add_norm: {"COUNT": 8, "SIZE": 2048},
     choose: {"EXPERTS": 128, "EXPERTS_PADDED": 128, "K": 8, "K_PADDED": 8, "NORMALISE": True, "ROUNDED": True},
-    rotate: heads | {"HEADS": 32, "Q_SPAN": 128, "K_SPAN": 128},
-    attend: part | {"GROUP_PADDED": 16, "BLOCK": 64, "OPERAND": tl.bfloat16},
-    combine: part,
     look_up: {"BLOCK": 4096},
     compare: {"BLOCK": 4096},
     advance: {"PARTS": 64},
@@ -91,9 +85,6 @@ for kernel, constants in kernels.items():
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     code = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=OPTIONS).asm
     spilled[kernel.__name__] = spills(code["cubin"])
-    if kernel is rotate:
-        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=_ROUNDED).asm["ptx"]
-        spilled["fused"] = ptx.count("fma.rn.bf16")
 print(json.dumps(spilled))
 """
 
@@ -118,12 +109,12 @@ def compiled(tmp_path_factory) -> tuple[dict[str, Any], dict[str, int]]:
 
 @pytest.mark.triton
 def test_a_new_tokens_kernels_compile(compiled):
-    """All nine compile for an RTX 40's architecture at Qwen3-30B-A3B's sizes, without register spills.
+    """Products, norms, router, embedding and choice of a token compile for an RTX 40's architecture, without spills.
 
-    A rotation has no fused multiply-add of bf16 numbers on an H100, which would round differently from transformers.
+    Sizes are Qwen3-30B-A3B's.
     """
     _, spilled = compiled
-    assert len(spilled) == 10
+    assert len(spilled) == 6
     assert not any(spilled.values())
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 from pairwise import pairwise
 
-from edgemoe.kernels.triton.attention import SPLITS, RowAttention, scratch_size
+from edgemoe.kernels.triton.attention import RowAttention, scratch_size
 from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, multiply
 from edgemoe.kernels.triton.router import choose_experts
 from edgemoe.layers.attend import attend
@@ -129,7 +129,7 @@ CASES = {
 }
 
 
-@pairwise(name=CASES, norm=["none", "head", "whole"], past=[0, 5, 300, SPLITS * 64 + 70])
+@pairwise(name=CASES, norm=["none", "head", "whole"], past=[0, 5, 300, 16 * 64 + 70])
 def test_attention_matches_torch(name, norm, past):
     """A token after `past` others: its key and value are written, and it attends to all within the window."""
     shape = CASES[name]

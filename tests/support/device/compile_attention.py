@@ -1,0 +1,79 @@
+"""Prints, as JSON, how the launches of a row's attention compile: name -> [shared memory, room, spills, fused bf16]."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import torch
+from compile_launches import SHARED, compiled, recorded
+
+from edgemoe.kernels.triton import attention
+from edgemoe.kernels.triton.attention import RowAttention, StoredRowAttention, scratch_size
+from edgemoe.kv.formats import KVFormat
+
+KERNELS = ("attend", "combine", "rotate", "store", "turn_heads")
+
+CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a remainder": ((16, 8, 80, 80, 1.0, 0, None, 0), {}),
+    "sinks and a window": ((32, 4, 128, 128, 1.0, 128, torch.zeros(32), 0), {}),
+    "smaller values": ((64, 4, 192, 128, 1.0, 0, None, 0), {}),
+    "latents": ((64, 1, 576, 512, 1.0, 0, None, 0), {"latent": 512}),
+    "8 bits": ((32, 4, 128, 128, 1.0, 0, None, 0), {"form": KVFormat("q8_0", "q8_0")}),
+    "latents of 4 bits": (
+        (64, 1, 576, 512, 1.0, 0, None, 0),
+        {"form": KVFormat("q4_0", "q4_0"), "latent": 512},
+    ),
+}
+"""Name -> arguments of StoredRowAttention."""
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    """Memory for a launch that does not run."""
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def launch(shape: StoredRowAttention) -> None:
+    """Launches the next row of a sequence and its attention."""
+    state = torch.zeros(8, dtype=torch.int64)
+    keys, values = bf16(shape.kv_heads, shape.dim), bf16(shape.kv_heads, shape.value_dim)
+    shape.store(keys, values, state)
+    scratch = torch.zeros(scratch_size(shape.heads, max(shape.dim, shape.value_dim)))
+    shape.attend(bf16(shape.heads, shape.dim), state, scratch, bf16(shape.heads, shape.value_dim))
+
+
+def launch_row() -> None:
+    """Launches the attention of Qwen3-30B-A3B, from its products on."""
+    norms = (bf16(128), 1e-6), (bf16(128), 1e-6)
+    shape, state = RowAttention(32, 4, 128, norms, 1.0, 0, 0), torch.zeros(8, dtype=torch.int64)
+    scratch = torch.zeros(scratch_size(32, 128))
+    shape.launch(bf16(40 * 128), (bf16(128), bf16(128)), state, bf16(4096), scratch, bf16(4096))
+
+
+def main() -> None:
+    """Compiles attention of each case, and every other kernel once or twice, for the smallest shared memory."""
+    names = {"latents of 4 bits": KERNELS, "latents": ("store", "attend"), "row": ("rotate",)}
+    table = {}
+    for name, each in all_launches():
+        kernel = each[0].__name__
+        if kernel in names.get(name, ("attend",)):
+            # Only 9.0 has products and sums of bf16, which the compiler may fuse.
+            capability = 90 if kernel in ("rotate", "store") else 86
+            code = compiled(each, capability)
+            fused = code.asm["ptx"].count("fma.rn.bf16")
+            table[f"{name}, {kernel}"] = [code.shared, SHARED[capability], code.spills, fused]
+    print(json.dumps(table))
+
+
+def all_launches() -> list[tuple[str, tuple[Any, ...]]]:
+    """The launches of each case with its name."""
+    pairs = []
+    for name, (some, others) in CASES.items():
+        run = partial(launch, StoredRowAttention(*some, **others))
+        pairs += [(name, each) for each in recorded(attention, KERNELS, run)]
+    return pairs + [("row", each) for each in recorded(attention, KERNELS, launch_row)]
+
+
+if __name__ == "__main__":
+    main()
