@@ -65,7 +65,7 @@ def require_tensors(model: Any, family: Family, specs: Mapping[str, Spec], direc
     join_parts(family, left, _joined_spec)
     _tie(model, left)
     wrong = []
-    for name, shape, others in _parameters(model):
+    for name, shape, others in dense_parameters(model):
         found, scale = left.pop(name, None), left.pop(name + SCALE_SUFFIX, None) if "I8" in others else None
         if (found, scale) not in [spec for kind in ("BF16", *others) for spec in _stored(kind, shape)]:
             wrong.append(f"{name} of {list(shape)}: {f'{found[0]} {list(found[1])}' if found else 'none'}")
@@ -128,7 +128,7 @@ def _stored(kind: str, shape: tuple[int, ...]) -> list[tuple[Spec, Spec | None]]
     return [((kind, shape), ("BF16", shape[:1]) if kind == "I8" else None)]
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+def dense_parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
     """Name and shape of every dense parameter, and the types that it may have besides BF16."""
     for name, module in model.named_modules():
         for parameter, current in _kept(module):

@@ -4,7 +4,7 @@
     edgemoe convert model.gguf model-store
     python -m tools.peers.compare --gguf model.gguf --store model-store --limits 2GB,none
 
-The models are the ones that tools.timing.families has. llama.cpp's convert_hf_to_gguf.py reads a checkpoint with as
+The models are the ones of tools.synthetic.family_sizes. llama.cpp's convert_hf_to_gguf.py reads a checkpoint with as
 many experts as a token chooses, and llama-quantize makes --type of it; then every layer gets --experts by repeating
 these, and a router of as many rows, random as the others. So files of any size need the disk of a small checkpoint. The
 tokenizer is the synthetic one, which llama.cpp takes for GPT-2's: both programs get token ids.
@@ -29,7 +29,7 @@ from edgemoe.bench.synthetic.tokenizer import save_tokenizer
 from edgemoe.errors import EdgemoeError, UserError
 from tools.command_line import failed, make_parser, positive
 from tools.peers.rewrite_gguf import Replaced, rewrite
-from tools.timing.families import MODELS, config_of
+from tools.synthetic.family_sizes import MODELS, config_of
 
 CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_k")
 """Names in configs of the number of experts that a token chooses."""

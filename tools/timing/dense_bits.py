@@ -20,7 +20,8 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.store.manifest import DENSE_BITS
 from tools.command_line import make_parser, positive
-from tools.timing.families import MODELS, TURN, make_store
+from tools.synthetic.family_sizes import MODELS
+from tools.timing.families import TURN, make_store
 
 PARTS = 5
 """Parts of the run whose medians show how the machine's speed varied."""

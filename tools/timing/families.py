@@ -10,180 +10,34 @@ rate of all rows, measured as in `edgemoe bench`. Stores are made in --place, an
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgemoe.bench.bandwidth import read_memory
-from edgemoe.bench.synthetic.tokenizer import save_tokenizer
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.experts.step import Study
+from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
-from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.settings import RunSettings
-from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME
+from edgemoe.storage.store.manifest import DENSE_BITS
 from tools.command_line import make_parser, positive
-
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3-30b-a3b": (
-        "qwen3_moe",
-        {
-            "hidden_size": 2048,
-            "moe_intermediate_size": 768,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-        }
-        | {"head_dim": 128, "num_experts_per_tok": 8, "norm_topk_prob": True},
-    ),
-    "glm-4.5-air": (
-        "glm4_moe",
-        {
-            "hidden_size": 4096,
-            "moe_intermediate_size": 1408,
-            "num_attention_heads": 96,
-            "num_key_value_heads": 8,
-        }
-        | {"head_dim": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "intermediate_size": 10944}
-        | {"first_k_dense_replace": 1, "attention_bias": True},
-    ),
-    "minimax-m2": (
-        "minimax_m2",
-        {"hidden_size": 3072, "intermediate_size": 1536, "num_attention_heads": 48, "num_key_value_heads": 8}
-        | {"head_dim": 128, "num_experts_per_tok": 8},
-    ),
-    "ernie-4.5-21b-a3b": ("ernie4_5_moe", {"moe_k": 6}),
-    "gpt-oss-20b": ("gpt_oss", {"num_experts_per_tok": 4}),
-    "qwen3-next-80b": ("qwen3_next", {"num_experts_per_tok": 10}),
-    "qwen3.6-35b-a3b": (
-        "qwen3_5_moe_text",
-        {
-            "hidden_size": 2048,
-            "moe_intermediate_size": 512,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-        }
-        | {"head_dim": 256, "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512}
-        | {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
-        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
-    ),
-    "deepseek-v2-lite": (
-        "deepseek_v2",
-        {
-            "hidden_size": 2048,
-            "moe_intermediate_size": 1408,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-        }
-        | {"q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-        | {"v_head_dim": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "intermediate_size": 10944}
-        | {"first_k_dense_replace": 1, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
-    ),
-    "glm-4.7-flash": (
-        "glm4_moe_lite",
-        {
-            "hidden_size": 2048,
-            "moe_intermediate_size": 1536,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 20,
-        }
-        | {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64}
-        | {"v_head_dim": 256, "n_shared_experts": 1, "num_experts_per_tok": 4, "intermediate_size": 10240}
-        | {"n_group": 1, "topk_group": 1},
-    ),
-    "nemotron-3-nano": (
-        "nemotron_h",
-        {
-            "hidden_size": 2688,
-            "moe_intermediate_size": 1856,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 2,
-        }
-        | {"head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8}
-        | {"moe_shared_expert_intermediate_size": 3712, "num_experts_per_tok": 6}
-        | {
-            "layers_block_type": [
-                "linear_attention",
-                "moe",
-                "full_attention",
-                "moe",
-                "linear_attention",
-                "moe",
-            ]
-        },
-    ),
-    "gemma-4-26b-a4b": (
-        "gemma4_text",
-        {
-            "hidden_size": 2816,
-            "moe_intermediate_size": 704,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-        }
-        | {"head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
-        | {"intermediate_size": 2112, "enable_moe_block": True, "top_k_experts": 8, "sliding_window": 1024}
-        | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0},
-    ),
-    "lfm2-8b-a1b": (
-        "lfm2_moe",
-        {
-            "hidden_size": 2048,
-            "moe_intermediate_size": 1792,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-        }
-        | {"num_experts_per_tok": 4, "num_dense_layers": 2, "intermediate_size": 7168}
-        | {"layer_types": ["conv", "conv", "full_attention", "conv", "conv", "conv"]},
-    ),
-}
-"""Model -> its family's model_type, and what a layer's sizes come of."""
+from tools.synthetic.family_sizes import MODELS, config_of
+from tools.synthetic.family_writing import make_family_store
 
 TURN = 5
 """Tokens of one way of computing before the other one's turn."""
 
 
 def make_store(name: str, place: Path, layers: int, experts: int, vocab: int, dense_bits: int) -> Path:
-    """Converts a model with random weights, unless it has been converted before."""
+    """Makes a store with random weights, unless it has been made before."""
     store = place / f"{name}-{layers}-{experts}-{vocab}-{dense_bits}"
-    if (store / MANIFEST_NAME).exists():
-        return store
     config = config_of(name, layers, experts, vocab)
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        shapes = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
-    source = place / f"{name}-source"
-    source.mkdir(parents=True, exist_ok=True)
-    pool = torch.randn(1 << 22).mul(0.02).bfloat16()
-    tensors = {key: _filled(each, pool) for key, each in shapes.items()}
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    (source / "config.json").write_text(json.dumps(config.to_dict(), default=str))
-    save_tokenizer(vocab, source)
-    convert_checkpoint(source, store, max_level=4, layout="auto", dense_bits=dense_bits)
-    (source / "model.safetensors").unlink()
+    make_family_store(
+        config, store, max_level=4, dense_bits=dense_bits, layout=compute().layout, update=lambda *_: None
+    )
     return store
-
-
-def config_of(name: str, layers: int, experts: int, vocab: int) -> Any:
-    """transformers' config of a model with fewer layers and experts."""
-    model_type, sizes = MODELS[name]
-    known = AutoConfig.for_model(model_type).to_dict()
-    counts = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-    number = next(key for key in counts if key in known)
-    common = {"num_hidden_layers": layers, "vocab_size": vocab, "max_position_embeddings": 4096}
-    return AutoConfig.for_model(model_type, **{**sizes, **common, number: experts})
-
-
-def _filled(like: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
-    if like.ndim < 2:
-        return torch.ones(like.shape, dtype=like.dtype)
-    times = -(-like.numel() // len(pool))
-    return pool.repeat(times)[: like.numel()].view(like.shape)
 
 
 def measure(store: StoreModel, after: int, tokens: int) -> dict[str, float]:

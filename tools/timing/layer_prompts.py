@@ -27,7 +27,8 @@ from edgemoe.layers.resumable import ResumableLayer
 from edgemoe.layers.row_blocks import RowBlocks
 from edgemoe.policy.settings import RunSettings
 from tools.command_line import make_parser, positive
-from tools.timing.families import MODELS, make_store
+from tools.synthetic.family_sizes import MODELS
+from tools.timing.families import make_store
 
 
 class Clock:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.timing import dense_bits, families
+from tools.synthetic import family_sizes
+from tools.timing import dense_bits
 
 SIZES = {
     "hidden_size": 64,
@@ -19,7 +20,7 @@ SIZES = {
 def test_rows_of_one_model(tmp_path, monkeypatch, capsys):
     """The first row is compared with itself; every row has times, and fewer bits have fewer bytes."""
     name = "qwen3-30b-a3b"
-    monkeypatch.setitem(families.MODELS, name, ("qwen3_moe", SIZES | {"num_experts_per_tok": 2}))
+    monkeypatch.setitem(family_sizes.MODELS, name, ("qwen3_moe", SIZES | {"num_experts_per_tok": 2}))
     options = ["--layers", "2", "--experts", "8", "--after", "5", "--tokens", "5", "--vocab", "400"]
     dense_bits.main([name, *options, "--bits", "16", "6", "4", "--place", str(tmp_path)])
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[-3:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.synthetic import family_sizes
 from tools.timing import families
 
 pytestmark = pytest.mark.e2e
@@ -17,10 +18,10 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("name", families.MODELS)
+@pytest.mark.parametrize("name", family_sizes.MODELS)
 def test_every_model_has_a_config(name):
     """transformers makes a config of the sizes, and the number of experts is the wanted one."""
-    config = families.config_of(name, 6, 12, 400)
+    config = family_sizes.config_of(name, 6, 12, 400)
     known = [getattr(config, key, None) for key in ("num_experts", "n_routed_experts", "num_local_experts")]
     assert (config.num_hidden_layers, config.vocab_size) == (6, 400)
     assert 12 in known
@@ -29,9 +30,9 @@ def test_every_model_has_a_config(name):
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "glm-4.5-air"])
 def test_a_row(name, tmp_path, monkeypatch, capsys):
     """Every model with small matrices: its layers are converted, run in both ways and compared with the bound."""
-    model_type, sizes = families.MODELS[name]
+    model_type, sizes = family_sizes.MODELS[name]
     small = sizes | TINY | ({"intermediate_size": 96} if "intermediate_size" in sizes else {})
-    monkeypatch.setitem(families.MODELS, name, (model_type, small | {"num_experts_per_tok": 2}))
+    monkeypatch.setitem(family_sizes.MODELS, name, (model_type, small | {"num_experts_per_tok": 2}))
     monkeypatch.setattr(families, "read_memory", lambda: 1e9)
     options = ["--layers", "2", "--experts", "8", "--after", "5", "--tokens", "5", "--vocab", "400"]
     families.main([name, *options, "--place", str(tmp_path)])

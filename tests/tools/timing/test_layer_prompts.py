@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from availability import needs_native
 
-from tools.timing import families, layer_prompts
+from tools.synthetic import family_sizes
+from tools.timing import layer_prompts
 
 pytestmark = [pytest.mark.e2e, needs_native]
 
@@ -16,7 +17,7 @@ SMALL |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
 
 def test_every_kind_has_a_line(tmp_path, monkeypatch, capsys):
     """Qwen3-Next has gated delta nets and attention; products are a part of the time of either."""
-    monkeypatch.setitem(families.MODELS, "qwen3-next-80b", ("qwen3_next", SMALL))
+    monkeypatch.setitem(family_sizes.MODELS, "qwen3-next-80b", ("qwen3_next", SMALL))
     options = ["--layers", "4", "--experts", "8", "--tokens", "5", "--runs", "2", "--vocab", "400"]
     layer_prompts.main(["qwen3-next-80b", *options, "--place", str(tmp_path)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
