@@ -85,6 +85,8 @@ class ModelRunner:
         fused = None if context.study.reroute or context.study.modules else self.fused
         if fused and context.remapping and not fused.remaps:
             fused = None
+        if fused and context.policy.settings.compensation and not fused.compensates:
+            fused = None
         if fused and step.one_token_each and step.rows <= fused.most_rows:
             return fused([token for segment in step.segments for token in segment.tokens], context)
         return _float_logits(self._model(**self._inputs(context)))

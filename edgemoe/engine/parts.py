@@ -13,7 +13,7 @@ from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.use import HeldExperts
 from edgemoe.kernels.base import ExpertKernel
-from edgemoe.kernels.compensators import Compensators
+from edgemoe.kernels.device_compensators import AnyCompensators, open_compensators
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.tiers import form_of, open_tiers
 from edgemoe.models.store_model import StoreModel
@@ -43,7 +43,7 @@ class EngineParts:
     fetcher: Fetcher
     source: ExpertSource
     expert_places: HeldExperts
-    compensators: Compensators | None
+    compensators: AnyCompensators | None
     model: Any
     runner: ModelRunner
 
@@ -112,9 +112,15 @@ def open_parts(
         yield EngineParts(tiers.vram, tiers.dram, fetcher, source, held, compensators, model, runner)
 
 
-def _compensators(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> Compensators | None:
+def _compensators(store: StoreModel, plan: MemoryPlan, settings: RunSettings) -> AnyCompensators | None:
     """Opens the store's compensators, as far as the plan has bytes for them; None where settings use none."""
     if settings.compensation is None:
         return None
-    budget = plan.compensators_resident_bytes
-    return Compensators.of_store(store.directory, store.manifest, budget=budget, policy=settings.eviction)
+    return open_compensators(
+        store.directory,
+        store.manifest,
+        store.device,
+        budget=plan.compensators_resident_bytes,
+        policy=settings.eviction,
+        least=plan.minimum_vram_bytes,
+    )

@@ -11,7 +11,7 @@ from edgemoe.engine.limited_memory import LimitedMemory
 from edgemoe.engine.parts import EngineParts
 from edgemoe.engine.prices import dram_price
 from edgemoe.errors import UserError
-from edgemoe.kernels.compensators import Compensators
+from edgemoe.kernels.device_compensators import AnyCompensators
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.split import require_every, require_sizes
 from edgemoe.models.plans.requirements import require_base_level, require_gate
@@ -73,7 +73,7 @@ class Rules:
         """The settings of the next step."""
         return self.policy.settings
 
-    def require(self, settings: RunSettings, compensators: Compensators | None) -> None:
+    def require(self, settings: RunSettings, compensators: AnyCompensators | None) -> None:
         """Refuses settings that need another engine (Engine.configure).
 
         Args:
@@ -185,7 +185,7 @@ class Rules:
         return dram_price(self._store, self._plan) if self._parts.dram else 1.0
 
 
-def _require_compensators(settings: RunSettings, compensators: Compensators | None) -> None:
+def _require_compensators(settings: RunSettings, compensators: AnyCompensators | None) -> None:
     """Refuses compensation without compensators in memory, or for another level than theirs."""
     assert settings.compensation
     if compensators is None:

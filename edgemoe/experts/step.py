@@ -18,6 +18,7 @@ from edgemoe.experts.records import StepRecord
 from edgemoe.experts.use import ChoiceCounts, ExpertUse
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import Compensators
+from edgemoe.kernels.device_compensators import AnyCompensators
 from edgemoe.kernels.torch_rules import rows_alike
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.policy.importance import attention_kind, needs_attention
@@ -92,11 +93,16 @@ class Study:
 
     probe: ExpertProbe | None = None
     reroute: Reroute | None = None
-    compensators: Compensators | None = None
+    compensators: AnyCompensators | None = None
     policy: LevelPolicy | None = None
     modules: bool = False
     choices: bool = False
     watch: Callable[[int, torch.Tensor], None] | None = None
+
+    @property
+    def compensators_in_ram(self) -> Compensators | None:
+        """The compensators, as far as they lie in RAM."""
+        return self.compensators if isinstance(self.compensators, Compensators) else None
 
     def joined(self, other: Study) -> Study:
         """Returns this study with what another one adds or replaces."""

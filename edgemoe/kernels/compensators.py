@@ -13,12 +13,12 @@ import numpy as np
 from edgemoe.cache.fixed_places import FixedPlaces
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.cache.policies import make_policy
-from edgemoe.errors import MissingTensor, StoreBusy
 from edgemoe.kernels.native.structures import Compensator, FactorRows, Factors
 from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.storage.base import Blocks, ExpertKey
 from edgemoe.storage.compensators.geometry import GROUP, CompensatorGeometry, FactorArray
 from edgemoe.storage.compensators.index import CompensatorIndex
+from edgemoe.storage.compensators.opening import of_manifest
 from edgemoe.storage.compensators.reader import KIND, LEVEL, CompensatorForm, CompensatorReader
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes
@@ -100,16 +100,8 @@ class Compensators:
             DamagedData, ReadFailed: as CompensatorReader.
         """
         assert manifest.compensators
-        try:
+        with of_manifest(directory, manifest):
             made = cls(directory, manifest.compensators, manifest.geometry, budget=budget, policy=policy)
-        except MissingTensor as error:
-            if Manifest.load(directory).compensators == manifest.compensators:
-                raise
-            raise StoreBusy(
-                f"the compensators that {directory} had a moment ago",
-                "others, which `edgemoe compensate` has just written",
-                "run the command again",
-            ) from error
         return made.filled()
 
     def filled(self) -> Compensators:

@@ -72,7 +72,7 @@ class FusedDecode:
         self._choices: ChoiceCounts | None = None
         """Where the kernel counts the choices of one step; None: it counts none."""
 
-    remaps = True
+    remaps = compensates = True
     """Whether tokens agree on experts."""
 
     @classmethod
@@ -117,7 +117,7 @@ class FusedDecode:
         Returns:
             float32 [rows, vocab], the logits after each.
         """
-        self._configure(step.policy, step.study.compensators)
+        self._configure(step.policy, step.study.compensators_in_ram)
         self._count_choices(step)
         rows, hidden = len(tokens), self._native.embed(tokens)
         places = [(each, each.length + i) for each, _, own in step.kv.spans for i in range(own)]

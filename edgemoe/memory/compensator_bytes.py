@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgemoe.errors import DoesNotFit
+from edgemoe.kernels.base import DEVICE_BATCH_ROWS, MOST_ROWS
+from edgemoe.kernels.device_compensators import decoded_bytes_of
 from edgemoe.kernels.scratch import compensator_bytes
 from edgemoe.memory.overhead import EXPERT_BYTES
 from edgemoe.storage.base import BLOCK
-from edgemoe.storage.compensators.geometry import CompensatorGeometry
+from edgemoe.storage.compensators.geometry import CompensatorGeometry, Ranks
 from edgemoe.storage.compensators.index import CompensatorIndex
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.sizes import format_least, format_size
@@ -80,7 +82,7 @@ class CompensatorBytes:
         """The bytes that are enough for either, one after the other."""
         if not (self.total and other.total):
             return self if self.total else other
-        names = ("experts", "total", "largest", "fixed", "used")
+        names = ("experts", "total", "largest", "fixed", "use")
         return CompensatorBytes(*(max(getattr(self, name), getattr(other, name)) for name in names))
 
     @classmethod
@@ -104,6 +106,21 @@ class CompensatorBytes:
         return made
 
     @classmethod
+    def on_device(cls, index: CompensatorIndex, geometry: RecordGeometry, use: float) -> CompensatorBytes:
+        """Byte sizes of a store's compensators in a device's memory, which has all of them."""
+        ranks = [entry.ranks for layer in index.layers.values() for entry in layer.entries]
+        largest = max(
+            sum(a.rows * a.columns for a in _shape(geometry, each).arrays.values()) for each in ranks
+        )
+        up, down = geometry.matrices
+        # A part's rows in float32 and the factors of one expert, twice each; then rows of a call without the kernel's
+        # own activation, its inputs and its results.
+        fixed = 8 * (MOST_ROWS * (up.rows + down.rows + max(up.cols, down.cols)) + largest)
+        fixed += 2 * DEVICE_BATCH_ROWS * (3 * up.rows + 3 * down.rows)
+        total = decoded_bytes_of(index, geometry)
+        return cls(len(ranks), total, total, fixed, use)
+
+    @classmethod
     def at_most(cls, geometry: RecordGeometry, experts: int, mean_rank: int, use: float) -> CompensatorBytes:
         """Byte sizes of compensators of a mean rank, however their ranks are assigned."""
         mean = CompensatorGeometry.of(geometry, (mean_rank,) * 3)
@@ -113,6 +130,10 @@ class CompensatorBytes:
 
 
 NO_COMPENSATORS = CompensatorBytes(0, 0, 0, 0, 0)
+
+
+def _shape(geometry: RecordGeometry, ranks: Ranks) -> CompensatorGeometry:
+    return CompensatorGeometry.of(geometry, ranks)
 
 
 def _fixed(experts: int, widest: int) -> int:

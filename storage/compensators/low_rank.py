@@ -5,7 +5,7 @@ Pure functions: their results depend on their arguments alone, so bytes do not d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -201,10 +201,22 @@ def corrections(raw: Bytes, geometry: CompensatorGeometry) -> dict[str, Correcti
         raw: uint8 [geometry.nbytes].
         geometry: the geometry of the compensator.
     """
-    gate, up, down = geometry.ranks
     arrays = {name: dequantize3(*unpack(raw, a), a.columns) for name, a in geometry.arrays.items()}
+    return corrections_of(arrays, geometry)
+
+
+def corrections_of(
+    factors: Mapping[tuple[str, str], torch.Tensor], geometry: CompensatorGeometry
+) -> dict[str, Correction]:
+    """The corrections of `gate_up` and `down`.
+
+    Args:
+        factors: the factors of each array, float32 [rank, columns].
+        geometry: the geometry of the compensator.
+    """
+    gate, up, down = geometry.ranks
     return {
-        matrix: Correction(arrays[matrix, "v"], arrays[matrix, "u"], ranks)
+        matrix: Correction(factors[matrix, "v"], factors[matrix, "u"], ranks)
         for matrix, ranks in (("gate_up", (gate, up)), ("down", (down,)))
     }
 

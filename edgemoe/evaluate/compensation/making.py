@@ -9,10 +9,12 @@ from pathlib import Path
 
 from edgemoe.console.progress import CountProgress
 from edgemoe.engine.engine import Engine
+from edgemoe.errors import UserError
 from edgemoe.evaluate.arm import STORED, Arm, Made
 from edgemoe.experts.step import Study
 from edgemoe.families.table import family_of
 from edgemoe.kernels.compensators import Compensators
+from edgemoe.kernels.device_compensators import open_compensators
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.compensators.making import compensators_beside
@@ -23,11 +25,16 @@ def planned_bytes(store: StoreModel, arms: Sequence[Arm]) -> CompensatorBytes:
     """Bytes that a plan has for the compensators of arms, one after another.
 
     Raises:
-        UserError: from StoreModel.compensator_bytes.
+        UserError: from StoreModel.compensator_bytes; or a study makes compensators on a device.
     """
     mean_rank = max((arm.compensators.rank for arm in arms if arm.compensators), default=0)
     planned = NO_COMPENSATORS
     if mean_rank:
+        if store.device:
+            name = f"--device {store.device.name}"
+            raise UserError(
+                "a model on the CPU, for compensators that a study makes", name, "give --device cpu"
+            )
         planned = CompensatorBytes.at_most(store.manifest.geometry, store.shape.experts, mean_rank, use=1)
     for arm in arms:
         if arm.compensators == STORED:
@@ -51,7 +58,7 @@ def compensated(engine: Engine, reference: Path | None, compensators: Made | Non
     """
     store, budget = engine.store, engine.plan.compensators_resident_bytes
     if compensators == STORED:
-        own = Compensators.of_store(store.directory, store.manifest, budget=budget)
+        own = open_compensators(store.directory, store.manifest, store.device, budget=budget)
         with closing(own), engine.studied(Study(compensators=own)):
             yield
         return

@@ -106,6 +106,9 @@ class GraphDecode:
     remaps = False
     """Tokens that are computed one after another cannot agree on experts."""
 
+    compensates = False
+    """Captured launches add no products of compensators."""
+
     def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
         """Appends a token to each sequence of a step.
 

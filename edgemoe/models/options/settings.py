@@ -58,7 +58,8 @@ class LevelOptions:
     )
     compensators_limit: str | None = option(
         "Memory for compensators, such as 20MB, as a part of --vram-limit; the others are read with their "
-        "experts. Default: all where they fit next to all experts, else a part, by how often they are used."
+        "experts. Default: all where they fit next to all experts, else a part, by how often they are used. "
+        "A GPU always has all of them."
     )
 
 

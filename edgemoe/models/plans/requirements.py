@@ -12,6 +12,7 @@ from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.shape import KVShape
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.policy.settings import RunSettings, format_levels
+from edgemoe.storage.sizes import format_size
 
 if TYPE_CHECKING:
     from edgemoe.machine.device import Device
@@ -108,15 +109,12 @@ def compensators_for(
         device: None: the CPU.
 
     Raises:
-        UserError: settings that use them where the store, the device or a level has none.
+        UserError: settings that use them where the store or a level has none, or a part of them on a device.
         DoesNotFit: a limit of theirs that is too small.
     """
     if settings.compensation is None:
         return NO_COMPENSATORS
     wanted, found = f"for {settings.compensation.option}", manifest.compensators
-    if device:
-        name = f"--device {device.name}"
-        raise UserError(f"a model on the CPU, {wanted}", name, "give --device cpu")
     if found is None:
         raise UserError(
             f"a store with low-rank compensators, {wanted}",
@@ -131,6 +129,11 @@ def compensators_for(
             "give fewer",
         )
     used = settings.compensation.count / top_k
+    if device:
+        if settings.compensators_limit is not None:
+            option = f"--compensators-limit {format_size(settings.compensators_limit)}"
+            raise UserError("all compensators in the GPU's memory", option, "leave it out")
+        return CompensatorBytes.on_device(found, manifest.geometry, used)
     return CompensatorBytes.of(found, used, settings.compensators_limit)
 
 

@@ -1,4 +1,4 @@
-"""Precision by hotness in captured launches, on a device that works late and out of order."""
+"""Precision by hotness in captured launches, and compensators without them, on a device that works late."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from compensator_bytes import add_random
 from counted_engine import CountedEngine
 from device_double import DoubleDevice, poisoned
 from engine_rig import limited, on_device
@@ -31,6 +32,7 @@ from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.layers.router import CompiledRouter
 from edgemoe.memory import tiers
 from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.counts import TransferCounts
@@ -72,12 +74,14 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
         monkeypatch.setattr(part, "try_from", lambda *args: None)
     with ExitStack() as stack:
 
-        def open_one(hotness: Hotness = SETTLED, *, dram: int = 64, seed: int = 0) -> Engine:
+        def open_one(
+            hotness: Hotness | None = SETTLED, *, dram: int = 64, seed: int = 0, **settings
+        ) -> Engine:
             opened, device = StoreModel.open(store), DoubleDevice(seed, haste=0.2)
             compute = kernels_for("cuda")[0]
             form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
             opened = on_device(replace(opened, form=form, compute=compute), device)
-            chosen = RunSettings(levels=(4, 2), hotness=hotness)
+            chosen = RunSettings(levels=(4, 2) if hotness else (2,), hotness=hotness, **settings)
             engine = stack.enter_context(CountedEngine(opened, limited(opened, chosen, 12, dram), chosen))
             engine.fill()
             return engine
@@ -142,3 +146,19 @@ def test_a_token_waits_for_no_expert_that_moves(open_on, monkeypatch):
     counts = engine.take_counts()
     assert counts.promoted > 0
     assert counts.requests == counts.vram_hits
+
+
+def test_compensated_tokens_take_modules(open_on, store, monkeypatch):
+    """Captured launches add no compensators; the kernel's products without an activation do, in Triton's kernels."""
+    add_random(store, lambda layer, expert: (8, 4, 4))
+    monkeypatch.setattr(GraphDecode, "__call__", None)
+    rows = []
+    for compensation in (Compensation(2), Compensation(1)):
+        engine = open_on(None, dram=0, compensation=compensation)
+        sequence = engine.sequences.new()
+        engine.prefill(sequence, [5])
+        engine.take_use()
+        rows.append(engine.step(Step((Segment(sequence, (7,)),)))[0])
+        assert engine.take_use().compensated == compensation.count * engine.shape.layers
+    assert torch.isfinite(torch.stack(rows)).all()
+    assert not torch.equal(*rows)
