@@ -21,13 +21,13 @@ from edgemoe.kernels.triton.products import OPTIONS
 from edgemoe.kernels.triton.store_kv import rotate, store, turn_heads
 from edgemoe.kv.formats import KVFormat
 
-__all__ = ["MOST_SPLITS", "PLACE", "STATE", "RowAttention", "StoredRowAttention", "scratch_size"]
+__all__ = ["PLACE", "STATE", "RowAttention", "StoredRowAttention", "scratch_size"]
 
-MOST_SPLITS = 64
-"""Most parts that keys and values are split into; a part is at least one program's tokens."""
+SPLITS, MOST = 16, 4
+"""Parts that keys and values are split into, and how many times as many at most: few heads make few programs."""
 
-_PROGRAMS, _MOST_TOKENS, _TILE = 64, 64, 1 << 13
-"""Programs of `attend` in a layer, at least; tokens that a program loads at a time, at most; and their numbers."""
+_MOST_TOKENS, _TILE = 64, 1 << 13
+"""Tokens that a program of `attend` loads at a time, at most, and numbers of its tile."""
 
 _COLUMNS = 128
 """Numbers of a head's output per program of `combine`."""
@@ -127,9 +127,8 @@ class StoredRowAttention:
     @cached_property
     def splits(self) -> int:
         """Parts that the tokens are split into: more where few heads of keys make few programs."""
-        programs = self.kv_heads * self._groups[2]
-        splits: int = triton.next_power_of_2(triton.cdiv(_PROGRAMS, programs))
-        return min(max(splits, 16), MOST_SPLITS)
+        splits: int = triton.next_power_of_2(triton.cdiv(MOST * SPLITS, self.kv_heads * self._groups[2]))
+        return min(max(splits, SPLITS), MOST * SPLITS)
 
     @property
     def _groups(self) -> tuple[int, int, int]:
@@ -227,4 +226,4 @@ def scratch_size(heads: int, dim: int) -> int:
         heads: Heads of queries.
         dim: Size of a key or of a value, the larger one.
     """
-    return heads * (MOST_SPLITS * (dim + 2) + dim)
+    return heads * (MOST * SPLITS * (dim + 2) + dim)

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from compile_launches import SHARED, compiled, recorded
 
-from edgemoe.kernels.triton import attention
+from edgemoe.kernels.triton import attention, latents
 from edgemoe.kernels.triton.attention import RowAttention, StoredRowAttention, scratch_size
+from edgemoe.kernels.triton.latents import LatentRowAttention
 from edgemoe.kv.formats import KVFormat
 
 KERNELS = ("attend", "combine", "rotate", "store", "turn_heads")
+
+PRODUCTS = ("to_latents", "to_values")
 
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "a remainder": ((16, 8, 80, 80, 1.0, 0, None, 0), {}),
@@ -51,9 +54,22 @@ def launch_row() -> None:
     shape.launch(bf16(40 * 128), (bf16(128), bf16(128)), state, bf16(4096), scratch, bf16(4096))
 
 
+def launch_latents() -> None:
+    """Launches the products of GLM-4.7-Flash's heads, whose weights have 8 bits, and the attention between them."""
+    weight = torch.zeros(20 * (192 + 256), 512, dtype=torch.int8)
+    shape = LatentRowAttention(weight, bf16(len(weight)), 20, 192, 64, 1.0, 0)
+    state, scratch = torch.zeros(8, dtype=torch.int64), torch.zeros(shape.scratch_size)
+    recorded(attention, KERNELS, lambda: shape.attend(bf16(20, 256), state, scratch, bf16(20, 256)))
+
+
 def main() -> None:
     """Compiles attention of each case, and every other kernel once or twice, for the smallest shared memory."""
-    names = {"latents of 4 bits": KERNELS, "latents": ("store", "attend"), "row": ("rotate",)}
+    names = {
+        "heads": PRODUCTS,
+        "latents of 4 bits": KERNELS,
+        "latents": ("store", "attend"),
+        "row": ("rotate",),
+    }
     table = {}
     for name, each in all_launches():
         kernel = each[0].__name__
@@ -72,6 +88,7 @@ def all_launches() -> list[tuple[str, tuple[Any, ...]]]:
     for name, (some, others) in CASES.items():
         run = partial(launch, StoredRowAttention(*some, **others))
         pairs += [(name, each) for each in recorded(attention, KERNELS, run)]
+    pairs += [("heads", each) for each in recorded(latents, PRODUCTS, launch_latents)]
     return pairs + [("row", each) for each in recorded(attention, KERNELS, launch_row)]
 
 

@@ -14,6 +14,8 @@ from stored_rows import Stored, close, numbers
 
 from edgemoe.kernels.triton.attention import StoredRowAttention
 from edgemoe.kernels.triton.kv_rows import RowForm
+from edgemoe.kv.formats import KVFormat
+from edgemoe.kv.rows import encode, rotate
 
 pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
 
@@ -78,3 +80,54 @@ def test_tiles_hold_each_row_once():
         120: (128, 0),
     }
     assert {size: RowForm(size).tiles for size in sizes} == sizes
+
+
+CODED = {
+    "8 bits": (StoredRowAttention(4, 2, 48, 40, 0.2, 0, None, 1, KVFormat("q8_0", "q8_0")), 70),
+    "4 bits": (StoredRowAttention(4, 2, 64, 64, 0.2, 0, None, 0, KVFormat("q4_0", "q4_0")), 20),
+    "4 bits, not turned": (
+        StoredRowAttention(2, 2, 20, 20, 0.2, 9, None, 0, KVFormat("q4_0", "q4_0", False)),
+        20,
+    ),
+    "keys of 8 bits": (StoredRowAttention(4, 1, 32, 72, 0.2, 0, None, 1, KVFormat("q8_0", "bf16")), 5),
+    "values of 4 bits": (StoredRowAttention(4, 1, 80, 32, 0.2, 0, None, 0, KVFormat("bf16", "q4_0")), 5),
+}
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_coded_rows_match_the_reference(name):
+    """The kernels write exactly the bytes of kv.rows, and attention decodes them."""
+    shape, past = CODED[name]
+    stored = Stored(shape, past)
+    keys, values = (
+        numbers(shape.kv_heads, shape.dim, seed=3),
+        numbers(shape.kv_heads, shape.value_dim, seed=4),
+    )
+    before = [part.clone() for part in stored.parts]
+    shape.store(keys, values, stored.state)
+    before[0][shape.layer, :, past] = encode(shape.form.keys, rotate(keys.cpu(), shape.keys.turned)).to(
+        DEVICE
+    )
+    before[1][shape.layer, :, past] = encode(shape.form.values, values.cpu()).to(DEVICE)
+    assert all(map(torch.equal, stored.parts, before))
+    queries = numbers(shape.heads, shape.dim, seed=5)
+    assert close(stored.attend(queries), stored.want(queries), 0.01)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_unusual_numbers_have_the_bytes_of_the_reference(kind):
+    """Blocks of zeros, of one sign, of ties, with a subnormal scale, of the largest ones, with NaN or infinities."""
+    shape = StoredRowAttention(1, 1, 512, 512, 1.0, 0, None, 0, KVFormat(kind, kind, False))
+    x = numbers(512, seed=8).float().view(16, 32)
+    x[0], x[1], x[2] = 0, -0.0, x[2].abs()
+    x[3], x[4] = -x[3].abs(), torch.arange(32, device=DEVICE) / 2 - 8
+    x[5], x[6], x[7] = x[5].clamp(1) * 2.0**-121, x[6] * 3e38, torch.arange(32, device=DEVICE) * 127 / 62
+    x[8, 3], x[9, 0], x[10, 31] = torch.nan, torch.inf, -torch.inf
+    x[11], x[12] = 1, -1
+    row = x.flatten().bfloat16()
+    stored = Stored(shape, 2)
+    shape.store(row[None], row[None], stored.state)
+    want = encode(kind, row.cpu())
+    for part in stored.parts:
+        assert part[0, 0, 2].tolist() == want.tolist()
