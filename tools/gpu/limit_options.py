@@ -29,15 +29,18 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
     parser.add_argument("--prompts", default="128,512,2048", help="tokens of the prompts that are timed")
     parser.add_argument("--new-tokens", type=positive, default=64, help="new tokens in a block")
     parser.add_argument("--blocks", type=positive, default=3)
-    parser.add_argument("--batches", default="1,2,4,8", help="sequences in a step")
+    parser.add_argument("--batches", default="1,2,4,8", help="sequences in a step; '' measures no batch")
+    parser.add_argument(
+        "--warm", action="store_true", help="nothing is measured while experts are on the disk"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file that has every row so far, after each")
     return parser.parse_args(argv)
 
 
 def numbers(text: str) -> list[int]:
-    """The numbers of an option such as 1,2,4."""
-    return [int(each) for each in text.split(",")]
+    """The numbers of an option such as 1,2,4; none of an empty one."""
+    return [int(each) for each in text.split(",") if each]
 
 
 def open_store(options: argparse.Namespace) -> StoreModel:

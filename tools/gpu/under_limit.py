@@ -7,7 +7,8 @@
 
 Without --vram-limit everything is resident. With it, DRAM has a tier as large as all experts, unless --dram-limit says
 otherwise. In this order:
-  - a prompt and some new tokens when no expert is in any memory; then the tiers are filled from the disk;
+  - a prompt and some new tokens when no expert is in any memory, unless --warm leaves them out; then the tiers are
+    filled from the disk;
   - every length of prompt twice, each after an empty sequence;
   - --blocks blocks of --new-tokens new tokens, with the bytes that each tier moved and the bound;
   - steps of as many sequences as each of --batches says, through the fast path and through transformers' modules.
@@ -116,17 +117,17 @@ class Timings:
         return seconds
 
 
-def time_prompts(engine: Engine, lengths: Sequence[int], seed: int, add: Callable[[Row], None]) -> None:
+def time_prompts(engine: Engine, options: argparse.Namespace, add: Callable[[Row], None]) -> None:
     """Times a prompt and new tokens with no expert in memory, and each length twice once the tiers are filled."""
-    timings, sequence = Timings(engine, seed), engine.sequences.new()
+    timings, sequence, lengths = (
+        Timings(engine, options.seed),
+        engine.sequences.new(),
+        numbers(options.prompts),
+    )
     # Kernels are compiled and captured at their first use.
     timings.steps([sequence], timings.prompt(sequence, lengths[0])[1][None], 2)
-    engine.forget_experts()
-    seconds, logits = timings.prompt(sequence, lengths[0])
-    add({"what": "prompt", "arm": "cold", "tokens": lengths[0], "s": seconds})
-    cold = timings.steps([sequence], logits[None], COLD_TOKENS)
-    mean = 1e3 * sum(cold) / len(cold)
-    add({"what": "new tokens", "block": "cold", "mean_ms": mean, "samples_ms": [1e3 * each for each in cold]})
+    if not options.warm:
+        _time_cold(engine, timings, sequence, lengths[0], add)
     start = time.perf_counter()
     engine.fill()
     add({"what": "fill", "s": time.perf_counter() - start})
@@ -138,6 +139,18 @@ def time_prompts(engine: Engine, lengths: Sequence[int], seed: int, add: Callabl
             found = {"link_gb": moved.dram_bytes / 1e9, "ssd_gb": moved.ssd_bytes / 1e9}
             add({"what": "prompt", "arm": arm, "tokens": count, "s": seconds, **found})
     engine.sequences.end(sequence)
+
+
+def _time_cold(
+    engine: Engine, timings: Timings, sequence: Any, count: int, add: Callable[[Row], None]
+) -> None:
+    """Times a prompt of `count` tokens and new tokens while experts come from the disk."""
+    engine.forget_experts()
+    seconds, logits = timings.prompt(sequence, count)
+    add({"what": "prompt", "arm": "cold", "tokens": count, "s": seconds})
+    cold = timings.steps([sequence], logits[None], COLD_TOKENS)
+    mean = 1e3 * sum(cold) / len(cold)
+    add({"what": "new tokens", "block": "cold", "mean_ms": mean, "samples_ms": [1e3 * each for each in cold]})
 
 
 def time_new_tokens(
@@ -231,8 +244,9 @@ def run(options: argparse.Namespace) -> None:
     report = Report(options.json, about)
     report.add({"what": "rates", **{tier: rate / 1e9 for tier, rate in speeds.items()}})
     time_one_sequence(store, settings, options, speeds, report.add)
-    gc.collect()  # the closed engine is part of cycles, and its weights are on the device until they are gone
-    time_several(store, settings, options, report.add)
+    if numbers(options.batches):
+        gc.collect()  # the closed engine is part of cycles, and its weights are on the device until they are gone
+        time_several(store, settings, options, report.add)
 
 
 def time_one_sequence(
@@ -246,7 +260,7 @@ def time_one_sequence(
     prompts = numbers(options.prompts)
     tokens = max(*prompts, 128) + max(options.blocks * options.new_tokens, COLD_TOKENS)
     with open_engine(store, settings, options, tokens, 1) as engine:
-        time_prompts(engine, prompts, options.seed, add)
+        time_prompts(engine, options, add)
         time_new_tokens(engine, options, speeds, add)
         add({"what": "peak", "gb": engine.peak.bytes / 1e9})
 
