@@ -17,11 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgemoe.bench.synthetic.workload import PRESETS
 from tools.checkout import child_environment
 from tools.command_line import make_parser
 
@@ -47,6 +46,15 @@ UNDER_LIMIT = {
 }
 """Name of a step -> its options for tools.gpu.under_limit, the steps with the most to say first."""
 
+HYBRID = {
+    "hybrid": ("--warm", "--batches", "", "--prompts", "128,2048"),
+    "hybrid-12GB": ("--vram-limit", "12GB", "--warm", "--batches", "", "--prompts", "128,2048"),
+}
+"""The steps of a second store, whose layers have gated delta nets."""
+
+HYBRID_SIZES = {"qwen3-30b-a3b": (), "tiny": ("--layers", "4", "--experts", "12", "--vocab", "400")}
+"""--like -> the sizes of the second store in place of Qwen3.6-35B-A3B's own."""
+
 
 @dataclass(frozen=True)
 class MeasuredStep:
@@ -55,26 +63,26 @@ class MeasuredStep:
     Args:
         name: the beginning of its files' names.
         command: its command line.
-        needs_store: it begins after the store is written.
+        store: the store that it reads, which must be written before; None: it reads none.
     """
 
     name: str
     command: tuple[str, ...]
-    needs_store: bool = False
+    store: Path | None = None
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = make_parser("tools.gpu.measure", __doc__)
     parser.add_argument("results", type=Path, help="folder for the results; made if it does not exist")
-    parser.add_argument("--like", choices=sorted(PRESETS), default="qwen3-30b-a3b")
+    parser.add_argument("--like", choices=sorted(HYBRID_SIZES), default="qwen3-30b-a3b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", action="append", default=[], metavar="STEP", help="runs only these steps")
     parser.add_argument("--minutes", type=float, default=8.0, help="time after which every step is ended")
     parser.add_argument(
         "--store",
         type=Path,
-        help="the store, written if it does not exist, and kept; default: a temporary one",
+        help="the store, written if it does not exist, and kept; default: a temporary one; STORE-hybrid: the second",
     )
     return parser.parse_args(argv)
 
@@ -89,19 +97,21 @@ def steps(arguments: argparse.Namespace, store: Path) -> list[MeasuredStep]:
             "tests", (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *GPU_TESTS)
         ),
     ]
-    for name, options in UNDER_LIMIT.items():
+    runs = [(name, store, options) for name, options in UNDER_LIMIT.items()]
+    runs += [(name, _hybrid(store), options) for name, options in HYBRID.items()]
+    for name, own, options in runs:
         json = "--json", str(arguments.results / f"{name}.json")
         command = (
             python,
             "-m",
             "tools.gpu.under_limit",
-            str(store),
+            str(own),
             "--device",
             arguments.device,
             *options,
             *json,
         )
-        found.append(MeasuredStep(name, command, needs_store=True))
+        found.append(MeasuredStep(name, command, store=own))
     return [step for step in found if not arguments.only or step.name in arguments.only]
 
 
@@ -132,28 +142,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = given.store or Path(folder, "store")
         chosen = steps(given, store)
-        is_missing = any(step.needs_store for step in chosen) and not store.exists()
-        writing = _begin_store(given, store) if is_missing else None
+        writing = _begin_stores(given, store, {step.store for step in chosen})
         for step in chosen:
-            if step.needs_store and writing:
-                writing.wait()
+            if step.store:
+                _wait(writing)
             begun = time.monotonic()
             wrong = run_step(step, given.results, 60 * given.minutes - (begun - start))
             failed += wrong is not None
             print(f"{time.monotonic() - start:6.1f} s  {step.name}: {wrong or 'done'}", flush=True)
-        if writing:
-            writing.wait()
+        _wait(writing)
     return failed
 
 
-def _begin_store(options: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
-    """Begins to write the store in the background."""
-    command = [sys.executable, "-m", "tools.synthetic.store", "--like", options.like, "--max-level", "4"]
-    command += ["--layout", "cuda"] if options.device == "cuda" else []
-    with (options.results / "store.txt").open("w") as output:
-        return subprocess.Popen(
-            [*command, str(store)], stdout=output, stderr=subprocess.STDOUT, env=child_environment()
-        )
+def _wait(writing: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in writing:
+        process.wait()
+
+
+def _hybrid(store: Path) -> Path:
+    """The second store's place."""
+    return store.with_name(f"{store.name}-hybrid")
+
+
+def _begin_stores(
+    options: argparse.Namespace, store: Path, stores: Collection[Path | None]
+) -> list[subprocess.Popen[bytes]]:
+    """Begins to write the stores that steps need in the background, unless they are there."""
+    python = sys.executable, "-m"
+    layout = ("--layout", "cuda") if options.device == "cuda" else ("--layout", "cpu-generic")
+    commands = {
+        store: (
+            "tools.synthetic.store",
+            "--like",
+            options.like,
+            "--max-level",
+            "4",
+            "--dense-bits",
+            "8",
+            *layout,
+        ),
+        _hybrid(store): (
+            "tools.synthetic.family_store",
+            "qwen3.6-35b-a3b",
+            *HYBRID_SIZES[options.like],
+            *layout,
+        ),
+    }
+    begun = list[subprocess.Popen[bytes]]()
+    for place, command in commands.items():
+        if place in stores and not place.exists():
+            with (options.results / f"{place.name}.txt").open("w") as output:
+                process = subprocess.Popen(
+                    [*python, *command, str(place)],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=child_environment(),
+                )
+                begun.append(process)
+    return begun
 
 
 if __name__ == "__main__":
