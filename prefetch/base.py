@@ -17,6 +17,7 @@ from edgemoe.cache.base import Lease, Observer
 from edgemoe.machine.device import Event
 from edgemoe.prefetch.compensators.tier import CompensatorTier
 from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.launched import LaunchedWork
 from edgemoe.storage.base import ExpertKey
 
 MODES = ("off", "base", "full", "auto", "critical")
@@ -50,6 +51,9 @@ class PinnedExperts(ABC):
     They are pinned from one call of their source to the next: nothing else evicts, writes or reuses their blocks. An
     observer sees every arrival, change of level and eviction, so a table that it keeps is always the present state.
     """
+
+    launched: LaunchedWork
+    """Work that reads them while the source is called: it is settled before blocks of a tier change."""
 
     @abstractmethod
     def observe(self, observer: Observer) -> None:
@@ -157,9 +161,7 @@ class StepExperts(ABC):
 
     @abstractmethod
     def count_computed(self, levels: Mapping[tuple[int, int], int], layers: int) -> None:
-        """Counts experts that a device computed without a request in some layers, as requests.
-
-        Planes that the fastest tier lacks were read in the slower tier's memory. The experts' use is not marked.
+        """Counts experts that a device computed where they lie, as requests. The experts' use is not marked.
 
         Args:
             levels: (level in the fastest tier, 0 where absent; requested level, above 0) -> number of experts.
@@ -237,8 +239,7 @@ class ExpertSource(ABC):
     def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts that the slower tier has into the fastest one, between two requests. Evicts others.
 
-        Counts the bytes, and no requests. Copies wait for the kernels launched so far, and kernels launched later wait
-        for the copies.
+        Counts the bytes, and no requests. Copies wait for launched kernels; for copies see PinnedExperts.arriving.
 
         Args:
             levels: key -> level, which the slower tier has.

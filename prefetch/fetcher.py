@@ -82,6 +82,7 @@ class Fetcher(ExpertSource, PinnedExperts):
         self._compensators: Transfers | None = None
         self._lookahead = Lookahead(gate or LookaheadGate())
         self._transitions = Transitions(self._transfers)
+        self.launched = self._transfers.launched
         self._between = TransferCounts()
         """Counts of moves outside of all steps, since the last step began."""
         self._left: list[Transfer] = []
@@ -188,31 +189,34 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def promote(self, levels: Mapping[ExpertKey, int], counts: TransferCounts) -> None:
         """Copies experts from `dram` into `vram`, without predictions; adds their bytes to `counts`."""
-        self._transfers.require_no_request()
-        with DeferredInterrupt(), GivingUp():
-            end_predictions(self._transfers, self._lookahead, self._between, self._left)
-        if self._transfers.path.asynchronous:
-            self._transfers.path.computed()
-        step = self._begin(TransferCounts())
-        try:
-            with step.request(levels) as request:
-                for _ in request:
-                    pass
-        finally:
-            step.end()
-            counts.dram_bytes += step.counts.dram_bytes
-            counts.ssd_bytes += step.counts.ssd_bytes
+        with self.launched.in_order():
+            self._transfers.require_no_request()
+            with DeferredInterrupt(), GivingUp():
+                end_predictions(self._transfers, self._lookahead, self._between, self._left)
+            if self._transfers.path.asynchronous:
+                self._transfers.path.computed()
+            step = self._begin(TransferCounts())
+            try:
+                with step.request(levels) as request:
+                    for _ in request:
+                        pass
+            finally:
+                step.end()
+                counts.dram_bytes += step.counts.dram_bytes
+                counts.ssd_bytes += step.counts.ssd_bytes
 
     def change_levels(
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
     ) -> None:
         """Sets which experts of `vram` change their level in the background."""
+        self.launched.settle()
         self._transitions.change(demote, promote, rate)
 
     def advance_changes(self, counts: TransferCounts, *, start: bool = True, settle: bool = False) -> None:
         """Publishes and starts changes of level."""
         if self._transitions.idle:
             return
+        self.launched.settle()
         if self._transfers.path.asynchronous:
             self._transfers.path.computed()  # kernels of the steps before may read the blocks that become free
         with DeferredInterrupt():
@@ -223,6 +227,7 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def release_pins(self) -> None:
         """Ends predictions, changes of level, their reads and their leases."""
+        self.launched.settle()
         self._transfers.require_no_request()
         with DeferredInterrupt(), GivingUp():
             end_predictions(self._transfers, self._lookahead, self._between, self._left)

@@ -123,7 +123,7 @@ class LayerRequest(Request):
                 self._collect()
             if (self._hits or self._arrived) and (leases := self._ready()):
                 self._current = leases
-                if self._transfers.path.asynchronous:
+                if self._transfers.path.asynchronous and not self._transfers.launched.ordered:
                     self._transfers.path.hand_out(leases)
                 return leases
             if not (self._awaited or self._missing or self._hits or self._arrived):

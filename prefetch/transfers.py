@@ -17,6 +17,7 @@ from edgemoe.cache.base import Lease, Reservation
 from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.errors import DoesNotFit
 from edgemoe.prefetch.counts import TransferCounts
+from edgemoe.prefetch.launched import LaunchedWork
 from edgemoe.prefetch.ram_path import RamPath
 from edgemoe.prefetch.transfer_path import Load, TransferPath
 from edgemoe.prefetch.workers import Workers
@@ -126,6 +127,7 @@ class Transfers:
         self.moving: dict[ExpertKey, Transfer] = {}
         """Transfers of transitions.Transitions, which end between two steps."""
         self._reader, self._retries, self._compensators = reader, 0, False
+        self.launched = LaunchedWork()
         self.request_open = False
         """Whether a request for experts is open: only it changes the tiers then."""
         self._ended = threading.Event()

@@ -30,6 +30,7 @@ from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.machine.device import Event
 from edgemoe.prefetch.base import PinnedExperts
+from edgemoe.prefetch.launched import LaunchedWork
 from edgemoe.storage.base import Blocks, ExpertKey, Plane, PlaneReader, ResidentForm, Source
 
 LANES = ("compute", "wait", "copy", "SSD")
@@ -193,6 +194,9 @@ class TimedKernel:
 
 class NothingPinned(PinnedExperts):
     """Pins no expert, so every layer sends a request that the timeline records."""
+
+    def __init__(self) -> None:
+        self.launched = LaunchedWork()
 
     def observe(self, observer: Observer) -> None:
         """Never calls `observer`."""

@@ -10,6 +10,7 @@ import torch
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
+from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.memory.plan import MemoryPlan
 
@@ -27,16 +28,23 @@ class DeviceModelRunner(ModelRunner):
         super().__init__(model, runtime)
         self._plan = plan
 
+    def _by_modules(self, context: StepContext) -> torch.Tensor:
+        device = self._runtime.device
+        assert device
+        if isinstance(self.fused, GraphDecode):
+            self.fused.discard()
+        return device.to_host([super()._by_modules(context)])[0]
+
     def _at_once(self, context: StepContext) -> torch.Tensor:
         device = self._runtime.device
         assert device
         logits = None
         with suppress(torch.OutOfMemoryError):
-            logits = device.to_host([super()._at_once(context)])[0]
+            logits = super()._at_once(context)
         if logits is None:  # out here, where no traceback keeps the first try's activations
             self._runtime.source.release_pins()
             device.free_unused()
             least = self._plan.vram_limit_bytes + self._plan.workspace_bytes
             with taking(device, f"a step of {context.step.rows} tokens", least):
-                logits = device.to_host([super()._at_once(context)])[0]
+                logits = super()._at_once(context)
         return logits

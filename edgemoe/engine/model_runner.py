@@ -89,6 +89,10 @@ class ModelRunner:
             fused = None
         if fused and step.one_token_each and step.rows <= fused.most_rows:
             return fused([token for segment in step.segments for token in segment.tokens], context)
+        return self._by_modules(context)
+
+    def _by_modules(self, context: StepContext) -> torch.Tensor:
+        """The logits of a step through transformers' modules, in RAM."""
         return _float_logits(self._model(**self._inputs(context)))
 
     def _layer_by_layer(

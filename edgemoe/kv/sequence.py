@@ -31,6 +31,7 @@ class SequenceKV:
 
     Attributes:
         length: number of valid tokens.
+        changes: grows whenever tokens become valid or invalid: an equal number stands for equal tokens.
         whole: number of tokens of the whole prompt; the rotary factors of all keys are made for that length.
         reserved: number of tokens, from the first, whose bytes are reserved; no step writes after them.
         slots: layer -> index of its keys and values in `slices`, which are in the order of their layers.
@@ -55,7 +56,7 @@ class SequenceKV:
         *,
         reserved: int | None = None,
     ) -> None:
-        self.shape, self.context, self.length, self.whole = shape, context, 0, 0
+        self.shape, self.context, self.length, self.whole, self.changes = shape, context, 0, 0, 0
         self.reserved = context if reserved is None else reserved
         parts = shape.parts
         self.shapes = {layer: part for part in parts for layer in part.layers}
@@ -136,7 +137,7 @@ class SequenceKV:
             The number of tokens that are left; see `reach`.
         """
         assert 0 <= length <= self.length
-        self.length = self.reach(length)
+        self.length, self.changes = self.reach(length), self.changes + 1
         if self.windows:
             self._forget(self.windows.crop(self.length))
         self.whole = self.whole if self.length else 0
@@ -222,7 +223,7 @@ class SequenceKV:
                 to, source = self.rows_of(layer, tokens), other.rows_of(layer, tokens)
                 for own, theirs in zip(parts, other.windowed[layer], strict=True):
                     own[:, to] = theirs[:, source]
-        self.length = length
+        self.length, self.changes = length, self.changes + 1
         return length
 
     def _whole(self) -> list[torch.Tensor]:
@@ -286,13 +287,13 @@ class SequenceKV:
             windowed: whether layers with a window have their rows too. A step needs their whole window.
         """
         assert not self.states
-        self.length = tokens.stop
+        self.length, self.changes = tokens.stop, self.changes + 1
         if self.windows and windowed:
             self.windows.restore(tokens)
 
     def commit(self, tokens: int) -> None:
         """Makes the last `tokens` tokens that a step wrote valid."""
-        self.length += tokens
+        self.length, self.changes = self.length + tokens, self.changes + 1
         if self.states:
             self.states.commit()
         if self.windows and (gone := self.windows.commit(self.length)):

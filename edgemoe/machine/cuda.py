@@ -29,8 +29,8 @@ _log = logging.getLogger("edgemoe")
 class _CudaEvent(Event):
     """An event recorded after the work of a stream so far; its handle goes with it."""
 
-    def __init__(self, driver: CudaDriver, stream: int) -> None:
-        self._driver, self.handle, self._done = driver, driver.record(stream), False
+    def __init__(self, driver: CudaDriver, stream: int, *, awake: bool = False) -> None:
+        self._driver, self.handle, self._done = driver, driver.record(stream, awake=awake), False
 
     def done(self) -> bool:
         """Queries the CUDA event without waiting."""
@@ -136,6 +136,12 @@ class CudaDevice(Device):
             target.copy_(tensor, non_blocking=True)
         self.await_computed()
         return there
+
+    def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Event]:
+        """Copies into torch's pinned memory, whose blocks are not used again before the copy has ended."""
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        there.copy_(tensor, non_blocking=True)
+        return there, _CudaEvent(self._calls, self._calls.compute_stream(), awake=True)
 
     def free_unused(self) -> None:
         """Empties the cache of torch's allocator."""

@@ -16,7 +16,10 @@ import torch
 _NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
 
-_BLOCKING = 1 | 2
+_UNTIMED = 2
+"""CU_EVENT_DISABLE_TIMING."""
+
+_BLOCKING = 1 | _UNTIMED
 """CU_EVENT_BLOCKING_SYNC and CU_EVENT_DISABLE_TIMING: a thread that waits for an event sleeps."""
 
 _HOST_ADDRESSES = 91
@@ -79,10 +82,15 @@ class CudaDriver:
         """Enqueues a copy from host memory, page-locked or not, into the GPU's: addresses, and bytes."""
         self._call("cuMemcpyHtoDAsync_v2", target, source, size, stream)
 
-    def record(self, stream: int) -> int:
-        """Makes an event after the work of a stream so far; the caller destroys it."""
+    def record(self, stream: int, *, awake: bool = False) -> int:
+        """Makes an event after the work of a stream so far; the caller destroys it.
+
+        Args:
+            stream: the stream.
+            awake: whether a thread that waits for the event uses its processor meanwhile.
+        """
         event = _P()
-        self._call("cuEventCreate", ctypes.byref(event), _BLOCKING)
+        self._call("cuEventCreate", ctypes.byref(event), _UNTIMED if awake else _BLOCKING)
         assert event.value
         self._call("cuEventRecord", event, stream)
         return event.value
@@ -100,7 +108,7 @@ class CudaDriver:
         return bool(result == 0)
 
     def wait(self, event: int) -> None:
-        """Blocks the calling thread, asleep, until all work before an event has ended."""
+        """Blocks the calling thread, asleep unless the event is for one awake, until all work before it has ended."""
         self._call("cuEventSynchronize", event)
 
     def await_event(self, stream: int, event: int) -> None:

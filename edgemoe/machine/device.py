@@ -8,8 +8,8 @@ bring bytes from host memory into device memory. A queue waits for the other onl
     compute                                 └────────► kernel ──┴───────► event ───┘
 
 A kernel that reads copied bytes waits for the event of that copy. A copy that overwrites bytes waits for the event of
-the last kernel that reads them. No operation waits for the whole device. The host waits for kernels in two places only:
-`to_host`, which returns results to it, and `await_computed`, after which it reads what kernels copied to it.
+the last kernel that reads them. No operation waits for the whole device. The host waits for kernels in three places
+only: `to_host` and `fetch`, which return results to it, and `await_computed`, after which it reads what kernels copied.
 """
 
 from __future__ import annotations
@@ -120,6 +120,13 @@ class Device(ABC):
     @abstractmethod
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors to RAM once the kernels launched so far have run: one wait for all tensors together."""
+
+    @abstractmethod
+    def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Event]:
+        """Enqueues the copy of a tensor to new memory in RAM, among the kernels, and an event after it.
+
+        The result is valid once the event is done. A thread that waits for it stays awake: a new token waits so.
+        """
 
     @abstractmethod
     def free_unused(self) -> None:

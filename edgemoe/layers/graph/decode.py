@@ -27,8 +27,8 @@ from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.families.base import FusedGQA
 from edgemoe.families.table import traits_of
-from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.layers.graph.ahead import OneLaunch
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.launches import GraphLaunches, fits, outer_fits
 from edgemoe.layers.graph.memory import GraphMemory
@@ -55,8 +55,6 @@ class GraphDecode:
         assert runtime.device
         self._runtime, self._kernel, self._device = runtime, kernel, runtime.device
         layers = list(model.model.layers)
-        self._rotary = model.model.rotary_emb if RotaryLengths.of(model.config.to_dict()) else None
-        """The module whose factors depend on the length of a sequence; None: they do not."""
         self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in layers]
         count, slots = runtime.experts, layers[0].mlp.gate.top_k
         self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
@@ -72,6 +70,9 @@ class GraphDecode:
             self._end = self._device.capture(self._launches.end)
             self._device.await_computed()
         self._groups = GraphGroups(runtime, kernel, self._memory, self._launches)
+        outer = self._launches.begin, self._launches.end
+        self._whole = OneLaunch(self._device, self._memory, self._groups, *outer)
+        runtime.source.pinned.launched.add(self._whole.settle)
         self._policy: LevelPolicy | None = None
         """The policy whose rules the device has now; the last step used it."""
 
@@ -113,26 +114,38 @@ class GraphDecode:
         """Appends a token to each sequence of a step.
 
         Returns:
-            float32 [rows, vocab] on the device, the logits after each.
+            float32 [rows, vocab] in RAM, the logits after each.
         """
         self._configure(step.policy)
         self._groups.active = [set() for _ in self._experts]
         sequences = [sequence for sequence, _, _ in step.kv.spans]
-        logits = [self._append(step, *row) for row in zip(tokens, sequences, strict=True)]
+        alone = len(tokens) == 1
+        logits = [self._append(step, *row, alone=alone) for row in zip(tokens, sequences, strict=True)]
         step.record.active.update((i, len(experts)) for i, experts in enumerate(self._groups.active))
-        return torch.stack(logits)
+        return logits[0][None] if alone else torch.stack(logits)
 
-    def _append(self, step: StepContext, token: int, sequence: SequenceKV) -> torch.Tensor:
-        """Appends a token to a sequence of a step; returns the logits after it, float32 [vocab]."""
-        self._enter(token, sequence)
-        self._groups.begin()
+    def discard(self) -> None:
+        """Waits for a token that ran ahead of its request, and discards it: another step writes keys and values."""
+        self._whole.discard()
+
+    def _append(self, step: StepContext, token: int, sequence: SequenceKV, *, alone: bool) -> torch.Tensor:
+        """Appends a token to a sequence of a step; returns the logits after it, float32 [vocab] in RAM."""
+        logits = self._whole.run(step, sequence, token, alone=alone)
+        return self._by_groups(step, token, sequence) if logits is None else logits
+
+    def _by_groups(self, step: StepContext, token: int, sequence: SequenceKV) -> torch.Tensor:
+        """Appends a token by groups of layers, and layer by layer where a group stops."""
+        self._memory.begin_token(sequence, token)
+        self._begin()
         layer = 0
         while layer < len(self._experts):
             layer = self._groups.run(step, layer)
             if layer < len(self._experts):
                 layer = self._run_layers(step, self._groups.of(layer))
         self._end()
-        return self._memory.logits.clone()
+        logits, landed = self._device.fetch(self._memory.logits)
+        landed.wait()
+        return logits
 
     def _run_layers(self, step: StepContext, layers: range) -> int:
         """Runs layers one by one; returns the one after them."""
@@ -146,15 +159,6 @@ class GraphDecode:
             self._count_hits(step)
             self._count_damage(step)
         return layers.stop
-
-    def _enter(self, token: int, sequence: SequenceKV) -> None:
-        """Sets the state of a token, its embedding and its rotation."""
-        memory = self._memory
-        memory.begin_token(sequence, token)
-        if self._rotary:  # chooses its factors by the length of the sequence
-            self._rotary(memory.hidden[None, None], memory.position[None])
-            memory.frequencies.view(2, -1).copy_(self._rotary.inv_freq)
-        self._begin()
 
     def _run_experts(self, step: StepContext, layer: int, predicted: list[int] | None) -> list[int] | None:
         """Launches a layer's experts as its router has reported.

@@ -8,7 +8,7 @@ memory (layers.graph.promotions).
     host       launches all groups; moves experts that the token before read; waits once; counts
 
 A group stops where an expert lies in neither memory. Its first state was kept, and GraphDecode computes it again, layer
-by layer.
+by layer. Once every expert lies in one of both memories, all layers are one launch (layers.graph.ahead).
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from edgemoe.policy.levels import LevelPolicy
 from edgemoe.storage.base import ExpertKey
 
 GROUP = 4
-"""Layers of a group while some experts lie in neither memory. A smaller one computes less again after a stop, and saves
-its state more often. Once each lies in one of them, all layers are one group."""
+"""Layers of a group. A smaller one computes less again after a stop, and saves its state more often."""
 
 STOPS = 2
 """Tokens in a row at which a group may stop without a rest: trying takes a quarter of the time of layer by layer."""
@@ -106,11 +105,9 @@ class GraphGroups:
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self.active: list[set[int]] = [set() for _ in range(count)]
         self._promotions = Promotions(count, experts)
-        self._whole = Division(count, count, self._state())
-        self._parts = self._division = Division(count, GROUP, self._state())
-        self._host_trace = self._device.host_tensor(memory.trace.shape, torch.int32)
+        self._division = Division(count, GROUP, self._state())
         self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
-        """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `_move`."""
+        """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `move`."""
         self._rules = self._damage = torch.empty(0)  # until the first step
 
     def configure(self, policy: LevelPolicy) -> None:
@@ -127,16 +124,19 @@ class GraphGroups:
         self._rules.copy_(numbers)
         self._damage.copy_(damage)
 
-    def begin(self) -> None:
-        """Divides the layers for the next token: into one group where each expert lies in one of both memories."""
-        everything = bool(self.places.levels[1].all()) and not self._whole.rests(0)
-        self._division = self._whole if everything else self._parts
+    def everywhere(self, step: StepContext) -> bool:
+        """Whether a step may read experts where they lie, and each of them lies in one of both memories."""
+        return self._usable(step) and bool(self.places.levels[1].all())
+
+    def _usable(self, step: StepContext) -> bool:
+        settings = step.policy.settings
+        return settings.in_place == "on" and settings.cache
 
     def takes(self, step: StepContext, layer: int) -> bool:
         """Whether the group of a layer is tried in a step."""
-        settings, division = step.policy.settings, self._division
-        usable = settings.in_place == "on" and settings.cache
-        return usable and not division.rest[division.index(layer)] and bool(self.places.levels[1].any())
+        division = self._division
+        rests = division.rest[division.index(layer)]
+        return not rests and self._usable(step) and bool(self.places.levels[1].any())
 
     def of(self, layer: int) -> range:
         """The layers of a layer's group."""
@@ -166,9 +166,6 @@ class GraphGroups:
         division.note_stop(end)
         for now, before in zip(self._state(), division.saved[end], strict=True):
             now.copy_(before)
-        if division is self._whole:
-            self._division = self._parts
-            return self.run(step, layer)
         return division.groups[end].start
 
     def _try(self, step: StepContext, groups: range) -> int:
@@ -177,18 +174,17 @@ class GraphGroups:
         if not division.captured:
             self._capture(division)
         self.places.send()
-        own = self.places.levels[0].copy()
         self._memory.stopped.zero_()
         for group in groups:
             division.captured[group]()
-        self._host_trace.copy_(self._memory.trace, non_blocking=True)
-        self._move(step)
-        self._device.await_computed()
-        trace = self._host_trace.numpy().astype(np.int64)
+        copied, landed = self._device.fetch(self._memory.trace)
+        self.move(step)
+        landed.wait()
+        trace = copied.numpy().astype(np.int64)
         end = next((g for g in groups if trace[division.groups[g], -1].any()), groups.stop)
         if end > groups.start:
             done = range(division.groups[groups.start].start, division.groups[end - 1].stop)
-            self._count(step, done, trace[done, :-1], own)
+            self.count(step, done, trace[done, :-1], self.places.own)
         for group in range(groups.start, end):
             division.stops[group] = 0
         return end
@@ -202,18 +198,18 @@ class GraphGroups:
         before = [x.clone() for x in self._state()]
         with torch.inference_mode():
             for group in range(len(division.groups)):
-                launch = partial(self._launch, division.groups[group], division.saved[group])
+                launch = partial(self.launch, division.groups[group], division.saved[group])
                 division.captured.append(self._device.capture(launch))
             self._device.await_computed()
         for now, kept in zip(self._state(), before, strict=True):
             now.copy_(kept)
 
-    def _launch(self, layers: range, saved: Sequence[torch.Tensor]) -> None:
-        """Launches the layers of a group, and before them the copy of their state."""
+    def launch(self, layers: range, saved: Sequence[torch.Tensor]) -> None:
+        """Launches some layers, and before them the copies of their state, if there are tensors to copy it to."""
         from edgemoe.kernels.triton.place import place_experts
 
         memory, places = self._memory, self.places
-        for now, before in zip(self._state(), saved, strict=True):
+        for now, before in zip(self._state(), saved, strict=bool(saved)):
             before.copy_(now)
         for layer in layers:
             self._layers[layer]()
@@ -223,8 +219,8 @@ class GraphGroups:
             )
             self._compute()
 
-    def _count(self, step: StepContext, layers: range, trace: Numbers, own: Numbers) -> None:
-        """Counts a token's experts in some layers, by their levels; keeps them for `_move`."""
+    def count(self, step: StepContext, layers: range, trace: Numbers, own: Numbers) -> None:
+        """Counts a token's experts in some layers, by their levels; keeps them for `move`."""
         k, settings = self._memory.slots, step.policy.settings
         chosen, wanted = trace[:, :k], trace[:, 2 * k :]
         has = own[np.arange(layers.start, layers.stop)[:, None], chosen]
@@ -245,7 +241,7 @@ class GraphGroups:
         for layer, row, of_row in zip(layers, chosen.tolist(), gates, strict=True):
             self.note_choice(step, layer, row, of_row[None])
 
-    def _move(self, step: StepContext) -> None:
+    def move(self, step: StepContext) -> None:
         """Marks the previous token's experts as used, and moves the hottest ones that it read in DRAM.
 
         That takes the host longer than anything else of a token, so it is done while the device computes the next one.

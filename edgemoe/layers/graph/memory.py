@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.layers.graph.sequence_places import SequencePlaces
 from edgemoe.machine.device import Device
@@ -38,6 +39,7 @@ class GraphMemory:
         qkv, queries, attended, projected: bf16, of attention.
         scratch: float32, of attention.
         frequencies: float32 [head's size], the angle by which each position turns.
+        lengths: whether the frequencies depend on the length of a sequence.
         angles, turned: float32 [head's size], scratch of the rotation.
         cosine, sine: bf16 [head's size], of the token's position.
         router_logits: bf16 [2 E], of a layer's router and of the next one's.
@@ -46,7 +48,7 @@ class GraphMemory:
         inner, rows: bf16 [k, I] and [k, H], of experts.
         one: float32 [1], 1.
         head, highest: bf16 [vocab] and float32 [parts_of(vocab)], scratch of the head.
-        outcome: int32, on the device: everything that the host reads of a token. Its parts are the next three.
+        outcome, outcome_parts: int32, on the device: everything that the host reads of a token; and its three parts.
         logits: float32 [vocab], the bits of the outcome's first numbers.
         trace: int32 [layers, 3 k + 1], as place_experts.
         likeliest: int32 [1 + parts_of(vocab)], as choose_likeliest.
@@ -93,13 +95,15 @@ class GraphMemory:
         from edgemoe.kernels.triton.token import parts_of
 
         vocab, rotary = model.lm_head.out_features, model.model.rotary_emb
+        self._rotary, self.lengths = rotary, RotaryLengths.of(model.config.to_dict()) is not None
         self.frequencies = torch.cat((rotary.inv_freq, rotary.inv_freq)).to(place, torch.float32)
         self.angles, self.turned = torch.zeros_like(self.frequencies), torch.zeros_like(self.frequencies)
         self.head = torch.zeros(vocab, dtype=torch.bfloat16, device=place)
         self.highest = torch.zeros(parts_of(vocab), device=place)
         sizes = vocab, layers * (3 * self.slots + 1), 1 + parts_of(vocab)
         self.outcome = torch.zeros(sum(sizes), dtype=torch.int32, device=place)
-        logits, trace, self.likeliest = self.outcome.split(sizes)
+        self.outcome_parts = self.outcome.split(sizes)
+        logits, trace, self.likeliest = self.outcome_parts
         self.logits: torch.Tensor = logits.view(torch.float32)
         self.trace: torch.Tensor = trace.view(layers, -1)
 
@@ -125,6 +129,9 @@ class GraphMemory:
     def begin_token(self, sequence: SequenceKV, token: int) -> None:
         """Sets the state of a sequence's next token, with a token's id."""
         self.set_state(sequence.length, token, self._places.next_token(sequence))
+        if self.lengths:
+            self._rotary(self.hidden[None, None], self.position[None])  # it chooses its factors
+            self.frequencies.view(2, -1).copy_(self._rotary.inv_freq)
 
     def set_state(self, position: int, token: int, places: NDArray[np.int64]) -> None:
         """Sets the token's position and id, and where its sequence's keys and values are.

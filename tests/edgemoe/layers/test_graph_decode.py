@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,29 +11,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from counted_engine import CountedEngine
-from device_double import DoubleDevice, poisoned
-from engine_rig import limited, on_device
-from family_models import random_model, save
-from interpreter import round_like_a_gpu
+from graph_rig import graph_engines, graph_store, logits
 
-from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.experts.step import StepContext
-from edgemoe.kernels.registry import kernels_for
-from edgemoe.kernels.triton import attention, dense
+from edgemoe.engine.engine import Engine
 from edgemoe.kernels.triton import experts as triton_experts
-from edgemoe.kernels.triton.products import Tile
 from edgemoe.kv import blocks, window_rows, windows
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
-from edgemoe.layers.dense import DenseNorm
-from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.graph import groups as graph_groups
 from edgemoe.layers.graph.decode import GraphDecode
-from edgemoe.layers.router import CompiledRouter
-from edgemoe.memory import tiers
-from edgemoe.models.conversion.run import convert_checkpoint
-from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.step import FetcherStep
 
 pytestmark = [
@@ -77,62 +62,14 @@ SETTINGS = {
 def store(request, tmp_path_factory) -> Path:
     """A random model of a family with fused_gqa, converted."""
     name = getattr(request, "param", "qwen3_moe, small")
-    place, bits = tmp_path_factory.mktemp("graph"), 8 if "8 bits" in name else 16
-    model = random_model(
-        name.partition(",")[0], **{"num_experts_per_tok": 3, "num_hidden_layers": 2} | MODELS[name]
-    )
-    save(model, place / "source", fused=True)
-    convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
-    return place / "store"
+    bits = 8 if "8 bits" in name else 16
+    return graph_store(tmp_path_factory.mktemp("graph"), name.partition(",")[0], bits=bits, **MODELS[name])
 
 
 @pytest.fixture
 def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
-    """Opens engines on a double by Triton's kernels, with blocks for so many experts in each tier (None: all)."""
-    round_like_a_gpu(monkeypatch)
-    for module, name, few in (
-        (dense, "ROWS", 512),
-        (dense, "COLS", 64),
-        (attention, "SPLITS", 2),
-    ):  # the interpreter's time goes by programs, and by the elements of a tile
-        monkeypatch.setattr(module, name, few)
-    monkeypatch.setattr(triton_experts, "VECTOR", Tile(rows=64))
-    monkeypatch.setattr(tiers, "on_device", poisoned)
-    for part in (
-        GroupedQueryAttention,
-        CompiledRouter,
-        DenseNorm,
-    ):  # the double's place is the CPU, which has kernels
-        monkeypatch.setattr(part, "try_from", lambda *args: None)
-    with ExitStack() as stack:
-
-        def open_one(
-            experts: int | None = None,
-            dram_experts: int = 0,
-            *,
-            seed: int = 0,
-            parallel: int = 1,
-            **settings,
-        ) -> Engine:
-            opened, device = StoreModel.open(store), DoubleDevice(seed, haste=0.2)
-            compute = kernels_for("cuda")[0]
-            form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
-            opened = on_device(replace(opened, form=form, compute=compute), device)
-            chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
-            return stack.enter_context(
-                CountedEngine(opened, limited(opened, chosen, experts, dram_experts, parallel), chosen)
-            )
-
-        yield open_one
-
-
-def logits(engine: Engine, tokens: tuple[int, ...] = (11, 250)) -> torch.Tensor:
-    """Logits after each of some tokens that follow a prompt, [tokens, vocab]."""
-    sequence = engine.sequences.new()
-    engine.prefill(sequence, [5])
-    rows = [engine.step(Step((Segment(sequence, (token,)),)))[0] for token in tokens]
-    engine.sequences.end(sequence)
-    return torch.stack(rows)
+    """Opens engines on a double (graph_engines)."""
+    yield from graph_engines(store, monkeypatch)
 
 
 def require_equal_answers(open_on: Callable[..., Engine], monkeypatch, **how) -> None:
@@ -225,32 +162,31 @@ def test_a_resting_group_is_tried_again(open_on, monkeypatch):
     engine = open_on(4, 64, levels=(4,))
     engine.fill()
     groups = engine.runner.fused._groups
-    monkeypatch.setattr(groups, "begin", lambda: None)  # each layer stays a group
-    groups._parts.rest[1] = 2
+    monkeypatch.setattr(groups, "everywhere", lambda step: False)  # each layer stays a group
+    groups._division.rest[1] = 2
     rests = []
     run = GraphDecode._append
     monkeypatch.setattr(
-        GraphDecode, "_append", lambda *parts: (run(*parts), rests.append(list(groups._parts.rest)))[0]
+        GraphDecode,
+        "_append",
+        lambda *parts, **how: (run(*parts, **how), rests.append(list(groups._division.rest)))[0],
     )
     logits(engine, (11, 250, 11))
     assert rests == [[0, 1], [0, 0], [0, 0]]
 
 
-def test_layers_are_one_group_once_every_expert_is_in_a_memory(open_on, monkeypatch):
+def test_layers_are_one_launch_once_every_expert_is_in_a_memory(open_on, monkeypatch):
     """Two launches of a group, captured and run, for each layer while experts are missing; then two for all layers.
 
-    Where the one group stops, the layers are tried in groups of their own: the same bits.
+    Where the one launch stops, the layers are tried in groups of their own: the same bits.
     """
     monkeypatch.setattr(graph_groups, "GROUP", 1)
     want = logits(open_on(4, 64, in_place="off", levels=(4,)))
     engine = open_on(4, 64, levels=(4,))
-    groups = engine.runner.fused._groups
-    launched = []
-    launch = graph_groups.GraphGroups._launch
+    groups, whole, launched = engine.runner.fused._groups, engine.runner.fused._whole, []
+    launch = groups.launch
     monkeypatch.setattr(
-        graph_groups.GraphGroups,
-        "_launch",
-        lambda self, layers, saved: (launched.append(layers), launch(self, layers, saved)),
+        groups, "launch", lambda layers, saved: (launched.append(layers), launch(layers, saved))
     )
     assert torch.equal(logits(engine), want)
     assert {len(layers) for layers in launched} == {1}
@@ -258,15 +194,13 @@ def test_layers_are_one_group_once_every_expert_is_in_a_memory(open_on, monkeypa
     launched.clear()
     assert torch.equal(logits(engine), want)
     assert {len(layers) for layers in launched} == {2}
-    attempt, stops = groups._try, [0]
-
-    def stops_once(step: StepContext, tried: range) -> int:
-        """Ends as a group does that stops, at the first attempt."""
-        end = attempt(step, tried)
-        return tried.start if stops and stops.pop() == 0 else end
-
     launched.clear()
-    monkeypatch.setattr(groups, "_try", stops_once)
+    landed, vocab = whole._landed, engine.shape.vocab
+    monkeypatch.setattr(
+        whole,
+        "_landed",
+        lambda step, flight: (flight.outcome[vocab:].fill_(1), landed(step, flight))[1],
+    )
     assert torch.equal(logits(engine, (11,)), want[:1])
     assert [len(layers) for layers in launched] == [2, 1, 1]
 

@@ -45,8 +45,8 @@ class FakeCuda:
             def copy(self, target: int, source: int, size: int, stream: str) -> None:
                 ctypes.memmove(target, source, size)
 
-            def record(self, stream: str) -> int:
-                outer.calls.append((stream, "record"))
+            def record(self, stream: str, *, awake: bool = False) -> int:
+                outer.calls.append((stream, "record awake" if awake else "record"))
                 return len(outer.calls)
 
             def destroy(self, event: int) -> None:
@@ -187,3 +187,18 @@ def test_results_reach_the_host_with_one_wait(fake, monkeypatch):
     assert all(torch.equal(there, here) for there, here in zip(found, tensors, strict=True))
     assert all(there.data_ptr() != here.data_ptr() for there, here in zip(found, tensors, strict=True))
     assert (pinned, fake.calls) == ([True, True], [("compute", "drain")])
+
+
+def test_a_result_is_fetched_without_a_wait(fake, monkeypatch):
+    """The tensor is copied to pinned memory, and the event after it is for a thread that stays awake."""
+    device, empty, pinned = CudaDevice(), torch.empty, []
+
+    def recorded(shape: torch.Size, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", recorded)
+    tensor = torch.arange(6).view(2, 3)
+    there, _ = device.fetch(tensor)
+    assert torch.equal(there, tensor)
+    assert (pinned, fake.calls) == ([True], [("compute", "record awake")])
