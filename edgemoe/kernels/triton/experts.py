@@ -5,9 +5,9 @@ few tokens and some many. A gating that kernels.activation does not recognise ru
 own code. The host never waits. The number of rows of a part selects its kernel, so an answer depends neither on the
 other parts of a call nor on limits.
 
-VECTOR is the fastest of nine tiles for the eight experts of a token of Qwen3-30B-A3B on an H100 where one or two of
-them lie in the host's memory, FEW within 2 % of the fastest of six; MATVEC_UP_TO and MANY are estimates
-(docs/benchmarks/2026-11-23-gpu.md).
+FEW is within 2 % of the fastest of six tiles on an H100 (docs/benchmarks/2026-11-23-gpu.md). VECTOR follows from counts
+of instructions and registers (docs/decisions/0067), MATVEC_UP_TO and MANY are estimates; `python -m tools.gpu.kernels`
+times VECTOR.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from edgemoe.kernels.activation import CUSTOM, Activation
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.torch_planes import block_tensor
-from edgemoe.kernels.triton.products import ITEM, OPTIONS, Product, Tile, matmul, matvec
+from edgemoe.kernels.triton.matvec import matvec, rows_per_program
+from edgemoe.kernels.triton.products import ITEM, OPTIONS, Product, Tile, matmul
 from edgemoe.storage.base import Blocks, Plane
 from edgemoe.storage.record.layout import LAYOUTS, Layout, slab_columns
 from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
@@ -31,7 +32,8 @@ from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 MATVEC_UP_TO = 4
 """Rows of a part up to which matvec computes it, row by row."""
 
-VECTOR = Tile(rows=16, side=4, warps=2)
+VECTOR = Tile(rows=8, side=16, warps=4)
+"""Tile for parts of up to MATVEC_UP_TO rows."""
 
 FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)
 """Tiles for parts of up to 16 rows, and of more."""
@@ -136,7 +138,7 @@ class TritonExpertKernel:
             (table[0], x, 0, inner, launch_shape(up, down.cols, activation.name)),
             (table[1], inner, inner.shape[1], out, launch_shape(down, down.rows, CUSTOM)),
         ):
-            grid = (triton.cdiv(shape.out, VECTOR.rows), count)
+            grid = (triton.cdiv(shape.out, rows_per_program(shape, VECTOR)), count)
             matvec[grid](items, source, stride, y, shape, VECTOR, num_warps=VECTOR.warps, **OPTIONS)
 
     def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
@@ -204,11 +206,12 @@ def _products(
     y = x.new_empty(rows, product.out)
     done = 0
     for tile, items in launches:
-        grid = (triton.cdiv(product.out, tile.rows), len(items))
         arguments = (table[done : done + len(items)], x, x.stride(0), y, product, tile)
         if tile is VECTOR:
+            grid = (triton.cdiv(product.out, rows_per_program(product, tile)), len(items))
             matvec[grid](*arguments, num_warps=tile.warps, **OPTIONS)
         else:
+            grid = (triton.cdiv(product.out, tile.rows), len(items))
             operand = tl.float32 if INTERPRETED else tl.bfloat16
             matmul[grid](*arguments, operand, num_warps=tile.warps, **OPTIONS)
         done += len(items)

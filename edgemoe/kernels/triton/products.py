@@ -1,12 +1,11 @@
 """Triton kernels: products with matrices whose planes are read as stored, in the layout cuda of storage.record.layout.
 
-`matvec` serves few tokens and `matmul` many. A launch computes a list of items. An item has its own planes, level and
-rows of x, so a launch mixes experts and levels. An item is ITEM int64 numbers:
+`matvec` (kernels.triton.matvec) serves few tokens and `matmul` many. A launch computes a list of items. An item has its
+own planes, level and rows of x, so a launch mixes experts and levels. An item is ITEM int64 numbers:
 
     addresses of parameters, base's codes, d4, d8's first half, d8's second half | level | first row of x | rows
 
-matvec: an item is one row of x. A thread loads 16 bytes of a plane, one matrix row's codes in one slab, and adds up
-their products; a warp's loads are contiguous. `side` slabs are added up in parallel.
+matvec: an item is one row of x.
 matmul: weights are dequantized in registers to bf16 and multiplied by tl.dot, with float32 sums.
 
 The order of a row's sum depends on the matrix's shape and the kernel only. With a gating, both halves of a gate_up
@@ -59,8 +58,8 @@ class Tile:
     """The tile of a program.
 
     Args:
-        rows: rows of the matrix.
-        side: slabs in parallel, for matvec.
+        rows: rows of the matrix; 8 for matvec, whose threads then share the work without exchanging it.
+        side: slabs in parallel, for matvec; 4 for each warp.
         tokens: rows of x, for matmul; at least 16.
         warps: the number of warps of a program.
     """
@@ -69,35 +68,6 @@ class Tile:
     side: int = 1
     tokens: int = 1
     warps: int = 4
-
-
-@triton.jit
-def matvec(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr):
-    """Computes y[first row] = the matrix times x[first row], gated; a program takes an item and T.rows matrix rows.
-
-    An item of level 0 leaves its row of y as it is.
-
-    Args:
-        items: int64 [programs along axis 1, ITEM].
-        x: bf16 [R, P.cols].
-        x_stride: elements from one row of x to the next; 0 where all items share a row.
-        y: bf16 [R, P.out].
-        P: the Product.
-        T: the Tile.
-    """
-    item = items + tl.program_id(1) * 8
-    level, at = tl.load(item + 5), tl.load(item + 6)
-    ROWS: tl.constexpr = T.rows  # before Triton 3.8 a shape takes no fields of T
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    if level == 2:
-        sums = _vector(item, x + at * x_stride, row, P, T, 2)
-    elif level == 4:
-        sums = _vector(item, x + at * x_stride, row, P, T, 4)
-    elif level == 8:
-        sums = _vector(item, x + at * x_stride, row, P, T, 8)
-    else:
-        sums = tl.zeros((ROWS,), tl.float32)
-    tl.store(y + at * P.out + row, sums.to(tl.bfloat16), mask=tl.where(level > 0, row < P.out, False))
 
 
 @triton.jit
@@ -122,45 +92,11 @@ def matmul(items, x, x_stride, y, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.
 
 
 @triton.jit
-def _vector(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.constexpr):
-    """float32 [T.rows]: the elements `row` of a row of y."""
-    sums = _vector_half(item, x, row, P, T, LEVEL)
-    if P.gating != "custom":
-        sums = _gated(sums, _vector_half(item, x, row + P.out, P, T, LEVEL), P)
-    return sums
-
-
-@triton.jit
-def _vector_half(item, x, row, P: tl.constexpr, T: tl.constexpr, LEVEL: tl.constexpr):
-    """float32 [T.rows]: the matrix's rows `row` times a row of x."""
-    SLAB: tl.constexpr = 4 * P.run
-    SHARED: tl.constexpr = P.group if P.group < SLAB else SLAB
-    SIDE: tl.constexpr = T.side  # before Triton 3.8 a shape takes no fields of T
-    ROWS: tl.constexpr = T.rows
-    sums = tl.zeros((SIDE, ROWS), tl.float32)
-    lane, across = tl.arange(0, P.run), row[None, :]
-    for first in range(0, P.slabs, T.side):
-        slab = (first + tl.arange(0, T.side))[:, None]
-        inside = (slab < P.slabs) & (across < P.padded_rows)
-        at = (slab * P.padded_rows + across)[:, :, None] * P.run + lane[None, None, :]
-        planes = _load(item, at, inside[:, :, None], LEVEL)
-        for run in tl.static_range(4):
-            if run * P.run % SHARED == 0:
-                index = (slab * SLAB + run * P.run) // P.group * P.padded_rows + across
-                scale, centre = _scale_and_centre(item, index, inside)
-            column = slab * SLAB + run * P.run + lane[None, :]
-            x_run = tl.load(x + column, mask=column < P.cols, other=0).to(tl.float32)
-            products = tl.sum(_codes(planes, run, LEVEL) * x_run[:, None, :], 2)
-            sums += scale * products + centre * tl.sum(x_run, 1)[:, None]
-    return tl.sum(sums, 0)
-
-
-@triton.jit
 def _tile(item, x, valid, row, P: tl.constexpr, T: tl.constexpr, OPERAND: tl.constexpr, LEVEL: tl.constexpr):
     """float32 [T.tokens, T.rows]: the elements `row` of the valid rows of y."""
     sums = _tile_half(item, x, valid, row, P, T, OPERAND, LEVEL)
     if P.gating != "custom":
-        sums = _gated(sums, _tile_half(item, x, valid, row + P.out, P, T, OPERAND, LEVEL), P)
+        sums = gated(sums, _tile_half(item, x, valid, row + P.out, P, T, OPERAND, LEVEL), P)
     return sums
 
 
@@ -230,7 +166,7 @@ def _codes(planes, RUN: tl.constexpr, LEVEL: tl.constexpr):
 
 
 @triton.jit
-def _gated(half, up, P: tl.constexpr):
+def gated(half, up, P: tl.constexpr):
     """float32: the gating of half and up, rounded to bf16 where the model rounds."""
     h = half.to(tl.bfloat16).to(tl.float32)
     if P.gating == "silu":

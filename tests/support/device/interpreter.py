@@ -39,6 +39,7 @@ def round_like_a_gpu(monkeypatch) -> None:
         return original(data, source, target, mode)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_inline_asm", run_instruction)
     patched = interpreter._patch_lang_tensor
 
     def patch(tensor: Any, *scope: Any) -> None:
@@ -58,6 +59,41 @@ def round_like_a_gpu(monkeypatch) -> None:
 
     # The interpreter's own looks through all of triton.language for each call of a function within a kernel.
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call_patched)
+
+
+class Instructed:
+    """The result of an instruction, as Triton's language takes it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def get_result(self, index: int) -> Any:
+        """The only result."""
+        assert index == 0
+        return self.value
+
+
+def run_instruction(
+    builder: Any, text: str, constraints: str, values: Any, types: Any, pure: bool, pack: int
+) -> Instructed:
+    """Runs one instruction of PTX on NumPy's arrays, of 32-bit words: dp4a or prmt, written as kernels write them."""
+    words = np.broadcast_arrays(*(value.data.view(np.uint32) for value in values))
+    name, *arguments = text.rstrip(";").replace(",", "").split()
+    if name == "prmt.b32":
+        order, both = int(arguments[-1], 16), np.concatenate([bytes_of_words(each) for each in words[:2]], -1)
+        picked = np.stack([both[..., order >> (4 * at) & 7] for at in range(4)], -1)
+        result = picked.astype(np.uint8).view(np.uint32)[..., 0]
+    else:
+        kinds = {"dp4a.u32.s32": (np.uint8, np.int8), "dp4a.u32.u32": (np.uint8, np.uint8)}[name]
+        pairs = zip(words[:2], kinds, strict=True)
+        left, right = (bytes_of_words(each).view(kind).astype(np.int64) for each, kind in pairs)
+        result = ((left * right).sum(-1) + words[2].astype(np.int64)).astype(np.uint32)
+    return Instructed(interpreter.TensorHandle(result.view(np.int32), tl.int32))
+
+
+def bytes_of_words(words: Any) -> Any:
+    """uint8 [..., 4]: the bytes of uint32 words, from the lowest."""
+    return np.ascontiguousarray(words)[..., None].view(np.uint8)
 
 
 @cache

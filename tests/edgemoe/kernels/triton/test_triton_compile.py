@@ -19,7 +19,8 @@ from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from edgemoe.kernels.triton.experts import FEW, VECTOR, launch_shape
-from edgemoe.kernels.triton.products import OPTIONS, matmul, matvec
+from edgemoe.kernels.triton.matvec import matvec
+from edgemoe.kernels.triton.products import OPTIONS, matmul
 from edgemoe.storage.record.offsets import MatrixSpec
 
 product = launch_shape(MatrixSpec.of("gate_up", 1536, 2048), 768, "silu")
