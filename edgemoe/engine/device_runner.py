@@ -12,6 +12,7 @@ from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.machine.out_of_memory import taking
+from edgemoe.memory.model_shape import ModelShape
 from edgemoe.memory.plan import MemoryPlan
 
 
@@ -21,12 +22,17 @@ class DeviceModelRunner(ModelRunner):
     Args:
         model: the model, from layers.build.
         runtime: the state that its MoE layers share.
+        shape: the sizes of the model.
         plan: its limits stand in error messages.
     """
 
-    def __init__(self, model: Any, runtime: ExpertRuntime, plan: MemoryPlan) -> None:
+    def __init__(self, model: Any, runtime: ExpertRuntime, shape: ModelShape, plan: MemoryPlan) -> None:
+        self._shape = shape
         super().__init__(model, runtime)
         self._plan = plan
+
+    def _make_fused(self, rows: int) -> Any:
+        return GraphDecode.try_from(self._model, self._runtime, self._shape.kv)
 
     def _by_modules(self, context: StepContext) -> torch.Tensor:
         device = self._runtime.device

@@ -53,7 +53,7 @@ def load_model(
         file, family = store.manifest.files[name], family_of(store.config)
         model = build_model(skeleton, family, store.directory / name, file, runtime)
         if store.device:
-            return model, DeviceModelRunner(model, runtime, plan)
+            return model, DeviceModelRunner(model, runtime, store.shape, plan)
         runner = ModelRunner(model, runtime, max(plan.parallel, 1 + plan.drafts))
         if plan.drafts and not isinstance(runner.fused, FusedDecode):
             raise UserError(

@@ -1,7 +1,7 @@
 """Runs one step through the model.
 
-There are two paths. New tokens, one per sequence, through a model of a family with fused_gqa take layers.fused_decode,
-on a GPU a single one layers.graph.decode. Every other step, a prompt's step of one token too, and one whose experts a
+There are two paths. New tokens, one per sequence, take layers.fused_decode where the model is of a family with
+fused_gqa, and on a GPU layers.graph.decode. Every other step, a prompt's step of one token too, and one whose experts a
 study chooses, goes through transformers' modules, whose attention and experts are this program's. On a CPU a prompt's
 step pauses after each layer, so that other steps can run.
 """
@@ -24,7 +24,6 @@ from edgemoe.kernels import torch_rules
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Step
 from edgemoe.layers.fused_decode import FusedDecode
-from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.layers.resumable import LayerByLayer
 from edgemoe.layers.rotary_length import RotaryLength
 from edgemoe.layers.row_blocks import in_row_blocks
@@ -46,14 +45,17 @@ class ModelRunner:
     def __init__(self, model: Any, runtime: ExpertRuntime, rows: int = 1) -> None:
         self._model, self._runtime = model, runtime
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
-        traits = traits_of(model.config.model_type)
-        parts = model, traits.fused_gqa, runtime
         self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
-        self.fused = FusedDecode.try_from(*parts, rows) or GraphDecode.try_from(*parts)
+        self.fused = self._make_fused(rows)
         self._layers: LayerByLayer | None = None
         in_row_blocks(model)  # after the fused paths, which look at the modules themselves
         if runtime.device is None:
             self._layers = LayerByLayer(model)
+
+    def _make_fused(self, rows: int) -> Any:
+        """Makes what runs steps of new tokens through all layers at once; None: nothing does."""
+        traits = traits_of(self._model.config.model_type)
+        return FusedDecode.try_from(self._model, traits.fused_gqa, self._runtime, rows)
 
     def run(self, context: StepContext) -> Generator[int, None, None]:
         """Runs a step's rows and appends them to their sequences; its context has the logits then.
@@ -88,7 +90,8 @@ class ModelRunner:
         if fused and context.policy.settings.compensation and not fused.compensates:
             fused = None
         if fused and step.one_token_each and step.rows <= fused.most_rows:
-            return fused([token for segment in step.segments for token in segment.tokens], context)
+            logits: torch.Tensor = fused([t for segment in step.segments for t in segment.tokens], context)
+            return logits
         return self._by_modules(context)
 
     def _by_modules(self, context: StepContext) -> torch.Tensor:

@@ -39,7 +39,8 @@ def encode(kind: str, x: torch.Tensor) -> torch.Tensor:
     high, low = blocks.amax(-1), blocks.amin(-1)
     # Of 16 codes the number of the largest magnitude gets the lowest one, -8.
     largest = torch.maximum(high, -low) if kind == "q8_0" else torch.where(-low > high, low, high)
-    exact = largest / (127 if kind == "q8_0" else -8)
+    # A device multiplies by the reciprocal of a number, so the divisor is a tensor.
+    exact = largest / torch.full_like(largest, 127 if kind == "q8_0" else -8)
     scales = _away_from_zero(torch.where(exact.isfinite(), exact, torch.nan))
     empty = scales == 0  # of either sign
     scales, by = scales.masked_fill(empty, 0), scales.masked_fill(empty, 1)[..., None]

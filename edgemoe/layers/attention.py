@@ -77,8 +77,8 @@ def attention(
         sequence.pass_window(module.layer_idx, window, rows)
         queries, keys, values = (each[0, :, row : row + rows] for each in (query, key, value))
         out.append(compute(module, kv, index, (queries, keys, values), (scaling, window, s_aux)))
-    whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]
-    return whole.transpose(0, 1).contiguous().unsqueeze(0), None
+    whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]  # float32 where stored keys are rotated
+    return whole.to(query.dtype).transpose(0, 1).contiguous().unsqueeze(0), None
 
 
 def _compute(query: torch.Tensor, indices: torch.Tensor | None) -> Compute:

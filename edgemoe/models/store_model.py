@@ -104,11 +104,8 @@ class StoreModel:
         """Returns the store for a model whose keys and values are stored in another format.
 
         Raises:
-            UserError: the device cannot read it, or keys and values differ where both are one latent.
+            UserError: keys and values differ where both are one latent.
         """
-        if self.device and form.quantized:
-            name = f"--device {self.device.name}"
-            raise UserError(f"a model on the CPU, for --kv-cache {form}", name, "give --device cpu")
         if self.shape.kv.latent and form.keys != form.values:
             wanted = "one format for keys and values, which are one latent in this model"
             raise UserError(wanted, str(form), f"give --kv-cache {form.keys} alone")

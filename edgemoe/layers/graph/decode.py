@@ -25,9 +25,9 @@ from edgemoe.experts.assignments import without_skipped
 from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
-from edgemoe.families.base import FusedGQA
 from edgemoe.families.table import traits_of
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.shape import KVShape
 from edgemoe.layers.graph.ahead import OneLaunch
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.launches import GraphLaunches, fits, outer_fits
@@ -49,9 +49,10 @@ class GraphDecode:
         traits: the traits of its family.
         runtime: the runtime of its experts.
         kernel: TritonExpertKernel, the runtime's or the kernel that it wraps.
+        shape: the shape of a sequence's KV.
     """
 
-    def __init__(self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: Any) -> None:
+    def __init__(self, model: Any, traits: Any, runtime: ExpertRuntime, kernel: Any, shape: KVShape) -> None:
         assert runtime.device
         self._runtime, self._kernel, self._device = runtime, kernel, runtime.device
         layers = list(model.model.layers)
@@ -64,7 +65,7 @@ class GraphDecode:
         """(layer, experts, gate weights, levels) of the layers of a token whose levels go by damage."""
         self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
         windows = traits.windows(model.config)
-        self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory)
+        self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory, shape.format)
         with torch.inference_mode():
             self._begin = self._device.capture(self._launches.begin)
             self._end = self._device.capture(self._launches.end)
@@ -77,8 +78,9 @@ class GraphDecode:
         """The policy whose rules the device has now; the last step used it."""
 
     @classmethod
-    def try_from(cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime) -> GraphDecode | None:
+    def try_from(cls, model: Any, runtime: ExpertRuntime, shape: KVShape) -> GraphDecode | None:
         """Makes one where Triton's kernels run and every part of the model has its kernel; None elsewhere."""
+        traits = traits_of(model.config.model_type).fused_gqa
         kernel: Any = getattr(runtime.kernel, "wrapped", runtime.kernel)
         if runtime.device is None or not hasattr(kernel, "launch_rows"):
             return None
@@ -88,7 +90,9 @@ class GraphDecode:
             return None
         if not outer_fits(model):
             return None
-        return cls(model, traits, runtime, kernel) if all(map(fits, model.model.layers)) else None
+        if not all(map(fits, model.model.layers)):
+            return None
+        return cls(model, traits, runtime, kernel, shape)
 
     def _configure(self, policy: LevelPolicy) -> None:
         """Gives the device the rules of a step, unless it has them from the step before."""

@@ -17,6 +17,7 @@ import torch
 
 from edgemoe.families.table import traits_of
 from edgemoe.kernels.activation import CUSTOM
+from edgemoe.kv.formats import KVFormat
 from edgemoe.layers.decoder_parts import outer_parts, parts_of
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
 from edgemoe.layers.graph.memory import GraphMemory
@@ -34,6 +35,7 @@ class GraphLaunches:
         windows: Latest tokens that each layer attends to; 0: all.
         kernel: TritonExpertKernel of the model's experts.
         memory: Memory of the launches.
+        form: How keys and values of every sequence are stored.
 
     Attributes:
         begin: Launches the embedding and the rotation of a token. Not captured, as layers and end, so that a whole
@@ -45,8 +47,15 @@ class GraphLaunches:
     """
 
     def __init__(
-        self, device: Device, model: Any, windows: Sequence[int], kernel: Any, memory: GraphMemory
+        self,
+        device: Device,
+        model: Any,
+        windows: Sequence[int],
+        kernel: Any,
+        memory: GraphMemory,
+        form: KVFormat,
     ) -> None:
+        self._form = form
         self._memory, self._kernel, self._blocks = memory, kernel, list(model.model.layers)
         self._activation = self._blocks[0].mlp.experts.edgemoe.activation
         gate = traits_of(model.config.model_type).gate
@@ -71,7 +80,10 @@ class GraphLaunches:
         self._kernel.launch_rows(memory.items, memory.normed, self._activation, memory.inner, memory.rows)
 
     def _kv_of_one_token(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Makes keys and values of a token, bf16 [kv_heads, dim], which the captures read and write in every layer."""
+        """Makes keys and values of a token, bf16 [kv_heads, dim], which the captures read and write in every layer.
+
+        Codes take fewer bytes.
+        """
         attention = self._blocks[0].self_attn
         size = attention.k_proj.out_features
         return self._memory.hidden.new_zeros(size), self._memory.hidden.new_zeros(size)
@@ -95,7 +107,7 @@ class GraphLaunches:
         dim = module.head_dim
         heads, kv_heads = module.q_proj.out_features // dim, module.k_proj.out_features // dim
         norms = (_norm(module.q_norm), _norm(module.k_norm)) if hasattr(module, "q_norm") else None
-        attention = RowAttention(heads, kv_heads, dim, norms, module.scaling, window, index)
+        attention = RowAttention(heads, kv_heads, dim, norms, module.scaling, window, index, form=self._form)
         projections = [_matrix(getattr(module, f"{name}_proj")) for name in "qkv"]
         out = [_matrix(module.o_proj)]
         # The last layer's prediction, by its own router, is not used.

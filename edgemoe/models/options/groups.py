@@ -76,8 +76,7 @@ class KVOptions:
     """Options of the format of keys and values (KVFormat.of)."""
 
     kv_cache: str | None = option(
-        "Form of the KV: bf16, q8_0 (8 bits, 53 % of the memory) or q4_0 (4 bits, 28 %). Default: bf16, which "
-        "a GPU needs.",
+        "Form of the KV: bf16, q8_0 (8 bits, 53 % of the memory) or q4_0 (4 bits, 28 %). Default: bf16.",
         autocompletion=one_of(*KINDS),
     )
     kv_cache_k: str | None = option("The same for keys alone.", autocompletion=one_of(*KINDS))

@@ -53,12 +53,13 @@ def test_wrong_formats_exit_2(run, tiny_store, command, options, words):
     assert words in err
 
 
-def test_a_device_and_a_latent_refuse_what_they_cannot_read(tiny_store):
+def test_a_device_has_every_format_and_a_latent_one_for_both(tiny_store):
+    """The plan of a device counts the rows in their format."""
     store = StoreModel.open(tiny_store)
-    on_device = replace(store, device=SimpleNamespace(name="cuda"))
+    on_device, eight = replace(store, device=SimpleNamespace(name="cuda")), KVFormat("q8_0", "q8_0")
     assert on_device.with_kv(KVFormat()).shape == store.shape
-    with pytest.raises(UserError, match="give --device cpu"):
-        on_device.with_kv(KVFormat("q8_0", "q8_0"))
+    kv = on_device.with_kv(eight).shape.kv.moving()
+    assert kv.bytes_for(64) < 0.6 * store.shape.kv.moving().bytes_for(64)
     latent = replace(store, shape=replace(store.shape, kv=replace(store.shape.kv, latent=8)))
     with pytest.raises(UserError, match="give --kv-cache q8_0 alone"):
         latent.with_kv(KVFormat("q8_0", "q4_0"))

@@ -16,6 +16,7 @@ from graph_rig import graph_engines, graph_store, logits
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kv import blocks, window_rows, windows
+from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph import groups as graph_groups
@@ -103,6 +104,13 @@ def test_a_new_token_is_computed_as_by_modules(open_on, monkeypatch, name, limit
     and 8-bit dense weights, with misses of every kind.
     """
     require_equal_answers(open_on, monkeypatch, **SETTINGS[name], **limits)
+
+
+@pytest.mark.parametrize("store", ["qwen3_moe, yarn"], indirect=True)
+@pytest.mark.parametrize("kinds", [("q8_0", "q8_0"), ("q4_0", "q4_0")])
+def test_coded_keys_and_values_are_read_and_written(open_on, monkeypatch, kinds):
+    """The kernels read the codes that a prompt's modules wrote, and write their own."""
+    require_equal_answers(open_on, monkeypatch, kv=KVFormat(*kinds))
 
 
 @pytest.mark.parametrize("store", ["qwen3_moe, yarn"], indirect=True)

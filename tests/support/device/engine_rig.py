@@ -19,6 +19,7 @@ from edgemoe.kernels.activation import Activation
 from edgemoe.kernels.base import ExpertKernel, Part, Rows
 from edgemoe.kernels.registry import Compute
 from edgemoe.kernels.torch_planes import PlaneExpertKernel
+from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
 from edgemoe.memory import tiers
 from edgemoe.memory.split import MINIMUM_EXPERTS
@@ -88,10 +89,11 @@ def engines_on(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[
             *,
             ends: bool = True,
             parallel: int = 1,
+            kv: KVFormat | None = None,
             **settings,
         ) -> Engine:
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
-            store = in_planes(directory, device)
+            store = in_planes(directory, device).with_kv(kv or KVFormat())
             plan = limited(store, chosen, experts, dram_experts, parallel)
             if device and ends:
                 doubles.append(device)

@@ -21,6 +21,7 @@ from edgemoe.kernels.torch_planes import block_tensor
 from edgemoe.kernels.triton import attention, dense
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kernels.triton.products import Tile
+from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.gqa import GroupedQueryAttention
@@ -47,7 +48,7 @@ def graph_engines(store: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[.
     for module, name, few in (
         (dense, "ROWS", 512),
         (dense, "COLS", 64),
-        (attention, "MOST_SPLITS", 2),
+        (attention, "SPLITS", 2),
     ):  # the interpreter's time goes by programs, and by the elements of a tile
         patch.setattr(module, name, few)
     patch.setattr(triton_experts, "VECTOR", Tile(rows=64))
@@ -68,9 +69,11 @@ def graph_engines(store: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[.
             seed: int = 0,
             parallel: int = 1,
             haste: float = 0.2,
+            kv: KVFormat | None = None,
             **settings,
         ) -> Engine:
-            opened, device = StoreModel.open(store), DoubleDevice(seed, haste=haste)
+            opened = StoreModel.open(store).with_kv(kv or KVFormat())
+            device = DoubleDevice(seed, haste=haste)
             devices.append(device)
             compute = kernels_for("cuda")[0]
             form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)

@@ -19,6 +19,8 @@ from integrity import check_integrity
 from edgemoe.cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.errors import DoesNotFit
+from edgemoe.kv.formats import KVFormat
+from edgemoe.kv.rows import decode, encode, rotate
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.memory.split import MINIMUM_EXPERTS
@@ -166,10 +168,15 @@ def open_on(device, store) -> Iterator[Callable[..., Engine]]:
     with ExitStack() as stack:
 
         def open_one(
-            experts: int | None = None, dram_experts: int = 0, *, of: Path = store, **settings
+            experts: int | None = None,
+            dram_experts: int = 0,
+            *,
+            of: Path = store,
+            kv: str = "bf16",
+            **settings,
         ) -> Engine:
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
-            model = StoreModel.open(of, device)
+            model = StoreModel.open(of, device).with_kv(KVFormat(kv, kv))
             each, limit = model.form.bytes_at(chosen.levels[0]), None
             if experts is not None:
                 least = model.plan(vram_limit=None, settings=chosen, context=64).minimum_vram_bytes
@@ -208,6 +215,26 @@ def test_captured_launches_answer_as_modules_do(open_on, experts_only, level):
         assert torch.equal(logits(open_on(experts, dram, of=experts_only, levels=(level,))), got)
     want = logits(open_on(of=experts_only, levels=(level,)).by_modules())
     assert (got - want).norm() < ROUNDING * want.norm()
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+def test_captured_launches_code_keys_and_values_as_modules_do(open_on, experts_only, kv):
+    """New tokens read the codes of a prompt's modules, and answer as modules do but for rounding."""
+    engine = open_on(of=experts_only, kv=kv)
+    assert isinstance(engine.runner.fused, GraphDecode)
+    want = logits(open_on(of=experts_only, kv=kv).by_modules())
+    assert (logits(engine) - want).norm() < ROUNDING * want.norm()
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_torchs_operators_code_rows_as_on_a_cpu(kind):
+    """Bytes of codes are equal, and so are the numbers that they decode to."""
+    x = torch.randn(200, 576, generator=torch.Generator().manual_seed(3)).bfloat16()
+    x[0], x[1, 5] = 0, torch.inf
+    rows = encode(kind, rotate(x, 64))
+    on_gpu = encode(kind, rotate(x.cuda(), 64))
+    assert torch.equal(on_gpu.cpu(), rows)
+    assert torch.equal(decode(kind, on_gpu, 576).cpu().nan_to_num(), decode(kind, rows, 576).nan_to_num())
 
 
 def test_the_drivers_count_stays_within_the_limit(open_on):

@@ -21,7 +21,10 @@ from edgemoe.engine.engine import Engine
 from edgemoe.errors import DoesNotFit, NotFinite
 from edgemoe.experts import layer
 from edgemoe.kv import blocks
+from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
+from edgemoe.layers import attention
+from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.machine import process
 from edgemoe.memory import workspace
 from edgemoe.memory.describe import plan_lines
@@ -53,6 +56,20 @@ def test_a_device_does_not_change_a_bit(open_on, level):
         assert counts.ssd_bytes > 0
         assert bool(counts.dram_bytes) >= (dram == 16)
         assert counts.spilled_bytes == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kinds", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("bf16", "q4_0")])
+def test_a_device_stores_codes_of_keys_and_values(open_on, monkeypatch, kinds):
+    """Logits are as in RAM; by torch's operators, as on a GPU, they differ by rounding."""
+    kv = KVFormat(*kinds)
+    want = logits(open_on(None, kv=kv))
+    assert torch.equal(logits(open_on(DoubleDevice(1), 7, 16, kv=kv)), want)
+    monkeypatch.setattr(GroupedQueryAttention, "try_from", lambda *args: None)
+    monkeypatch.setattr(attention, "_by_kernel", lambda query: False)
+    got = logits(open_on(DoubleDevice(2), 7, 16, kv=kv))
+    assert not torch.equal(got, want)
+    assert (got - want).norm() < 0.02 * want.norm()
 
 
 def unwaited_arrivals(device: DoubleDevice, patch: pytest.MonkeyPatch) -> None:
