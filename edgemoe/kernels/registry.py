@@ -80,6 +80,11 @@ def _device_kernels() -> list[Compute]:
     return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
 
 
+def triton_runs(place: torch.device) -> bool:
+    """Whether Triton's kernels compute on a place: a CUDA device, with Triton installed."""
+    return place.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
 AUTO = "auto"
 NAMES = (AUTO, *(path for path in paths.PATHS if path != paths.EMULATED), "torch")
 """Names for `select`: of the fastest path of everything, of one path of the compiled kernel, and of torch's kernel."""

@@ -80,6 +80,21 @@ class LayerState:
     recurrent: tuple[torch.Tensor, torch.Tensor]
     fresh: bool
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the state after the step lies where the one before it lies: in blocks of rows after the first."""
+        return self.conv[0].data_ptr() == self.conv[1].data_ptr()
+
+    @property
+    def before(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The state before the step, [channels, kernel] and [heads, key_dim, value_dim]; None: there is no token."""
+        return None if self.fresh else (self.conv[0][0], self.recurrent[0][0])
+
+    @property
+    def after(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The place of the state after the step, [channels, kernel] and [heads, key_dim, value_dim]."""
+        return self.conv[1][0], self.recurrent[1][0]
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """Returns the last inputs in the copy after the step, which a module updates in place for a single token."""
         if self.fresh:

@@ -19,6 +19,7 @@ from edgemoe.layers.dense_tensors import (
     place_tensors,
     require_tensors,
 )
+from edgemoe.layers.device_router import choose_on_device
 from edgemoe.layers.gating import fused_activation
 from edgemoe.layers.load import load_dense
 from edgemoe.layers.remapped_router import remap_choices
@@ -58,7 +59,9 @@ def build_model(
     model.eval()  # before modules are tried: in training phimoe's routers choose at random
     replace_modules(model, traits)
     for layer, name in modules.items():
-        router = router_of(_block_of(model, name))
+        block = _block_of(model, name)
+        router = router_of(block)
+        choose_on_device(block, router, traits, model.config)
         choose_by_row(router)
         remap_choices(layer, router, traits, model.config)
     if device is None:

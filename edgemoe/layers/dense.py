@@ -18,6 +18,7 @@ from torch import nn
 
 from edgemoe.kernels import torch_rules
 from edgemoe.kernels.native import library as native
+from edgemoe.layers.device_norm import TritonNorm
 from edgemoe.machine.cpu import fast_bf16
 from edgemoe.storage.store import dense_groups
 
@@ -175,8 +176,11 @@ _ROUNDED = 2**-7
 def is_rms_norm(module: Any) -> bool:
     """Whether a module is a bf16 norm that Family.rms_norm describes: weight * x / sqrt(mean(x^2) + epsilon)."""
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-    named = type(module).__name__.endswith("RMSNorm") and epsilon is not None
-    return named and weight is not None and weight.dtype == torch.bfloat16
+    if isinstance(module, TritonNorm):
+        plain = module.rounded and not module.plus_one
+    else:
+        plain = type(module).__name__.endswith("RMSNorm") and epsilon is not None
+    return plain and weight is not None and weight.dtype == torch.bfloat16
 
 
 class DenseNorm(nn.Module):

@@ -10,6 +10,7 @@ from edgemoe.families.base import Traits
 from edgemoe.layers.decoder_parts import parts_of
 from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseNorm
+from edgemoe.layers.device_modules import norm_on_device, recurrent_on_device
 from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.indexed import IndexBySequence, indexers
@@ -24,7 +25,7 @@ from edgemoe.layers.state_space import SelectiveStateSpace
 from edgemoe.machine.process import return_free_memory
 
 _RECURRENT = (GatedDeltaNet, ShortConvolution, SelectiveStateSpace, ChannelDelta)
-"""Modules that stand in for modules with a state of fixed size."""
+"""Modules in RAM that stand in for modules with a state of fixed size."""
 
 
 def replace_modules(model: Any, traits: Traits) -> None:
@@ -39,10 +40,11 @@ def replace_modules(model: Any, traits: Traits) -> None:
         if name in stateful:
             made = (kind.try_from(module) for kind in _RECURRENT)
             own: nn.Module | None = next((each for each in made if each is not None), None)
+            own = own or recurrent_on_device(module)
             model.set_submodule(name, PerSequence(own or module, module.layer_idx))
         elif name in choosing:
             model.set_submodule(name, IndexBySequence(module))
-        elif traits.rms_norm and (norm := DenseNorm.try_from(module)):
+        elif traits.rms_norm and (norm := norm_on_device(module) or DenseNorm.try_from(module)):
             model.set_submodule(name, norm)
         elif hasattr(module, "kv_b_proj"):
             use_compiled_latents(module)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,9 +33,9 @@ class CompiledRouter(nn.Module):
 
     def __init__(self, router: Any, form: RouterForm, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight, self._dtype, self.form = _weight_of(router), dtype, form
+        self.weight, self._dtype, self.form = weight_of(router), dtype, form
         self.e_score_correction_bias, self.num_group = form.bias, form.groups
-        self.native = NativeRouter(self.weight.data, _top_k(router), form)
+        self.native = NativeRouter(self.weight.data, top_k_of(router), form)
 
     @classmethod
     def try_from(
@@ -49,7 +49,7 @@ class CompiledRouter(nn.Module):
             config: transformers' config of the model.
             further: the router's arguments after the states; the first is a bias of its scores for the choice.
         """
-        weight, gate = _weight_of(router), traits.gate
+        weight, gate = weight_of(router), traits.gate
         if not native.available() or weight is None or weight.dtype not in (torch.bfloat16, torch.float32):
             return None
         if weight.device.type != "cpu" or not weight.is_contiguous():
@@ -57,14 +57,12 @@ class CompiledRouter(nn.Module):
         if gate and traits.product_router and weight.dtype == torch.bfloat16:
             dtype = torch.bfloat16 if gate.rounded else torch.float32
             return cls(router, RouterForm(bool(gate.normalise(config)), gate.rounded), dtype)
-        tried = list[tuple[tuple[float, float], CompiledRouter]]()
-        for form in _forms(router, gate, config, further):
-            if weight.dtype == torch.float32 and not form.precise:
-                continue
-            made = cls(router, form, torch.bfloat16 if form.rounded else torch.float32)
-            if (distance := _distance(made, router, further)) is not None:
-                tried.append((distance, made))
-        return min(tried, key=itemgetter(0))[1] if tried else None
+        made = [
+            cls(router, form, torch.bfloat16 if form.rounded else torch.float32)
+            for form in forms_of(router, gate, config, further)
+            if weight.dtype != torch.float32 or form.precise
+        ]
+        return closest(made, router, further)
 
     def forward(
         self, hidden: torch.Tensor, *further: torch.Tensor
@@ -84,10 +82,10 @@ _LINEARS = ("gate", "wg", "proj")
 """Names of the linear layer of a router that has no weight of its own."""
 
 
-def _top_k(router: Any) -> int:
+def top_k_of(router: Any) -> int:
     """Experts of a token, of a router that has their number itself or in its config."""
-    found: int = router.top_k if hasattr(router, "top_k") else router.config.top_k_experts
-    return found
+    top_k: int = router.top_k if hasattr(router, "top_k") else router.config.top_k_experts
+    return top_k
 
 
 def _norm_of(router: Any) -> OwnNorm | None:
@@ -98,14 +96,16 @@ def _norm_of(router: Any) -> OwnNorm | None:
     return OwnNorm(router.norm.eps, scale.detach().bfloat16().contiguous(), router.scalar_root_size)
 
 
-def _weight_of(router: Any) -> Any:
+def weight_of(router: Any) -> Any:
     """The weight of a router; None: it has none under a known name."""
     holders = (router, *(getattr(router, name, None) for name in _LINEARS))
     found = (getattr(each, "weight", None) for each in holders)
     return next((weight for weight in found if weight is not None), None)
 
 
-def _forms(router: Any, gate: Gate | None, config: Any, further: Sequence[torch.Tensor]) -> list[RouterForm]:
+def forms_of(
+    router: Any, gate: Gate | None, config: Any, further: Sequence[torch.Tensor]
+) -> list[RouterForm]:
     """The forms that a router may have, from the attributes that transformers gives its module.
 
     Those with a gate choose by scores and a bias, others by their product.
@@ -157,31 +157,49 @@ _TRIED, _AGREE = 16, 13
 """Rows of a trial, and how many of them must agree: in others two numbers may be nearly equal, and either be first."""
 
 
-def _distance(
-    compiled: CompiledRouter, router: Any, further: Sequence[torch.Tensor]
-) -> tuple[float, float] | None:
+Choose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""From states bf16 [T, H] to logits [T, E], gate weights [T, k] and experts int64 [T, k]."""
+
+Own = TypeVar("Own", bound=Choose)
+
+
+def closest(routers: Sequence[Own], router: Any, further: Sequence[torch.Tensor]) -> Own | None:
+    """The router that differs least from transformers' own; None: they all choose something else.
+
+    Args:
+        routers: candidates, each with the weight of the router.
+        router: transformers' router.
+        further: its arguments after the states.
+    """
+    distances = [(_distance(each, router, further), each) for each in routers]
+    agreeing = [(distance, each) for distance, each in distances if distance is not None]
+    return min(agreeing, key=itemgetter(0))[1] if agreeing else None
+
+
+def _distance(own: Choose, router: Any, further: Sequence[torch.Tensor]) -> tuple[float, float] | None:
     """The median differences of logits and of gate weights of states that are noise.
 
     None: they choose other experts or weights.
     """
-    noise = torch.randn(_TRIED, compiled.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    weight = weight_of(router)
+    noise = torch.randn(_TRIED, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    noise = noise.bfloat16().to(weight.device)
     try:
         with torch.inference_mode():
-            their_logits, theirs, experts = _choice_of(router, noise.bfloat16(), further)
-            logits, own, chosen = compiled(noise.bfloat16())
+            their_logits, theirs, experts = choice_of(router, noise, further)
+            logits, gates, choice = own(noise)
     except (TypeError, ValueError):  # a router with other arguments or another result
         return None
-    shape = len(noise), compiled.weight.shape[0]
-    want = torch.zeros(shape).scatter_(1, experts, theirs.float())
-    found = torch.zeros(shape).scatter_(1, chosen, own.float())
-    agree = torch.isclose(found, want, rtol=1e-3, atol=1e-6).all(1)
+    empty = torch.zeros(len(noise), len(weight), device=weight.device)
+    want, result = empty.scatter(1, experts, theirs.float()), empty.scatter(1, choice, gates.float())
+    agree = torch.isclose(result, want, rtol=1e-3, atol=1e-6).all(1)
     if int(agree.sum()) < _AGREE:
         return None
     apart = (logits.float() - their_logits.float().view_as(logits)).abs().amax(1).median()
-    return float(apart), float((found - want).abs().amax(1).median())
+    return float(apart), float((result - want).abs().amax(1).median())
 
 
-def _choice_of(router: Any, hidden: torch.Tensor, further: Sequence[Any]) -> Any:
+def choice_of(router: Any, hidden: torch.Tensor, further: Sequence[Any]) -> Any:
     """The choice of transformers' router, without its hooks, for states [T, H]; some routers take [1, T, H] alone."""
     try:
         return router.forward(hidden, *further)
@@ -226,7 +244,7 @@ def next_logits(block: Any, traits: Traits) -> Callable[[torch.Tensor], torch.Te
     """
     router = router_of(block)
     if traits.product_router:
-        return DenseLinear(_weight_of(router).detach().to(torch.bfloat16), None, None)
+        return DenseLinear(weight_of(router).detach().to(torch.bfloat16), None, None)
     return partial(_chosen_logits, block, router, further_arguments(block, router))
 
 
@@ -247,7 +265,7 @@ def _chosen_logits(block: Any, router: Any, further: Sequence[str], hidden: torc
     gates: torch.Tensor
     # Without the router's hooks: a prediction is no choice, and remapped_router.py would count it as one.
     arguments = [getattr(block, name) for name in further]
-    own, gates, chosen = _choice_of(router, hidden, arguments)
+    own, gates, chosen = choice_of(router, hidden, arguments)
     logits = gates.new_full((len(gates), own.shape[-1]), -torch.inf, dtype=torch.float32)
     # A gate weight that has rounded to 0 is still one of a chosen expert.
     return logits.scatter_(1, chosen, gates.float().clamp_min(_LEAST_GATE).log())

@@ -1,0 +1,50 @@
+"""Products of one row on a device with several linear layers, in as few launches as their weights' types allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from edgemoe.layers.dense import DenseLinear
+
+
+class RowProducts:
+    """Multiplies one row with linear layers by Triton's kernel, which takes several layers of one type per launch.
+
+    Args:
+        linears: layers with equal numbers of columns, in bf16 or with 8-bit weights, on the device.
+    """
+
+    def __init__(self, linears: Sequence[DenseLinear]) -> None:
+        from edgemoe.kernels.triton.dense import MOST_MATRICES, Matrix
+
+        self._sizes = [linear.out_features for linear in linears]
+        kinds: dict[tuple[bool, bool], list[int]] = {}
+        for index, linear in enumerate(linears):
+            kinds.setdefault((linear.scale is None, linear.bias is None), []).append(index)
+        self._launches: list[tuple[list[int], list[Any]]] = []
+        for indices in kinds.values():
+            for start in range(0, len(indices), MOST_MATRICES):
+                part = indices[start : start + MOST_MATRICES]
+                self._launches.append((part, [Matrix(*linears[index].parts) for index in part]))
+
+    @classmethod
+    def try_from(cls, linears: Sequence[Any]) -> RowProducts | None:
+        """Makes one of layers that the kernel multiplies with; None where one of them is of another type."""
+        known = all(type(each) is DenseLinear and not each.grouped for each in linears)
+        return cls(linears) if known and len({each.in_features for each in linears}) == 1 else None
+
+    def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Multiplies bf16 [K]; returns bf16 [N] of each layer, in their order."""
+        from edgemoe.kernels.triton.dense import multiply
+
+        results: list[torch.Tensor] = [x] * len(self._sizes)
+        for indices, matrices in self._launches:
+            sizes = [self._sizes[index] for index in indices]
+            joined = x.new_empty(sum(sizes))
+            multiply(x, matrices, joined)
+            for index, part in zip(indices, joined.split(sizes), strict=True):
+                results[index] = part
+        return results

@@ -1,0 +1,80 @@
+"""Triton's compiler on the kernels of layers with a state, without a GPU: no registers spill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import json, re, subprocess, tempfile, triton
+from pathlib import Path
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from edgemoe.kernels.triton.delta_net import StepForm, delta_step
+from edgemoe.kernels.triton.norm import rms_norm
+from edgemoe.kernels.triton.products import OPTIONS
+from edgemoe.kernels.triton.scored_router import ChoiceForm, choose_scored, score
+from edgemoe.kernels.triton.short_conv import short_conv
+from edgemoe.kernels.triton.state_space import SpaceForm, space_norm, space_step
+
+net = StepForm(16, 32, 128, 128, 128, 128, 4, 1, 1e-6, 0.0, False, False, True, (128, 128, 256, 256, 2, 2))
+channel = StepForm(32, 32, 128, 128, 128, 128, 4, 128, 1e-6, -5.0, True, True, False, (128,) * 4 + (1, 128))
+space = SpaceForm(8, 64, 64, 128, 4, 512, 0.001, float("inf"), 1e-5, 64, 128, 512)
+choice = ChoiceForm(256, 256, 8, 8, True, False, True, False, False, 8, 4, 2, 2.5, 1e-20)
+kernels = {
+    "delta_step": (delta_step, 4, {"F": net}),
+    "channel_delta": (delta_step, 4, {"F": channel}),
+    "short_conv": (short_conv, 4, {"TAPS": 3, "CHANNELS": 128, "bias": None}),
+    "space_step": (space_step, 8, {"F": space}),
+    "space_norm": (space_norm, 2, {"F": space}),
+    "score": (score, 4, {"ROUNDED": False, "ROWS": 2, "COLS": 1024, "bias": None}),
+    "choose_scored": (choose_scored, 1, {"F": choice, "expert_scale": None}),
+    "rms_norm": (rms_norm, 8, {"COLS": 2048, "PLUS_ONE": True, "ROUNDED": False}),
+}
+types = dict.fromkeys(("state0", "state1", "logits", "gates"), "*fp32") | {"experts": "*i64"}
+types |= dict.fromkeys(("cols", "count", "channels"), "i32") | dict.fromkeys(("epsilon", "factor"), "fp32")
+disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+spilled = {}
+for name, (kernel, warps, constants) in kernels.items():
+    names = kernel.arg_names
+    signature = {each: "constexpr" if each in constants else types.get(each, "*bf16") for each in names}
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index(each),): value for each, value in constants.items()},
+        {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if signature[each][0] == "*"},
+    )
+    for capability in (80, 90):
+        options = OPTIONS | {"num_warps": warps}
+        code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"]
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(code)
+            file.flush()
+            text = subprocess.run([disassembler, "-c", file.name], capture_output=True, text=True, check=True).stdout
+        spilled[f"{name} {capability}"] = len(re.findall(r"\\b(?:LDL|STL)\\b", text))
+print(json.dumps(spilled))
+"""
+
+
+@pytest.mark.triton
+def test_the_kernels_of_layers_compile(tmp_path):
+    """All compile for capabilities 8.0 and 9.0 at sizes of real models, without register spills."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    spilled = json.loads(run.stdout.splitlines()[-1])
+    assert len(spilled) == 16
+    assert not any(spilled.values()), spilled
