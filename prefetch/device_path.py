@@ -122,7 +122,7 @@ class DevicePath(TransferPath):
             in_dram = self.dram.acquire(key, have) if self.form.builds_on(have, level) else None
             # Planes are complete from the lowest up: without the planes that VRAM has, DRAM cannot keep the next.
             if level > have >= (reservation.lease.level if reservation.lease else 0):
-                into_dram = self.dram.reserve(key, level, keep_victims=False)
+                into_dram = self.dram.reserve(key, level, keep_victims=False, evict=evict)
         return _Upload(self, reservation, in_dram, into_dram)
 
     def hand_out(self, leases: Iterable[Lease]) -> None:

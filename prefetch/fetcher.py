@@ -209,16 +209,16 @@ class Fetcher(ExpertSource, PinnedExperts):
         self, demote: Mapping[ExpertKey, int], promote: Mapping[ExpertKey, int], *, rate: float | None
     ) -> None:
         """Sets which experts of `vram` change their level in the background."""
-        self.launched.settle()
         self._transitions.change(demote, promote, rate)
 
     def advance_changes(self, counts: TransferCounts, *, start: bool = True, settle: bool = False) -> None:
         """Publishes and starts changes of level."""
         if self._transitions.idle:
             return
-        self.launched.settle()
+        # Work that was launched before may read the blocks that become free: copies into them begin after it. No
+        # block of the second tier becomes free.
         if self._transfers.path.asynchronous:
-            self._transfers.path.computed()  # kernels of the steps before may read the blocks that become free
+            self._transfers.path.computed()
         with DeferredInterrupt():
             if settle:
                 self._transitions.settle(counts)

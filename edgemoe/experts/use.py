@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from edgemoe.policy.bits import BITS_PER_WEIGHT
@@ -40,6 +41,25 @@ class ChoiceCounts:
         experts, count = choice.reshape(-1).numpy(), self.counts.shape[1]
         self.counts[layer] += np.bincount(experts, minlength=count)
         self.mass[layer] += np.bincount(experts, gates.reshape(-1).double().numpy(), minlength=count)
+
+    def add_token(
+        self, layers: Sequence[int], choice: npt.NDArray[np.int64], gates: npt.NDArray[np.float32]
+    ) -> None:
+        """Adds the choice of one token in several layers.
+
+        >>> choices = ChoiceCounts(layers=2, experts=3)
+        >>> choices.add_token([0, 1], np.array([[2, 0], [1, 2]]), np.float32([[0.75, 0.25], [0.5, 0.5]]))
+        >>> choices.counts.tolist(), choices.mass.tolist()
+        ([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], [[0.25, 0.0, 0.75], [0.0, 0.5, 0.5]])
+
+        Args:
+            layers: indices of the layers.
+            choice: [layers, k], experts, none of them twice in a layer.
+            gates: [layers, k], their gate weights.
+        """
+        rows = np.asarray(layers)[:, None]
+        self.counts[rows, choice] += 1
+        self.mass[rows, choice] += gates
 
     def merge(self, other: ChoiceCounts) -> None:
         """Adds the counts of another one."""

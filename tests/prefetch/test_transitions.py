@@ -14,6 +14,7 @@ from integrity import check_integrity
 from toys import MERGED, SLICED, ToyForm, contents, disk_bytes, expected, put
 
 from edgemoe.cache.base import Lease
+from edgemoe.cache.device_arena import on_device
 from edgemoe.errors import ChecksumMismatch
 from edgemoe.prefetch.counts import LookaheadCounts
 from edgemoe.storage.base import ExpertKey
@@ -474,9 +475,9 @@ def test_moves_into_a_device(dram: int | None) -> None:
     r.close()
 
 
-def loaded(device: DoubleDevice, hot: Mapping[ExpertKey, int] = {}) -> DeviceRig:
+def loaded(device: DoubleDevice, hot: Mapping[ExpertKey, int] = {}, **options) -> DeviceRig:
     """A rig on a device whose fast tier has A to D at 2, and whose DRAM has them at 4; and experts at higher levels."""
-    r = DeviceRig(device, 6, 12)
+    r = DeviceRig(device, 6, 12, **options)
     r.fetch(dict.fromkeys((A, B, C, D), 2) | hot)
     for key in (A, B, C, D):
         r.dram.drop(key)
@@ -506,7 +507,7 @@ def test_copies_are_published_once_a_device_has_made_them() -> None:
 def test_a_move_waits_for_the_kernels_that_read_its_block() -> None:
     """The block that A gives up is overwritten after the kernel that was launched last, without any request since."""
     device = DoubleDevice(haste=0)
-    r = loaded(device, {A: 8})
+    r = loaded(device, {A: 8}, arenas=on_device)  # no poison, which waits for the kernel as well
     [lease] = [r.vram.acquire(A, 8)]
     device.launch(lease.blocks)
     r.vram.release(lease)
@@ -533,4 +534,22 @@ def test_a_copy_that_a_device_refuses_leaves_its_expert_as_it_was(monkeypatch: p
         r.fetcher.advance_changes()
     assert r.fetcher.changes.idle
     assert r.vram.level_of(A) == 2
+    r.close()
+
+
+def test_a_move_evicts_nothing_from_a_devices_second_tier() -> None:
+    """A kernel that was launched before may read an expert there: A comes through a staging buffer."""
+    device = DoubleDevice(1)
+    r = DeviceRig(device, 6, 2)
+    r.fetch({A: 2, B: 2})
+    r.fetcher.release_pins()
+    for key in (A, B):
+        r.dram.drop(key)
+    r.fetch({C: 8, D: 8})
+    before = r.dram.resident()
+    assert before == {C: 8, D: 8}
+    r.fetcher.change_levels({}, {A: 4, E: 2}, rate=None)
+    r.fetcher.advance_changes(settle=True)
+    assert (r.vram.level_of(A), r.vram.level_of(E)) == (4, 2)
+    assert r.dram.resident() == before
     r.close()

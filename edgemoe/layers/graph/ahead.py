@@ -122,7 +122,7 @@ class OneLaunch:
                 self._memory.begin_token(sequence, token)
                 flight = self._launch(request)
             self._groups.move(step)
-            if alone and self._pays(sequence) and self._groups.everywhere(step):
+            if alone and self._pays(sequence) and self._groups.everywhere(step) and not _settles(step):
                 self._ahead = self._launch(request.after())
             flight.landed.wait()
         except BaseException:
@@ -206,3 +206,9 @@ class OneLaunch:
         begin()
         self._groups.launch(range(len(self._memory.trace)), ())
         end()
+
+
+def _settles(step: StepContext) -> bool:
+    """Whether experts may change their level after a step, and the next token waits for that."""
+    hotness = step.policy.settings.hotness
+    return hotness is not None and hotness.settled

@@ -238,8 +238,13 @@ class GraphGroups:
             step.use.add_damage(
                 step.policy.damage, list(layers), torch.tensor(chosen), gates, torch.tensor(wanted)
             )
-        for layer, row, of_row in zip(layers, chosen.tolist(), gates, strict=True):
-            self.note_choice(step, layer, row, of_row[None])
+        for layer, row in zip(layers, chosen.tolist(), strict=True):
+            self.active[layer].update(row)
+        if step.record.choices:
+            step.record.choices.add_token(layers, chosen, gates.numpy())
+        if step.study.watch:
+            for layer, row in zip(layers, chosen, strict=True):
+                step.study.watch(layer, torch.tensor(row)[None])
 
     def move(self, step: StepContext) -> None:
         """Marks the previous token's experts as used, and moves the hottest ones that it read in DRAM.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,28 +12,17 @@ import torch
 pytest.importorskip("triton")
 
 from compensator_bytes import add_random
-from counted_engine import CountedEngine
-from device_double import DoubleDevice, poisoned
-from engine_rig import limited, on_device
-from family_models import random_model, save
+from graph_rig import graph_engines, graph_store
 from integrity import check_integrity
-from interpreter import round_like_a_gpu
 
-from edgemoe.engine.engine import Engine, StoreModel
-from edgemoe.kernels.registry import kernels_for
-from edgemoe.kernels.triton import attention, dense
+from edgemoe.engine.engine import Engine
 from edgemoe.kernels.triton import experts as triton_experts
-from edgemoe.kernels.triton.products import Tile
+from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
-from edgemoe.layers.dense import DenseNorm
-from edgemoe.layers.gqa import GroupedQueryAttention
+from edgemoe.layers.graph.ahead import OneLaunch
 from edgemoe.layers.graph.decode import GraphDecode
-from edgemoe.layers.router import CompiledRouter
-from edgemoe.memory import tiers
-from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.compensation import Compensation
 from edgemoe.policy.hotness import Hotness
-from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.step import FetcherStep
 
@@ -50,39 +38,29 @@ TOKENS = (11, 250, 11)
 SETTLED = Hotness(interval=1, warmup=1, half_life=4, margin=0, experts=4, settled=True)
 
 
+SMALL = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_experts_per_tok": 2}
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
-    """A random model of two layers with four experts each, converted."""
-    place = tmp_path_factory.mktemp("hot")
-    model = random_model(
-        "qwen3_moe", num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1
-    )
-    save(model, place / "source", fused=True)
-    convert_checkpoint(place / "source", place / "store", max_level=4, layout="auto", dense_bits=16)
-    return place / "store"
+    """A random model of two layers, converted."""
+    return graph_store(tmp_path_factory.mktemp("hot"), "qwen3_moe", **SMALL)
 
 
 @pytest.fixture
 def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
-    """Opens engines at 4/2 by hotness on a double by Triton's kernels, all experts filled at 2."""
-    round_like_a_gpu(monkeypatch)
-    for module, name, few in ((dense, "ROWS", 512), (dense, "COLS", 64), (attention, "SPLITS", 2)):
-        monkeypatch.setattr(module, name, few)
-    monkeypatch.setattr(triton_experts, "VECTOR", Tile(rows=64))
-    monkeypatch.setattr(tiers, "on_device", poisoned)
-    for part in (GroupedQueryAttention, CompiledRouter, DenseNorm):
-        monkeypatch.setattr(part, "try_from", lambda *args: None)
-    with ExitStack() as stack:
+    """Opens engines at 4/2 by hotness, or at 2 without it, on a double (graph_engines); all experts are filled."""
+    for open_any in graph_engines(store, monkeypatch):
 
         def open_one(
-            hotness: Hotness | None = SETTLED, *, dram: int = 64, seed: int = 0, **settings
+            hotness: Hotness | None = SETTLED,
+            *,
+            dram: int = 64,
+            of: Callable[..., Engine] = open_any,
+            **settings,
         ) -> Engine:
-            opened, device = StoreModel.open(store), DoubleDevice(seed, haste=0.2)
-            compute = kernels_for("cuda")[0]
-            form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
-            opened = on_device(replace(opened, form=form, compute=compute), device)
-            chosen = RunSettings(levels=(4, 2) if hotness else (2,), hotness=hotness, **settings)
-            engine = stack.enter_context(CountedEngine(opened, limited(opened, chosen, 12, dram), chosen))
+            levels = {"levels": (4, 2) if hotness else (2,), "exact": False, "hotness": hotness}
+            engine = of(12, dram, **levels, **settings)
             engine.fill()
             return engine
 
@@ -122,32 +100,6 @@ def test_captured_launches_compute_at_the_levels_of_modules(open_on, monkeypatch
     assert (got - want).norm() < 0.03 * want.norm()
 
 
-def test_a_token_waits_for_no_expert_that_moves(open_on, monkeypatch):
-    """In the background, through staging buffers: no request, and no copy that a kernel waits for."""
-    engine = open_on(replace(SETTLED, settled=False), dram=0)
-    device, transfers, waited = engine.device, engine.source._transfers, []
-    sequence = engine.sequences.new()
-    engine.prefill(sequence, [5])
-    engine.step(Step((Segment(sequence, (7,)),)))
-    await_copies = device.await_copies
-    monkeypatch.setattr(FetcherStep, "request", None)
-    monkeypatch.setattr(
-        device, "await_copies", lambda events: (waited.extend(events := list(events)), await_copies(events))
-    )
-    for token in TOKENS:
-        engine.step(Step((Segment(sequence, (token,)),)))
-        for transfer in list(transfers.moving.values()):
-            transfers.await_done([transfer])
-            transfer.load._copied.wait()
-    assert waited == []
-    engine.source.advance_changes(TransferCounts())
-    check_integrity(engine.vram)
-    assert hot(engine)
-    counts = engine.take_counts()
-    assert counts.promoted > 0
-    assert counts.requests == counts.vram_hits
-
-
 def test_compensated_tokens_take_modules(open_on, store, monkeypatch):
     """Captured launches add no compensators; the kernel's products without an activation do, in Triton's kernels."""
     add_random(store, lambda layer, expert: (8, 4, 4))
@@ -162,3 +114,41 @@ def test_compensated_tokens_take_modules(open_on, store, monkeypatch):
         assert engine.take_use().compensated == compensation.count * engine.shape.layers
     assert torch.isfinite(torch.stack(rows)).all()
     assert not torch.equal(*rows)
+
+
+def test_tokens_run_ahead_while_experts_move(open_on, monkeypatch):
+    """Through staging buffers: no request, no wait of the host for a token that ran ahead, nor of kernels for copies.
+
+    A token that ran ahead has the levels of its launch, and blocks change hands after it.
+    """
+    engine = open_on(replace(SETTLED, settled=False), dram=0, seed=5)
+    device, transfers, sequence = engine.device, engine.source._transfers, engine.sequences.new()
+    engine.prefill(sequence, [5])
+    token, taken, settled, waited = step(engine, sequence, 7), [], [], []
+    take, settle, await_copies = OneLaunch._take, OneLaunch.settle, device.await_copies
+    monkeypatch.setattr(OneLaunch, "_take", lambda *parts: (taken.append(flight := take(*parts)), flight)[1])
+    monkeypatch.setattr(OneLaunch, "settle", lambda whole: (settled.append(whole), settle(whole)))
+    monkeypatch.setattr(FetcherStep, "request", None)
+    monkeypatch.setattr(
+        device, "await_copies", lambda events: (waited.extend(events := list(events)), await_copies(events))
+    )
+    for _ in range(5):
+        token = step(engine, sequence, token)
+        for transfer in list(transfers.moving.values()):
+            transfers.await_done([transfer])
+            transfer.load._copied.wait()
+    assert sum(flight is not None for flight in taken) >= 3
+    assert settled == waited == []
+    monkeypatch.undo()
+    engine.source.advance_changes(TransferCounts())
+    check_integrity(engine.vram)
+    assert hot(engine)
+    counts = engine.take_counts()
+    assert counts.promoted > 0
+    assert counts.demoted > 0
+    assert counts.requests == counts.vram_hits
+
+
+def step(engine: Engine, sequence: SequenceKV, token: int) -> int:
+    """The likeliest token after a token."""
+    return int(engine.step(Step((Segment(sequence, (token,)),)))[0].argmax())
