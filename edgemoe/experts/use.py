@@ -115,6 +115,12 @@ class ExpertUse:
             scheduled[wanted] = scheduled.get(wanted, 0) + rows
             self.reused += computed > wanted
 
+    def add_alike(self, level: int, computed: int, experts: int) -> None:
+        """Counts experts of one row each, all scheduled at one level and computed at one level."""
+        self.experts[computed] = self.experts.get(computed, 0) + experts
+        self.scheduled[level] = self.scheduled.get(level, 0) + experts
+        self.reused += experts if computed > level else 0
+
     def add_damage(
         self,
         damage: Damage | None,

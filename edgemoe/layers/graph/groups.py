@@ -105,6 +105,7 @@ class GraphGroups:
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self.active: list[set[int]] = [set() for _ in range(count)]
         self._promotions = Promotions(count, experts)
+        self._keys = [ExpertKey(layer, expert) for layer in range(count) for expert in range(experts)]
         self._division = Division(count, GROUP, self._state())
         self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
         """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `move`."""
@@ -232,7 +233,7 @@ class GraphGroups:
         step.experts.count_computed({pair: n for pair, n in levels.items() if pair[1]}, len(layers))
         for (mine, level), count in levels.items():
             computed = max(mine, level) if level and not settings.exact else level
-            step.use.add([(level, computed, 1)] * count)
+            step.use.add_alike(level, computed, count)
         gates = torch.tensor(trace[:, k : 2 * k].astype(np.int32).view(np.float32))
         if settings.priced:
             step.use.add_damage(
@@ -252,12 +253,18 @@ class GraphGroups:
         That takes the host longer than anything else of a token, so it is done while the device computes the next one.
         """
         source, used, away = self._runtime.source, list[ExpertKey](), list[tuple[ExpertKey, int]]()
+        keys, (own, either) = self._keys, self.places.levels
         for layers, chosen, wanted, has in self._used:
             self._promotions.note(layers, chosen)
-            for layer, *rows in zip(layers, chosen.tolist(), wanted.tolist(), has.tolist(), strict=True):
-                experts = [(ExpertKey(layer, e), level, mine) for e, level, mine in zip(*rows, strict=True)]
-                used += sorted(key for key, level, mine in experts if level and mine)
-                away += [(key, level) for key, level, mine in experts if mine < level]
+            rows = np.arange(layers.start, layers.stop)[:, None]
+            numbers = rows * self._runtime.experts + chosen
+            used += [keys[number] for number in np.sort(numbers[(wanted > 0) & (has > 0)]).tolist()]
+            # What has moved since, or left both memories, is not brought: a launch may read the blocks in DRAM.
+            read = (has < wanted) & (own[rows, chosen] < wanted) & (wanted <= either[rows, chosen])
+            levels = wanted[read].tolist()
+            away += [
+                (keys[number], level) for number, level in zip(numbers[read].tolist(), levels, strict=True)
+            ]
         self._used.clear()
         source.pinned.mark_used(used)
         moving = self._promotions.choose(away, self.places.levels[0])

@@ -22,6 +22,7 @@ from edgemoe.errors import DoesNotFit
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.rows import decode, encode, rotate
 from edgemoe.kv.step import Segment, Step
+from edgemoe.layers.graph.ahead import OneLaunch
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.memory.split import MINIMUM_EXPERTS
 from edgemoe.models.conversion.run import convert_checkpoint
@@ -235,6 +236,34 @@ def test_torchs_operators_code_rows_as_on_a_cpu(kind):
     on_gpu = encode(kind, rotate(x.cuda(), 64))
     assert torch.equal(on_gpu.cpu(), rows)
     assert torch.equal(decode(kind, on_gpu, 576).cpu().nan_to_num(), decode(kind, rows, 576).nan_to_num())
+
+
+@pytest.mark.parametrize("limits", [(), (3, 64)])
+def test_tokens_that_run_ahead_answer_as_others_do(open_on, experts_only, monkeypatch, limits):
+    """The likeliest tokens, launched ahead of their steps, have the bits of tokens launched in their steps.
+
+    With all experts in the device's memory, and with some in DRAM, which move while tokens run ahead.
+    """
+
+    def greedy(engine: Engine) -> list[torch.Tensor]:
+        sequence, token = engine.sequences.new(), DECODED[0]
+        engine.prefill(sequence, PROMPT[:8])
+        engine.fill()
+        rows = list[torch.Tensor]()
+        for _ in range(24):
+            rows.append(engine.step(Step((Segment(sequence, (token,)),)))[0])
+            token = int(rows[-1].argmax())
+        return rows
+
+    engine = open_on(*limits, of=experts_only, levels=(4,))
+    memory, tokens = engine.runner.fused._memory, []
+    begin = memory.begin_token
+    monkeypatch.setattr(memory, "begin_token", lambda *parts: (tokens.append(1), begin(*parts)))
+    got = greedy(engine)
+    assert len(tokens) < 10
+    monkeypatch.setattr(OneLaunch, "_pays", lambda *parts: False)
+    want = greedy(open_on(*limits, of=experts_only, levels=(4,)))
+    assert all(map(torch.equal, got, want))
 
 
 def test_the_drivers_count_stays_within_the_limit(open_on):
