@@ -19,7 +19,6 @@ KERNELS = ("attend", "combine", "rotate", "store", "turn_heads")
 PRODUCTS = ("to_latents", "to_values")
 
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "a remainder": ((16, 8, 80, 80, 1.0, 0, None, 0), {}),
     "sinks and a window": ((32, 4, 128, 128, 1.0, 128, torch.zeros(32), 0), {}),
     "smaller values": ((64, 4, 192, 128, 1.0, 0, None, 0), {}),
     "latents": ((64, 1, 576, 512, 1.0, 0, None, 0), {"latent": 512}),

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 from stored_rows import Stored, close, numbers
 
+from edgemoe.kernels.triton import attention
 from edgemoe.kernels.triton.attention import StoredRowAttention
 from edgemoe.kernels.triton.kv_rows import RowForm
 from edgemoe.kv.formats import KVFormat
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch):
     round_like_a_gpu(monkeypatch)
+    monkeypatch.setattr(attention, "SPLITS", 4)  # the interpreter's time goes by programs
 
 
 CASES = {

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 from stored_rows import Stored, close, numbers
 
+from edgemoe.kernels.triton import attention
 from edgemoe.kernels.triton.latents import LatentRowAttention
 from edgemoe.kv.formats import KVFormat
 from edgemoe.layers.mla import LatentHeads
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch):
     round_like_a_gpu(monkeypatch)
+    monkeypatch.setattr(attention, "SPLITS", 4)  # the interpreter's time goes by programs
 
 
 def weights(rows: int, cols: int, *, int8: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -46,13 +48,13 @@ def test_latents_match_expanded_heads(heads, key, rotary, value, latent, past, i
     """Weights of both types, and latents stored in each format."""
     weight, scale = weights(heads * (key + value), latent, int8=int8)
     form, scaling = KVFormat(kind, kind), (key + rotary) ** -0.5
-    attention = LatentRowAttention(weight, scale, heads, key, rotary, scaling, 1, form=form)
-    stored = Stored(attention.stored, past)
-    attention.store(numbers(latent, seed=3), numbers(rotary, seed=4), stored.state)
+    shape = LatentRowAttention(weight, scale, heads, key, rotary, scaling, 1, form=form)
+    stored = Stored(shape.stored, past)
+    shape.store(numbers(latent, seed=3), numbers(rotary, seed=4), stored.state)
     queries = numbers(heads, key + rotary, seed=5)
-    scratch = torch.full((attention.scratch_size,), torch.nan, device=DEVICE)
+    scratch = torch.full((shape.scratch_size,), torch.nan, device=DEVICE)
     out = torch.full((heads, value), torch.nan, dtype=torch.bfloat16, device=DEVICE)
-    attention.attend(queries, stored.state, scratch, out)
+    shape.attend(queries, stored.state, scratch, out)
     linear = SimpleNamespace(weight=weight.cpu(), scale=None if scale is None else scale.cpu())
     module = SimpleNamespace(qk_nope_head_dim=key, kv_lora_rank=latent, v_head_dim=value, kv_b_proj=linear)
     plain = LatentHeads(module)
