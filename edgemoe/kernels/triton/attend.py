@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edgemoe.kernels.triton.kv_rows import load_tile, turn
+from edgemoe.kernels.triton.kv_rows import load_rows, load_tile, turn
 
 STATE, PLACE = 2, 3
 """int64 numbers of a token: its position and id. Then for each layer: the addresses of the first head's row of token 0
@@ -85,11 +85,10 @@ def attend(
     for start in range(low, high, TOKENS):
         valid = start + token < high
         row = base + start + token
-        across, down = row[None, :], row[:, None]
-        key = load_tile(keys, across, k0[:, None], valid[None, :], K).to(OPERAND)
+        key = load_tile(keys, row, valid, 0, K0, K).to(OPERAND)
         scores = tl.dot(q0, key)
         if K1 > 0:
-            rest = load_tile(keys, across, k1[:, None], valid[None, :], K).to(OPERAND)
+            rest = load_tile(keys, row, valid, K0, K1, K).to(OPERAND)
             scores = tl.dot(q1, rest, scores)
         scores = tl.where(valid[None, :], scores * (scaling * 1.4426950408889634), float("-inf"))
         highest = tl.maximum(most, tl.max(scores, 1))
@@ -99,10 +98,10 @@ def attend(
         if LATENT and (V0 == K0 and VALUE == V0):
             value = tl.trans(key)
         else:
-            value = load_tile(values, down, v0[None, :], valid[:, None], V).to(OPERAND)
+            value = load_rows(values, row, valid, 0, V0, V).to(OPERAND)
         s0 = s0 * shrink[:, None] + tl.dot(weights, value)
         if V1 > 0:
-            after = load_tile(values, down, v1[None, :], valid[:, None], V).to(OPERAND)
+            after = load_rows(values, row, valid, V0, V1, V).to(OPERAND)
             s1 = s1 * shrink[:, None] + tl.dot(weights, after)
         most = highest
     at = (kv_head * SPLITS + part) * GROUP + group

@@ -74,15 +74,17 @@ class RowForm:
 
 
 @triton.jit
-def load_tile(rows, row, lane, mask, F: tl.constexpr):
-    """Loads numbers `lane` of rows `row`, whose shapes broadcast: bf16, or float32 of codes; 0 outside the mask.
+def load_tile(rows, row, mask, FIRST: tl.constexpr, COUNT: tl.constexpr, F: tl.constexpr):
+    """Loads COUNT numbers of some rows, from number FIRST on: bf16, or float32 of codes, [COUNT, rows]; 0 outside.
 
     Args:
         rows: int64, the address of row 0.
-        row, lane: int64 and int32.
-        mask: mask of rows; numbers after the last one are masked here.
+        row: int64 [rows].
+        mask: Rows that are loaded; numbers after the last one are masked here.
+        FIRST, COUNT: Multiples of 16; of 32 where a block of codes would be cut.
         F: The RowForm.
     """
+    row, mask, lane = row[None, :], mask[None, :], FIRST + tl.arange(0, COUNT)[:, None]
     inside = mask & (lane < F.size)
     ALIGNED: tl.constexpr = F.aligned
     SCALES: tl.constexpr = 2 * ((F.size + 31) // 32)
@@ -90,17 +92,41 @@ def load_tile(rows, row, lane, mask, F: tl.constexpr):
     if F.code == 0:
         numbers = tl.load(halves + (row * F.width + lane), mask=inside, other=0)
     elif F.code == 1:
-        scale = tl.load(halves + (row * (F.width // 2) + lane // 32), mask=inside, other=0)
         codes = tl.multiple_of(rows.to(tl.pointer_type(tl.int8)), ALIGNED)
         code = tl.load(codes + (row * F.width + SCALES + lane), mask=inside, other=0)
-        numbers = code.to(tl.float32) * scale.to(tl.float32)
+        numbers = code.to(tl.float32) * _scales(halves + row * (F.width // 2), mask, FIRST, COUNT, F)
     else:
-        scale = tl.load(halves + (row * (F.width // 2) + lane // 32), mask=inside, other=0)
         codes = tl.multiple_of(rows.to(tl.pointer_type(tl.uint8)), ALIGNED)
         pair = tl.load(codes + (row * F.width + SCALES + lane // 16 * 8 + lane % 8), mask=inside, other=0)
         code = (pair >> (lane % 16 // 8 * 4)) & 15
-        numbers = (code.to(tl.float32) - 8) * scale.to(tl.float32)
+        scales = _scales(halves + row * (F.width // 2), mask, FIRST, COUNT, F)
+        numbers = (code.to(tl.float32) - 8) * scales
     return numbers
+
+
+@triton.jit
+def load_rows(rows, row, mask, FIRST: tl.constexpr, COUNT: tl.constexpr, F: tl.constexpr):
+    """Loads the numbers of `load_tile` as [rows, COUNT]; bf16 as it lies, so that the loads are made ahead."""
+    if F.code == 0:
+        lane = FIRST + tl.arange(0, COUNT)[None, :]
+        ALIGNED: tl.constexpr = F.aligned
+        plain = tl.multiple_of(rows.to(tl.pointer_type(tl.bfloat16)), ALIGNED)
+        at, inside = row[:, None] * F.width + lane, mask[:, None] & (lane < F.size)
+        numbers = tl.load(plain + at, mask=inside, other=0)
+    else:
+        numbers = tl.trans(load_tile(rows, row, mask, FIRST, COUNT, F))
+    return numbers
+
+
+@triton.jit
+def _scales(row, mask, FIRST: tl.constexpr, COUNT: tl.constexpr, F: tl.constexpr):
+    """float32 [COUNT, rows]: each number's scale, of which a block of 32 has one, so that it is loaded once."""
+    RUN: tl.constexpr = min(COUNT, 32)
+    BLOCKS: tl.constexpr = COUNT // RUN
+    ROWS: tl.constexpr = mask.shape[1]
+    block = FIRST // 32 + tl.arange(0, BLOCKS)[:, None]
+    scale = tl.load(row + block, mask=mask & (block * 32 < F.size), other=0).to(tl.float32)
+    return tl.reshape(tl.broadcast_to(scale[:, None, :], (BLOCKS, RUN, ROWS)), (COUNT, ROWS))
 
 
 @triton.jit
