@@ -1,7 +1,7 @@
-"""Short convolutions, state spaces and Kimi Delta Attention on a device: one new token by Triton's kernels.
+"""Short convolutions, state spaces and Kimi Delta Attention on a device: new tokens by Triton's kernels.
 
-Prompts go through transformers' module. Both leave the state in one form, so either continues what the other one has
-computed.
+Prompts of short convolutions and state spaces go through transformers' module. Both leave the state in one form, so
+either continues what the other one has computed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DeviceShortConvolution(nn.Module):
         if hidden_states.shape[1] != 1 or past_key_values.in_place:
             out = self.module(hidden_states=hidden_states, past_key_values=past_key_values)
             return out
-        (projected,) = self._products(hidden_states.reshape(-1))
+        ((projected,),) = self._products(hidden_states[0])
         before, after = past_key_values.conv
         results = projected.new_empty(len(self._conv))
         earlier = None if past_key_values.fresh else before[0]
@@ -102,7 +102,7 @@ class DeviceStateSpace(nn.Module):
         if hidden_states.shape[1] != 1 or cache_params.in_place:
             out = self.module(hidden_states=hidden_states, cache_params=cache_params)
             return out
-        (projected,) = self._products(hidden_states.reshape(-1))
+        ((projected,),) = self._products(hidden_states[0])
         results = projected.new_empty(self.module.num_heads * self.module.head_dim)
         self._step.launch(projected, cache_params.before, cache_params.after, results)
         out = self.module.out_proj(results[None, None])
@@ -159,15 +159,13 @@ class DeviceChannelDelta(nn.Module):
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
         """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""
         from edgemoe.kernels.triton.delta_net import DeltaInputs
+        from edgemoe.kernels.triton.delta_rows import launch_rows
 
-        out: torch.Tensor
-        if hidden_states.shape[1] != 1 or cache_params.in_place:
-            out = self.module(hidden_states=hidden_states, cache_params=cache_params)
-            return out
-        q, k, v, b, *low = self._first(hidden_states.reshape(-1))
+        rows = hidden_states[0]
+        q, k, v, b, *low = self._first(rows)
         z, a = (more(part)[0] if more else part for more, part in zip(self._second, low, strict=True))
-        heads = (each.view(self.module.num_heads, -1) for each in (q, k, v, z, b, a))
-        results = torch.empty_like(v)
-        self._step.launch(DeltaInputs(*heads), cache_params.before, cache_params.after, results)
-        out = self.module.o_proj(results[None, None])
+        heads = (each.unflatten(-1, (self.module.num_heads, -1)) for each in (q, k, v, z, b, a))
+        results = rows.new_empty(len(rows), self.module.num_heads * self.module.head_dim)
+        launch_rows(self._step, DeltaInputs(*heads), cache_params.before, cache_params.after, results)
+        out: torch.Tensor = self.module.o_proj(results[None])
         return out

@@ -1,4 +1,4 @@
-"""Products of one row on a device with several linear layers, in as few launches as their weights' types allow."""
+"""Products of rows on a device with several linear layers; of one row in as few launches as their types allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgemoe.layers.dense import DenseLinear
 
 
 class RowProducts:
-    """Multiplies one row with linear layers by Triton's kernel, which takes several layers of one type per launch.
+    """Multiplies rows with linear layers, one row by Triton's kernel, which takes several layers of a type per launch.
 
     Args:
         linears: layers with equal numbers of columns, in bf16 or with 8-bit weights, on the device.
@@ -20,6 +20,7 @@ class RowProducts:
     def __init__(self, linears: Sequence[DenseLinear]) -> None:
         from edgemoe.kernels.triton.dense import MOST_MATRICES, Matrix
 
+        self._linears = list(linears)
         self._sizes = [linear.out_features for linear in linears]
         kinds: dict[tuple[bool, bool], list[int]] = {}
         for index, linear in enumerate(linears):
@@ -37,14 +38,17 @@ class RowProducts:
         return cls(linears) if known and len({each.in_features for each in linears}) == 1 else None
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Multiplies bf16 [K]; returns bf16 [N] of each layer, in their order."""
+        """Multiplies bf16 [R, K]; returns bf16 [R, N] of each layer, in their order."""
         from edgemoe.kernels.triton.dense import multiply
 
-        results: list[torch.Tensor] = [x] * len(self._sizes)
+        if len(x) != 1:
+            return [linear(x) for linear in self._linears]
+
+        results = [x] * len(self._sizes)
         for indices, matrices in self._launches:
             sizes = [self._sizes[index] for index in indices]
             joined = x.new_empty(sum(sizes))
-            multiply(x, matrices, joined)
+            multiply(x[0], matrices, joined)
             for index, part in zip(indices, joined.split(sizes), strict=True):
-                results[index] = part
+                results[index] = part[None]
         return results

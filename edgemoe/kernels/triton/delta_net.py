@@ -7,6 +7,7 @@ Values are rounded to bf16 where csrc/delta_net.c and transformers' modules roun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,7 +93,15 @@ class DeltaStep:
             out: bf16 [heads * value_dim], the results.
         """
         key_heads, key_dim = inputs.q.shape
-        form = StepForm(
+        form = self.form(key_heads, key_dim, [each.stride(0) for each in inputs])
+        weights = self.conv, self.added, self.log_factor, self.norm
+        states = *(before or (None, None)), *after
+        warps = max(form.keys * form.values // (32 * _ELEMENTS_PER_THREAD), 1)
+        delta_step[(self.heads,)](*inputs, *weights, *states, out, form, num_warps=warps, **OPTIONS)
+
+    def form(self, key_heads: int, key_dim: int, strides: Sequence[int]) -> StepForm:
+        """The compile-time constants of a launch, with these strides of its inputs."""
+        return StepForm(
             key_heads,
             self.heads,
             *(key_dim, self.value_dim),
@@ -104,12 +113,8 @@ class DeltaStep:
             rounded_decay=self.rounded_decay,
             strict=self.strict,
             rounded=not self.strict and self.norm.dtype == torch.bfloat16,
-            strides=tuple(each.stride(0) for each in inputs),
+            strides=tuple(strides),
         )
-        weights = self.conv, self.added, self.log_factor, self.norm
-        states = *(before or (None, None)), *after
-        warps = max(form.keys * form.values // (32 * _ELEMENTS_PER_THREAD), 1)
-        delta_step[(self.heads,)](*inputs, *weights, *states, out, form, num_warps=warps, **OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -165,10 +170,10 @@ def delta_step(
     rate = tl.sigmoid(tl.load(b + key_head * F.strides[4] + part).to(tl.float32))
     rate = rate.to(tl.bfloat16).to(tl.float32)
     own = a + key_head * F.strides[5] + part * F.decays
-    stays = _stays(own, added + head * F.decays, tl.load(factors + head), i, F)
+    stays = part_that_stays(own, added + head * F.decays, tl.load(factors + head), i, F)
     result = _recur(state0, state1, head, query, key, value, stays, rate, i, j, F)
     gate = z + key_head * F.strides[3] + part * F.value_dim
-    _gated_norm(result, norm, gate, out + head * F.value_dim, j, F)
+    gated_norm(result, norm, gate, out + head * F.value_dim, j, F)
 
 
 @triton.jit
@@ -195,7 +200,7 @@ def _convolved(x, conv, before, after, channel, inside, stored, F: tl.constexpr)
 
 
 @triton.jit
-def _stays(a, added, log_factor, i, F: tl.constexpr):
+def part_that_stays(a, added, log_factor, i, F: tl.constexpr):
     """The part of a head's state that stays: one number, or one for each row [keys, 1]."""
     if F.decays == 1:
         number = tl.load(a).to(tl.float32) + tl.load(added).to(tl.float32)
@@ -218,7 +223,7 @@ def _stays(a, added, log_factor, i, F: tl.constexpr):
 
 
 @triton.jit
-def _gated_norm(result, norm, gate, out, j, F: tl.constexpr):
+def gated_norm(result, norm, gate, out, j, F: tl.constexpr):
     """Writes the norm of a head's result, times the function of its gate."""
     result = result.to(tl.bfloat16).to(tl.float32)
     result *= tl.rsqrt(tl.sum(result * result, 0) / F.value_dim + F.epsilon)

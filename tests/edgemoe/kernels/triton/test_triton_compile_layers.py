@@ -18,6 +18,7 @@ from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from edgemoe.kernels.triton.delta_net import StepForm, delta_step
+from edgemoe.kernels.triton.delta_rows import convolve_rows, norm_rows, recur_rows
 from edgemoe.kernels.triton.norm import rms_norm
 from edgemoe.kernels.triton.products import OPTIONS
 from edgemoe.kernels.triton.scored_router import ChoiceForm, choose_scored, score
@@ -31,6 +32,9 @@ choice = ChoiceForm(256, 256, 8, 8, True, False, True, False, False, 8, 4, 2, 2.
 kernels = {
     "delta_step": (delta_step, 4, {"F": net}),
     "channel_delta": (delta_step, 4, {"F": channel}),
+    "convolve_rows": (convolve_rows, 1, {"NORMALISED": True, "SHARING": 1, "TAPS": 4, "SIZE": 128}),
+    "recur_rows": (recur_rows, 1, {"F": net, "COLS": 16}),
+    "norm_rows": (norm_rows, 1, {"F": net}),
     "short_conv": (short_conv, 4, {"TAPS": 3, "CHANNELS": 128, "bias": None}),
     "space_step": (space_step, 8, {"F": space}),
     "space_norm": (space_norm, 2, {"F": space}),
@@ -38,8 +42,9 @@ kernels = {
     "choose_scored": (choose_scored, 1, {"F": choice, "expert_scale": None}),
     "rms_norm": (rms_norm, 8, {"COLS": 2048, "PLUS_ONE": True, "ROUNDED": False}),
 }
-types = dict.fromkeys(("state0", "state1", "logits", "gates"), "*fp32") | {"experts": "*i64"}
-types |= dict.fromkeys(("cols", "count", "channels"), "i32") | dict.fromkeys(("epsilon", "factor"), "fp32")
+integers = "cols", "count", "channels", "rows", "row_stride", "stride", "first", "size", "b_row", "a_row", "z_stride"
+types = dict.fromkeys(("state0", "state1", "convolved", "mixed", "logits", "gates"), "*fp32") | {"experts": "*i64"}
+types |= dict.fromkeys(integers, "i32") | dict.fromkeys(("epsilon", "factor"), "fp32")
 disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 spilled = {}
 for name, (kernel, warps, constants) in kernels.items():
@@ -76,5 +81,5 @@ def test_the_kernels_of_layers_compile(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     spilled = json.loads(run.stdout.splitlines()[-1])
-    assert len(spilled) == 16
+    assert len(spilled) == 22
     assert not any(spilled.values()), spilled

@@ -104,7 +104,7 @@ def rows(seed: int = 2, tokens: int = TOKENS) -> torch.Tensor:
     ("model_type", "wide_norm"), [("qwen3_next", False), ("qwen3_5_moe_text", True)], ids=["bf16", "float32"]
 )
 def test_new_tokens_continue_a_prompt_as_in_transformers(model_type, wide_norm):
-    """Results and states of tokens after a prompt, which transformers' module has computed by chunks."""
+    """Results and states of a prompt, which transformers' module computes by chunks, and of tokens after it."""
     module, x = module_of(model_type, wide_norm), rows()
     cached = DynamicCache(config=config_of(model_type))
     with torch.inference_mode():
@@ -153,10 +153,27 @@ def test_a_step_that_fails_can_run_again():
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+def test_a_prompt_may_come_in_blocks():
+    """Results and states of a prompt, of its blocks in one step, and of steps one after another."""
+    net, x = own_of(module_of("qwen3_5_moe_text", False)), rows(6, 6)
+    want, theirs = run(net, x, [6])
+    result, states = run(net, x, [2, 6])
+    blocks = LinearStates(STATE, DEVICE)
+    with torch.inference_mode():
+        parts = [net(hidden_states=x[:, :4], cache_params=blocks.of(0, fresh=True))]
+        parts.append(net(hidden_states=x[:, 4:], cache_params=blocks.of(0, fresh=False, continued=True)))
+    blocks.commit()
+    for made, own in ((result, states), (torch.cat(parts, 1)[0], blocks)):
+        assert (made.float() - want.float()).norm() < 0.004 * want.float().norm()
+        for mine, other in zip(own.copies(0), theirs.copies(0), strict=True):
+            mine, other = mine[own.valid].float(), other[theirs.valid].float()
+            assert (mine - other).norm() < 0.004 * other.norm()
+
+
 def test_a_single_row_after_a_block_continues_in_place():
     """The last block of a prompt may be one row, whose state before it lies where the one after it goes."""
     net, x = own_of(module_of("qwen3_next", False)), rows(5, 4)
-    want, theirs = run(net.module, x, [4])
+    want, theirs = run(module_of("qwen3_next", False), x, [4])
     states = LinearStates(STATE, DEVICE)
     with torch.inference_mode():
         net(hidden_states=x[:, :3], cache_params=states.of(0, fresh=True))
