@@ -1,12 +1,11 @@
 """The product of a matrix, whose planes are read as stored, with one row at a time: exact sums of integers per slab.
 
-The numbers of x in a slab become 16-bit integers times a power of two: the largest has 15 bits before its sign, so
-numbers down to its 128th part are exact in bf16's eight bits, and others change by at most its 65,536th part. Codes
-stay packed, four to a word, and an instruction (dp4a) multiplies four of them with four bytes of x. Integers are added
-up exactly over a slab, and scaled and added as float32 from slab to slab.
+The numbers of x in a slab become 16-bit integers times a power of two (kernels.triton.fixed_point). Codes stay packed,
+four to a word, and one instruction multiplies four of them with four bytes of x. Integers are added up exactly over a
+slab, and scaled and added as float32 from slab to slab.
 
 A thread holds the 16 bytes of one matrix row and slab of a plane, so a warp's loads are contiguous; x is converted once
-per program. All loads of planes and parameters start before the program waits for x.
+per program. All loads of planes start before the program waits for x.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from edgemoe.kernels.triton.fixed_point import dot_signed, dot_unsigned, fixed_point
 from edgemoe.kernels.triton.products import Product, Tile, gated
 
 
@@ -136,19 +136,8 @@ def _integers(x, slab, P: tl.constexpr, SIDE: tl.constexpr):
     WORDS: tl.constexpr = P.run // 4
     column = slab[:, None] * SLAB + tl.arange(0, SLAB)[None, :]
     numbers = tl.load(x + column, mask=column < P.cols, other=0).to(tl.float32)
-    # As integers, magnitudes of floats are ordered like the floats, and NaN is the largest.
-    magnitudes = tl.reshape(numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF, (SIDE, SLAB // 8, 8))
-    largest = tl.max(tl.max(magnitudes, 2), 1)
-    exponent = tl.maximum(largest >> 23, 15)
-    inverse = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
-    steps = tl.where(exponent == 255, float("nan"), ((exponent - 14) << 23).to(tl.float32, bitcast=True))
-    # Adding 1.5 times 2 ** 23 rounds to an integer, in the lowest bits.
-    rounded = (numbers * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True)
-    ends, middles = tl.split(tl.reshape(rounded, (SIDE, 2, 2, WORDS, 2, 2)))
-    first, third = tl.split(ends)
-    second, fourth = tl.split(middles)
-    front, back = bytes_of(first, second, "0x5410"), bytes_of(third, fourth, "0x5410")
-    high, low = bytes_of(front, back, "0x7531"), bytes_of(front, back, "0x6420")
+    high, low, steps = fixed_point(numbers, SIDE, SLAB)
+    high, low = tl.reshape(high, (SIDE, 2, 2, WORDS)), tl.reshape(low, (SIDE, 2, 2, WORDS))
     ones = tl.full((SIDE, 2, 2, WORDS), 0x01010101, tl.int32)
     nothing = tl.zeros((SIDE, 2, 2, WORDS), tl.int32)
     each = (dot_signed(ones, high, nothing) << 8) + dot_unsigned(ones, low, nothing)
@@ -231,27 +220,3 @@ def _codes(planes, LEVEL: tl.constexpr):
     run_2 = (evens & 0xF0F0F0F0) | ((even >> 4) & 0x0F0F0F0F)
     run_3 = (odds & 0xF0F0F0F0) | ((odd >> 4) & 0x0F0F0F0F)
     return run_0, run_1, run_2, run_3
-
-
-@triton.jit
-def dot_signed(a, b, sums):
-    """int32: sums + the products of four unsigned bytes of a with four signed bytes of b."""
-    return tl.inline_asm_elementwise(
-        "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, sums], dtype=tl.int32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def dot_unsigned(a, b, sums):
-    """int32: sums + the products of four unsigned bytes of a with four unsigned bytes of b."""
-    return tl.inline_asm_elementwise(
-        "dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, sums], dtype=tl.int32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def bytes_of(a, b, ORDER: tl.constexpr):
-    """int32: four of the eight bytes of a (0 to 3) and b (4 to 7); ORDER has a digit for each, from the highest."""
-    return tl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, " + ORDER + ";", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-    )

@@ -84,7 +84,7 @@ def run_instruction(
         picked = np.stack([both[..., order >> (4 * at) & 7] for at in range(4)], -1)
         result = picked.astype(np.uint8).view(np.uint32)[..., 0]
     else:
-        kinds = {"dp4a.u32.s32": (np.uint8, np.int8), "dp4a.u32.u32": (np.uint8, np.uint8)}[name]
+        kinds = [{"u32": np.uint8, "s32": np.int8}[kind] for kind in name.split(".")[1:]]
         pairs = zip(words[:2], kinds, strict=True)
         left, right = (bytes_of_words(each).view(kind).astype(np.int64) for each, kind in pairs)
         result = ((left * right).sum(-1) + words[2].astype(np.int64)).astype(np.uint32)

@@ -68,7 +68,7 @@ from edgemoe.kernels.triton.token import advance, compare, look_up
 
 third = dict.fromkeys(("s0", "b0", "s1", "b1", "w2", "s2", "b2"))
 kernels = {
-    gemv: third | {"n2": 0, "ROWS": 2, "COLS": 1024},
+    gemv: third | {"n2": 0, "ROWS": 2, "COLS": 1024, "INTEGERS": False},
     add_norm: {"COUNT": 8, "SIZE": 2048},
     choose: {"EXPERTS": 128, "EXPERTS_PADDED": 128, "K": 8, "K_PADDED": 8, "NORMALISE": True, "ROUNDED": True},
     look_up: {"BLOCK": 4096},
