@@ -22,7 +22,7 @@ from edgemoe.experts.records import StepRecord
 from edgemoe.experts.use import HeldExperts
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.hotness import Hotness, scores_of
-from edgemoe.policy.residency import capacity, moves
+from edgemoe.policy.residency import Moves, all_moves, capacity
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
 from edgemoe.prefetch.counts import TransferCounts
@@ -232,37 +232,53 @@ class HotExperts:
 
     def _change(self) -> None:
         """Tells the source what should move."""
-        demote: dict[ExpertKey, int] = {}
-        promote: list[tuple[float, ExpertKey]] = []
-        absent: list[tuple[float, ExpertKey]] = []
-        for layer in self._layers:
-            scores, at, hot = self.scores.values[layer], self._resident[layer], self._is_hot(layer)
-            # Levels between the two are of other settings, and have blocks that hot experts need.
-            between = np.flatnonzero((at > self._low) & ~hot).tolist()
-            if self._fixed is None or not self.capacity[layer]:
-                change = moves(scores, hot, at > 0, self.capacity[layer], self.settings.margin)
-            else:
-                wanted = self._fixed.get(layer, set())
-                change = moves(*_as_scores(wanted, hot), at >= 0, len(wanted), 0.0)
-            leaving = {*change.demote, *between}.difference(change.promote)
-            demote |= {ExpertKey(layer, expert): self._low for expert in leaving}
-            best = float(scores.max()) or 1.0
-            promote += [(-scores[e] / best, ExpertKey(layer, e)) for e in change.promote]
-            if self._every:
-                missing = np.flatnonzero(at < self._low).tolist()
-                absent += [(-scores[e] / best, ExpertKey(layer, e)) for e in missing]
+        layers, at = np.array(self._layers), self._resident[self._layers]
+        highest = np.maximum([self._high_in[layer] for layer in self._layers], self._low + 1)[:, None]
+        # Levels between the two are of other settings, and have blocks that hot experts need.
+        between = _keys(layers, (at > self._low) & (at < highest))
+        changes = self._moves(at, at >= highest)
+        promote = [
+            ExpertKey(i, e) for i, each in zip(self._layers, changes, strict=True) for e in each.promote
+        ]
+        demoted = [
+            ExpertKey(i, e) for i, each in zip(self._layers, changes, strict=True) for e in each.demote
+        ]
+        demote = dict.fromkeys({*demoted, *between}.difference(promote), self._low)
+        absent = _keys(layers, at < self._low) if self._every else []
         if not self._every:
             # Where the lower planes of all experts do not fit, hot ones are the last to lose theirs.
-            stays = {ExpertKey(i, e) for i in self._layers for e in np.flatnonzero(self._is_hot(i)).tolist()}
-            self._tier.set_evict_last((stays - demote.keys()) | {key for _, key in promote})
-        wanted_at = {key: self._low for _, key in sorted(absent)} | {
-            key: self._high_in[key.layer] for _, key in sorted(promote)
+            stays = {*_keys(layers, at >= highest)}
+            self._tier.set_evict_last((stays - demote.keys()) | {*promote})
+        wanted_at = dict.fromkeys(self._hottest_first(absent), self._low) | {
+            key: self._high_in[key.layer] for key in self._hottest_first(promote)
         }
         self._source.change_levels(demote, wanted_at, rate=self.settings.rate)
 
+    def _moves(self, at: npt.NDArray[np.int64], hot: npt.NDArray[np.bool_]) -> list[Moves]:
+        """The changes of each layer's hot set.
 
-def _as_scores(target: set[int], hot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores that make a layer's hot set the wanted one, and the present one."""
-    scores = np.zeros(len(hot))
-    scores[sorted(target)] = 1.0
-    return scores, hot
+        Args:
+            at: [layers with experts, experts], the levels now.
+            hot: bool of that shape, the experts that are hot now.
+        """
+        sizes = [self.capacity[layer] for layer in self._layers]
+        if self._fixed is None:
+            scores = self.scores.values[self._layers]
+            return all_moves(scores, hot, at > 0, sizes, self.settings.margin)
+        targets = [self._fixed.get(layer, set()) if self.capacity[layer] else set() for layer in self._layers]
+        scores = np.zeros(hot.shape)
+        for row, target in zip(scores, targets, strict=True):
+            row[sorted(target)] = 1.0
+        return all_moves(scores, hot, at >= 0, list(map(len, targets)), 0.0)
+
+    def _hottest_first(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
+        """Experts in the order of their scores, each relative to the best of its layer."""
+        best = self.scores.values.max(1)
+        relative = self.scores.values / np.where(best > 0, best, 1.0)[:, None]
+        return sorted(keys, key=lambda key: (-relative[key], key))
+
+
+def _keys(layers: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> list[ExpertKey]:
+    """The keys of some experts, bool [layers, experts], of layers with these indices."""
+    rows, experts = np.nonzero(mask)
+    return list(map(ExpertKey, layers[rows].tolist(), experts.tolist()))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+Scores = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 
 class Moves(NamedTuple):
@@ -40,33 +44,67 @@ def moves(
     size: int,
     margin: float,
 ) -> Moves:
-    """Compares a layer's hot set with its scores.
+    """Compares a layer's hot set with its scores: `all_moves` of one layer, whose arrays are [experts]."""
+    return all_moves(scores[None], hot[None], may_enter[None], [size], margin)[0]
+
+
+def all_moves(
+    scores: npt.NDArray[np.float64],
+    hot: npt.NDArray[np.bool_],
+    may_enter: npt.NDArray[np.bool_],
+    sizes: Sequence[int],
+    margin: float,
+) -> list[Moves]:
+    """Compares the hot sets of layers with their scores, all layers at once.
 
     Free places are filled with the best experts that have a score. Beyond that the hottest one outside and the coldest
     one inside change places as long as their scores differ by more than the margin, pair by pair. So equal scores, in
     whatever order they come, move nothing.
 
     Args:
-        scores: float64 [experts].
-        hot: [experts], now in the hot set.
-        may_enter: bool [experts], experts that could be promoted at once.
-        size: experts of a full hot set.
+        scores: float64 [layers, experts].
+        hot: [layers, experts], now in the hot set.
+        may_enter: bool [layers, experts], experts that could be promoted at once.
+        sizes: experts of a full hot set, for each layer.
         margin: least difference of scores, as a fraction of the hot set's mean score.
 
     Returns:
-        the changes, after which at most `size` experts are hot.
+        the changes of each layer, after which at most as many experts as its size are hot.
     """
-    inside = np.flatnonzero(hot)
-    inside = inside[np.argsort(scores[inside], kind="stable")]
-    outside = np.flatnonzero(~hot & may_enter & (scores > 0))
-    outside = outside[np.argsort(-scores[outside], kind="stable")]
-    excess, room = max(len(inside) - size, 0), max(size - len(inside), 0)
-    demote, promote = inside[:excess].tolist(), outside[:room].tolist()
-    inside, outside = inside[excess:], outside[room:]
-    least = margin * float(scores[inside].mean()) if len(inside) else 0.0
-    for better, worse in zip(outside.tolist(), inside.tolist(), strict=False):
-        if not scores[better] > scores[worse] + least:
-            break
-        promote.append(better)
-        demote.append(worse)
-    return Moves(promote, demote)
+    outside = ~hot & may_enter & (scores > 0)
+    coldest = np.argsort(np.where(hot, scores, np.inf), axis=1, kind="stable")
+    hottest = np.argsort(np.where(outside, -scores, np.inf), axis=1, kind="stable")
+    inside_count, outside_count = hot.sum(1), outside.sum(1)
+    full = np.asarray(sizes)
+    excess, room = np.maximum(inside_count - full, 0), np.maximum(full - inside_count, 0)
+    ranked_in = np.take_along_axis(np.where(hot, scores, np.nan), coldest, 1)
+    ranked_out = np.take_along_axis(np.where(outside, scores, np.nan), hottest, 1)
+    pairs = _pairs(ranked_in, ranked_out, excess, room, margin)
+    entering, leaving = np.minimum(room, outside_count) + pairs, excess + pairs
+    return [
+        Moves(hottest[i, :enter].tolist(), coldest[i, :leave].tolist())
+        for i, (enter, leave) in enumerate(zip(entering.tolist(), leaving.tolist(), strict=True))
+    ]
+
+
+def _pairs(inside: Scores, outside: Scores, excess: Counts, room: Counts, margin: float) -> Counts:
+    """How many experts of each layer change places, pair by pair: the hottest outside and the coldest inside.
+
+    Args:
+        inside: float64 [layers, experts], scores of the hot set, the coldest first; NaN after them.
+        outside: float64 [layers, experts], scores of experts that could enter, the hottest first; NaN after them.
+        excess: the hot set's coldest experts that leave in any case, for each layer.
+        room: the hottest experts outside that enter in any case, for each layer.
+        margin: see all_moves.
+    """
+    place = np.arange(inside.shape[1])
+    stays = np.where(place >= excess[:, None], inside, np.nan)
+    count = np.maximum((~np.isnan(stays)).sum(1), 1)
+    least = margin * np.nansum(stays, 1) / count
+    last = len(place) - 1
+    worse = np.take_along_axis(stays, np.minimum(excess[:, None] + place, last), 1)
+    better = np.take_along_axis(outside, np.minimum(room[:, None] + place, last), 1)
+    known = np.maximum(excess, room)[:, None] + place <= last
+    wins = known & (better > worse + least[:, None])  # NaN wins nothing
+    pairs: Counts = np.logical_and.accumulate(wins, 1).sum(1)
+    return pairs

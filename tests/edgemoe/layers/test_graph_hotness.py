@@ -22,6 +22,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph.ahead import OneLaunch
 from edgemoe.layers.graph.decode import GraphDecode
 from edgemoe.policy.compensation import Compensation
+from edgemoe.policy.damage import Damage
 from edgemoe.policy.hotness import Hotness
 from edgemoe.prefetch.counts import TransferCounts
 from edgemoe.prefetch.step import FetcherStep
@@ -60,7 +61,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
             **settings,
         ) -> Engine:
             levels = {"levels": (4, 2) if hotness else (2,), "exact": False, "hotness": hotness}
-            engine = of(12, dram, **levels, **settings)
+            engine = of(12, dram, **levels | settings)
             engine.fill()
             return engine
 
@@ -147,6 +148,26 @@ def test_tokens_run_ahead_while_experts_move(open_on, monkeypatch):
     assert counts.promoted > 0
     assert counts.demoted > 0
     assert counts.requests == counts.vram_hits
+
+
+def test_bits_of_a_wanted_time_reach_the_next_token(open_on):
+    """With --tpot-target slow tokens lower the bits of the token after them, also where one has run ahead."""
+    engine = open_on(None, levels=(4,))
+    layers, experts, slots = engine.shape.layers, engine.shape.experts_per_layer, engine.shape.top_k
+    choices = torch.arange(slots).expand(layers, 4, slots)
+    engine.rules.damage = Damage.typical(
+        range(layers), experts, choices[0], torch.full((4, slots), 1 / slots)
+    )
+    engine.configure(engine.settings.with_(levels=(4, 2), tpot_target=0.05, bits=4.5))
+    sequence = engine.sequences.new()
+    engine.prefill(sequence, [5])
+    engine.take_use()
+    token = step(engine, sequence, step(engine, sequence, 7))
+    assert engine.take_use().scheduled == {4: 2 * layers * slots}
+    for _ in range(100):
+        engine.rules.observe_token(0.5)
+    step(engine, sequence, token)
+    assert 0 < engine.take_use().scheduled[2] <= layers * slots
 
 
 def step(engine: Engine, sequence: SequenceKV, token: int) -> int:
