@@ -179,9 +179,11 @@ def delta_step(
 @triton.jit
 def _recur(state0, state1, head, query, key, value, stays, rate, i, j, F: tl.constexpr):
     """The result of a head; its state after the token goes to state1."""
+    KEYS: tl.constexpr = F.keys  # before Triton 3.8 a shape takes no fields of F
+    VALUES: tl.constexpr = F.values
     cell = head.to(tl.int64) * F.key_dim * F.value_dim + i[:, None] * F.value_dim + j[None, :]
     inside = (i < F.key_dim)[:, None] & (j < F.value_dim)[None, :]
-    state = tl.zeros((F.keys, F.values), tl.float32)
+    state = tl.zeros((KEYS, VALUES), tl.float32)
     if state0 is not None:
         state = tl.load(state0 + cell, mask=inside, other=0)
     state *= stays

@@ -5,9 +5,8 @@ few tokens and some many. A gating that kernels.activation does not recognise ru
 own code. The host never waits. The number of rows of a part selects its kernel, so an answer depends neither on the
 other parts of a call nor on limits.
 
-FEW is within 2 % of the fastest of six tiles on an H100 (docs/benchmarks/2026-11-23-gpu.md). VECTOR follows from counts
-of instructions and registers (docs/decisions/0067), MATVEC_UP_TO and MANY are estimates; `python -m tools.gpu.kernels`
-times VECTOR.
+FEW is within 2 % of the fastest of six tiles on an H100 (docs/benchmarks/2026-11-23-gpu.md), VECTOR is the best of five
+in most of nine measurements (docs/benchmarks/2026-11-27-gpu-kernels.md); MATVEC_UP_TO and MANY are estimates.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 MATVEC_UP_TO = 4
 """Rows of a part up to which matvec computes it, row by row."""
 
-VECTOR = Tile(rows=8, side=16, warps=4)
+VECTOR = Tile(rows=8, side=8, warps=2)
 """Tile for parts of up to MATVEC_UP_TO rows."""
 
 FEW, MANY = Tile(rows=64, tokens=16), Tile(rows=64, tokens=64)

@@ -162,6 +162,7 @@ def _norm_factor(x, cols, epsilon, COLS: tl.constexpr):
 def choose_scored(logits, bias, expert_scale, gates, experts, F: tl.constexpr):
     """A program chooses the experts of one row: see TritonRouter."""
     K: tl.constexpr = F.k
+    SLOTS: tl.constexpr = F.slots  # before Triton 3.8 a shape takes no fields of F
     row = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, F.padded), tl.arange(0, F.slots)
     inside = expert < F.experts
@@ -176,7 +177,7 @@ def choose_scored(logits, bias, expert_scale, gates, experts, F: tl.constexpr):
     left = tl.where(inside & (left == left), tl.maximum(left, -3e38), tl.where(inside, -3e38, float("-inf")))
     if F.groups > 1:
         left = _in_best_groups(left, F)
-    number, weight = tl.zeros((F.slots,), tl.int32), tl.zeros((F.slots,), tl.float32)
+    number, weight = tl.zeros((SLOTS,), tl.int32), tl.zeros((SLOTS,), tl.float32)
     for place in tl.static_range(K):
         best = tl.max(left, 0)
         index = tl.minimum(tl.min(tl.where(left == best, expert, F.padded), 0), F.experts - 1)
@@ -207,8 +208,10 @@ def _scores(own, inside, F: tl.constexpr):
 @triton.jit
 def _in_best_groups(choice, F: tl.constexpr):
     """Makes the numbers of experts outside the best groups so small that they come last."""
+    PADDED: tl.constexpr = F.padded
+    GROUPS: tl.constexpr = F.groups
     SIZE: tl.constexpr = F.padded // F.groups
-    table = tl.reshape(choice, (F.groups, SIZE))
+    table = tl.reshape(choice, (GROUPS, SIZE))
     column = tl.arange(0, SIZE)[None, :]
     ranks = tl.max(table, 1)
     if F.group_best == 2:
@@ -219,7 +222,7 @@ def _in_best_groups(choice, F: tl.constexpr):
     others = tl.sum(tl.where(group[:, None] == position[None, :], ranks[:, None], 0.0), 0)
     before = (others[None, :] == ranks[:, None]) & (position[None, :] < group[:, None])
     better = tl.sum(((others[None, :] > ranks[:, None]) | before).to(tl.int32), 1)
-    return tl.reshape(tl.where(better[:, None] < F.best_groups, table, float("-inf")), (F.padded,))
+    return tl.reshape(tl.where(better[:, None] < F.best_groups, table, float("-inf")), (PADDED,))
 
 
 @triton.jit

@@ -118,6 +118,8 @@ def space_step(
 ):
     """Program h computes head h, from the state conv0 and state0 to conv1 and state1: see SpaceStep."""
     TAPS: tl.constexpr = F.taps
+    KEYS: tl.constexpr = F.keys  # before Triton 3.8 a shape takes no fields of F
+    VALUES: tl.constexpr = F.values
     head = tl.program_id(0)
     IN_GROUP: tl.constexpr = F.heads // F.groups
     group = head // IN_GROUP
@@ -138,7 +140,7 @@ def space_step(
     step = _step_of(number + tl.load(added + head).to(tl.bfloat16).to(tl.float32), F)
     cell = head.to(tl.int64) * F.value_dim * F.key_dim + i[:, None] * F.key_dim + j[None, :]
     valid = inside[:, None] & (j < F.key_dim)[None, :]
-    state = tl.zeros((F.values, F.keys), tl.float32)
+    state = tl.zeros((VALUES, KEYS), tl.float32)
     if state0 is not None:
         state = tl.load(state0 + cell, mask=valid, other=0)
     state *= tl.exp(-tl.exp(tl.load(factors + head).to(tl.float32)) * step)
