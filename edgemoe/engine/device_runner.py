@@ -32,7 +32,7 @@ class DeviceModelRunner(ModelRunner):
         self._plan = plan
 
     def _make_fused(self, rows: int) -> Any:
-        return GraphDecode.try_from(self._model, self._runtime, self._shape.kv)
+        return GraphDecode.try_from(self._model, self._runtime, self._shape.kv, self._shape.top_k)
 
     def _by_modules(self, context: StepContext) -> torch.Tensor:
         device = self._runtime.device

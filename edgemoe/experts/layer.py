@@ -15,6 +15,7 @@ import torch
 
 from edgemoe.cache.base import Lease
 from edgemoe.experts.assignments import Assignment, Assignments, PromptSum, RowSum, joined, without_skipped
+from edgemoe.experts.launched import launched
 from edgemoe.experts.runtime import ExpertRuntime, NextLogits, OnHost, Predicted
 from edgemoe.experts.step import Routed, StepContext, current_step
 from edgemoe.kernels.activation import CUSTOM, Activation, between
@@ -291,8 +292,9 @@ def experts_forward(
     module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """transformers' experts interface; see ExpertLayer.routed for arguments and result."""
-    layer: ExpertLayer = module.edgemoe
-    return layer.routed(hidden, top_k_index, top_k_weights)
+    layer, given, function = module.edgemoe, (hidden, top_k_index, top_k_weights), launched()
+    out: torch.Tensor = function(layer, *given) if function else layer.routed(*given)
+    return out
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)

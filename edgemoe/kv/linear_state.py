@@ -61,6 +61,16 @@ class LinearStates:
         self._conv[self.valid] = other._conv[other.valid]
         self._recurrent[self.valid] = other._recurrent[other.valid]
 
+    def copy_next(self, other: LinearStates) -> None:
+        """Takes the states that a step of another sequence has written, in the copy that a step writes."""
+        self._conv[1 - self.valid] = other._conv[1 - other.valid]
+        self._recurrent[1 - self.valid] = other._recurrent[1 - other.valid]
+
+    def clear(self) -> None:
+        """Zeros the valid states, as for a sequence without tokens."""
+        self._conv[self.valid].zero_()
+        self._recurrent[self.valid].zero_()
+
     def commit(self) -> None:
         """Makes the copy that the step wrote the valid one."""
         self.valid = 1 - self.valid

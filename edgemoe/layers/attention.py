@@ -24,6 +24,7 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import StepKV
 from edgemoe.layers.attend import Read, attend, attend_tiles
 from edgemoe.layers.gqa import layer_kv, sums_of
+from edgemoe.layers.graph.static_kv import StaticKV
 from edgemoe.layers.indexed import Compute, chosen_tokens
 from edgemoe.layers.mla import LatentHeads
 from edgemoe.policy.importance import attention_received, first_counted
@@ -51,17 +52,15 @@ def attention(
     indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Computes a layer's attention for all sequences of a step (transformers' attention interface).
+    """Computes a layer's attention for all sequences of a step, or launches it: transformers' attention interface.
 
     Args:
         module: the layer's attention module.
         query, key, value: [1, heads, rows, D], and twice [1, kv_heads, rows, D or V], of the step's rows.
-        attention_mask: the layer's window (window_of_mask).
-        scaling: factor of the scores.
+        attention_mask, scaling, s_aux: the window (window_of_mask), the scores' factor, and [heads], sinks' scores.
         kv: the step's state, with the keys and values of this step; its `ranks` are set where it has a `signal`.
-        s_aux: [heads], scores of attend_with_sinks.
         indices: int [1, rows, K], the tokens that each row attends to, of layers.indexed; None: all.
-        kwargs: arguments without effect are ignored, and so is any argument that is None; `is_causal` must be true.
+        kwargs: arguments without effect or that are None are ignored; `is_causal` must be true.
 
     Returns:
         [1, rows, heads, V], contiguous, and no attention weights.
@@ -71,14 +70,21 @@ def attention(
     """
     assert kv is not None
     _refuse_unknown(module, kwargs)
-    window = None if attention_mask is None else int(attention_mask) or None
+    how = scaling, (window := window_of(attention_mask)), s_aux
     compute, out = _compute(query, indices), []
+    if isinstance(kv, StaticKV):
+        return kv.attend(module, query, how), None
     for index, (sequence, row, rows) in enumerate(kv.spans):
         sequence.pass_window(module.layer_idx, window, rows)
         queries, keys, values = (each[0, :, row : row + rows] for each in (query, key, value))
-        out.append(compute(module, kv, index, (queries, keys, values), (scaling, window, s_aux)))
+        out.append(compute(module, kv, index, (queries, keys, values), how))
     whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]  # float32 where stored keys are rotated
     return whole.to(query.dtype).transpose(0, 1).contiguous().unsqueeze(0), None
+
+
+def window_of(mask: torch.Tensor | None) -> int | None:
+    """The window that window_of_mask gave a layer; None: each row attends to all rows before it."""
+    return None if mask is None else int(mask) or None
 
 
 def _compute(query: torch.Tensor, indices: torch.Tensor | None) -> Compute:

@@ -7,9 +7,10 @@ converted slices.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -114,6 +115,8 @@ class DenseLinear(nn.Module):
         """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
         flat = x.reshape(-1, self.in_features)
         rows, quantized = flat.shape[0], self.grouped or self.scale is not None
+        if x.device.type != "cpu" and rows == 1 and not self.grouped and multiplies_rows():
+            return self.one_row(flat).view(*x.shape[:-1], self.out_features)
         if x.device.type != "cpu":
             y = self._by_slices(flat) if quantized else F.linear(flat, self.weight)
         elif native.available() and (
@@ -129,6 +132,14 @@ class DenseLinear(nn.Module):
         if self.bias is not None:
             y = y + self.bias
         return y.view(*x.shape[:-1], self.out_features)
+
+    def one_row(self, flat: torch.Tensor) -> torch.Tensor:
+        """Multiplies one row bf16 [1, K] by Triton's kernel, which reads 8-bit weights as they are: bf16 [1, N]."""
+        from edgemoe.kernels.triton.dense import Matrix, multiply
+
+        y = flat.new_empty(1, self.out_features)
+        multiply(flat[0].contiguous(), [Matrix(self.weight.data, self.scale, self.bias)], y)
+        return y
 
     def _by_slices(self, flat: torch.Tensor) -> torch.Tensor:
         dtype = torch.bfloat16 if flat.device.type != "cpu" or fast_bf16() else torch.float32
@@ -149,6 +160,12 @@ class DenseLinear(nn.Module):
         """Weights of some rows, without their scales."""
         weight = self.weight.data
         return dense_groups.slice_of(weight, rows.start, rows.stop) if self.grouped else weight[rows]
+
+
+@cache
+def multiplies_rows() -> bool:
+    """Whether Triton's kernels multiply the single rows of a device: where Triton is installed, as for experts."""
+    return importlib.util.find_spec("triton") is not None
 
 
 Watch = Callable[[DenseLinear, torch.Tensor], None]

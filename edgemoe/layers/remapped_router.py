@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edgemoe.experts.launched import launched
 from edgemoe.experts.step import current_step
 from edgemoe.families.base import Gate, Traits
 from edgemoe.layers.router import CompiledRouter
@@ -37,7 +38,9 @@ def _remapped(
     inputs: Any,
     choice: Choice,
 ) -> Choice:
-    """Replaces a router's choice (a forward hook)."""
+    """Replaces a router's choice (a forward hook), in a step; captured launches have none."""
+    if launched():
+        return choice
     step = current_step()
     if step.study.reroute:
         choose: Choose = partial(step.study.reroute, layer)

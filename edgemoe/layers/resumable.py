@@ -12,7 +12,8 @@ What is computed twice is the embedding of the rows and the norm after the layer
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
-class _Pass:
+class Pass:
     """A run of a model's loop over its layers that computes no layer.
 
     Args:
@@ -43,7 +44,7 @@ class _Pass:
     calls: list[Call] = field(default_factory=list)
 
 
-_PASS: ContextVar[_Pass | None] = ContextVar("pass", default=None)
+_PASS: ContextVar[Pass | None] = ContextVar("pass", default=None)
 
 
 class ResumableLayer(nn.Module):
@@ -99,7 +100,7 @@ class LayerByLayer:
         Returns:
             what `forward` returns.
         """
-        first = _Pass()
+        first = Pass()
         self._without_layers(
             first, self._model.model, {k: v for k, v in inputs.items() if k != "logits_to_keep"}
         )
@@ -111,12 +112,19 @@ class LayerByLayer:
             if carried := carried_by(layer):
                 hidden, before[carried] = hidden
             yield number
-        return self._without_layers(_Pass(result=hidden), self._model, inputs)
+        return self._without_layers(Pass(result=hidden), self._model, inputs)
 
     @staticmethod
-    def _without_layers(run: _Pass, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
-        token = _PASS.set(run)
-        try:
+    def _without_layers(run: Pass, module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        with running(run):
             return module(**inputs)
-        finally:
-            _PASS.reset(token)
+
+
+@contextmanager
+def running(run: Pass) -> Iterator[None]:
+    """Makes every ResumableLayer take part in a run that computes no layer, within the block."""
+    token = _PASS.set(run)
+    try:
+        yield
+    finally:
+        _PASS.reset(token)

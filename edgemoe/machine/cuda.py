@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -56,6 +58,7 @@ class CudaDevice(Device):
     def __init__(self, index: int = 0) -> None:
         self.place = torch.device("cuda", index)
         self._stream, self._captures = torch.cuda.Stream(self.place), torch.cuda.Stream(self.place)
+        self._pools = WeakKeyDictionary[object, Any]()
         self._copies, self._calls = self._stream.cuda_stream, CudaDriver(index)
         self.reads_host_memory = self._calls.reads_host_memory()
         # cuDNN makes a new plan for every length of keys: a millisecond or more for each new token.
@@ -115,19 +118,43 @@ class CudaDevice(Device):
         """Allocates page-locked memory with torch."""
         return torch.zeros(*shape, dtype=dtype, pin_memory=True)
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """Captures a CUDA graph; other threads may use the device meanwhile."""
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.place)
-        launch()
+    def capture_pieces(
+        self, launch: Callable[[Callable[[], None]], None], pool: object | None = None
+    ) -> list[Callable[[], None]]:
+        """Captures a CUDA graph per piece; other threads may use the device meanwhile."""
+        graphs, before = [torch.cuda.CUDAGraph()], torch.cuda.current_stream(self.place)
+        of_pool: dict[str, Any] = {}
+        if pool is not None:
+            of_pool["pool"] = self._pools.setdefault(pool, torch.cuda.graph_pool_handle())
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(capture_error_mode="thread_local", **of_pool)
+
+        launch(lambda: None)
         self._captures.wait_stream(before)
         with torch.cuda.stream(self._captures):
-            graph.capture_begin(capture_error_mode="thread_local")
+            graphs[0].capture_begin(capture_error_mode="thread_local", **of_pool)
             try:
-                launch()
-            finally:
-                graph.capture_end()
+                launch(cut)
+            except BaseException:
+                with suppress(RuntimeError):  # the first error says why
+                    graphs[-1].capture_end()
+                raise
+            graphs[-1].capture_end()
         before.wait_stream(self._captures)
-        return graph.replay
+        return [graph.replay for graph in graphs]
+
+    @contextmanager
+    def without_waits(self) -> Iterator[None]:
+        """Makes torch refuse operations that wait. Other threads that use torch are refused them as well."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies into torch's pinned memory, whose allocator caches such small blocks, and waits once."""

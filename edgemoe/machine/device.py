@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -108,14 +109,33 @@ class Device(ABC):
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocates zeros in host memory. Copies among the kernels, from and to it, run while the host works."""
 
-    @abstractmethod
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, launch: Callable[[], None], pool: object | None = None) -> Callable[[], None]:
         """Captures launches, to launch them again as one.
 
         Args:
-            launch: launches kernels and copies that allocate nothing, with the same arguments at every call; it is
-                called twice, once so that their code is loaded. Their memory stays where it is as long as the result.
+            launch: launches kernels and copies, with the same arguments at every call; it is called twice, once so that
+                their code is loaded. Their memory stays where it is as long as the result. What they allocate belongs
+                to the result.
+            pool: see `capture_pieces`.
         """
+        return self.capture_pieces(lambda cut: launch(), pool)[0]
+
+    @abstractmethod
+    def capture_pieces(
+        self, launch: Callable[[Callable[[], None]], None], pool: object | None = None
+    ) -> list[Callable[[], None]]:
+        """Captures launches in pieces, to launch each piece again as one.
+
+        Args:
+            launch: see `capture`; it takes a function, which ends a piece and begins the next one.
+            pool: an object that stands for memory that pieces allocate from; None: memory of their own. Memory that a
+                call of `launch` has freed is used again by the calls after it with this object. So the pieces of one
+                call must be launched one after another, without another call's pieces between them.
+        """
+
+    @abstractmethod
+    def without_waits(self) -> AbstractContextManager[None]:
+        """A block in which an operation of torch raises RuntimeError where it makes the host wait for the device."""
 
     @abstractmethod
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

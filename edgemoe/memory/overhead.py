@@ -9,6 +9,9 @@ from edgemoe.prefetch.transitions import IN_FLIGHT
 ROUNDING_BYTES = 1 << 26
 """Most bytes that a device's allocator loses to rounding and fragmentation."""
 
+CAPTURE_BYTES = 1 << 26
+"""Most bytes of a token's activations in captured launches, and of cuBLAS for one more stream: 32 MiB; an estimate."""
+
 EXPERT_BYTES = 2048
 """Most bytes that the interpreter takes for an expert that is in memory or was: its key, version, blocks, scores and
 table, 1,200 by tracemalloc; and what allocators round up. In RAM they count against the limit. A compensator takes at
@@ -34,7 +37,16 @@ def suggested_limits(ram: int, vram: int | None) -> tuple[int, int | None]:
 
 def overhead_bytes(model: PlannedModel) -> int:
     """Bytes within a limit that allocators and the interpreter take."""
-    return ROUNDING_BYTES if model.device else EXPERT_BYTES * model.shape.experts
+    return ROUNDING_BYTES + captured_bytes(model) if model.device else EXPERT_BYTES * model.shape.experts
+
+
+def captured_bytes(model: PlannedModel) -> int:
+    """Bytes in a device's memory of launches that are captured of transformers' modules for one token.
+
+    Families with kernels of their own take less, which a plan does not tell apart.
+    """
+    linear = model.shape.kv.linear
+    return CAPTURE_BYTES + (linear.bytes if linear else 0)
 
 
 def staging_buffers(settings: RunSettings) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,9 +85,15 @@ class StubDevice(Device):
         """Allocates RAM."""
         return torch.zeros(*shape, dtype=dtype)
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def capture_pieces(
+        self, launch: Callable[[Callable[[], None]], None], pool: object | None = None
+    ) -> list[Callable[[], None]]:
         """Captures nothing: the launch does nothing."""
-        return lambda: None
+        return [lambda: None]
+
+    def without_waits(self) -> AbstractContextManager[None]:
+        """Changes nothing."""
+        return nullcontext()
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors."""

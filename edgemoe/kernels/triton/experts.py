@@ -73,6 +73,16 @@ class TritonExpertKernel:
         """The inner size I of an expert."""
         return self._geometry.matrices[1].cols
 
+    @property
+    def outer(self) -> int:
+        """Size of the state that experts take."""
+        return self._geometry.matrices[0].cols
+
+    @property
+    def products(self) -> int:
+        """Numbers that an expert's first matrix makes of a state."""
+        return self._geometry.matrices[0].rows
+
     @staticmethod
     def scratch_bytes(geometry: RecordGeometry) -> int:
         """Bytes of scratch per kernel: 0, since weights exist in registers only."""
@@ -127,18 +137,17 @@ class TritonExpertKernel:
         Args:
             table: int64 [2, R, ITEM] on the device, items of gate_up and of down; an item of level 0 computes nothing.
             x: bf16 [H].
-            activation: fused.
+            activation: the experts' activation; a CUSTOM one takes the rows of all R items.
             inner: bf16 [R, I], scratch.
             out: bf16 [R, H].
         """
         up, down = self._geometry.matrices
-        count = table.shape[1]
-        for items, source, stride, y, shape in (
-            (table[0], x, 0, inner, launch_shape(up, down.cols, activation.name)),
-            (table[1], inner, inner.shape[1], out, launch_shape(down, down.rows, CUSTOM)),
-        ):
-            grid = (triton.cdiv(shape.out, rows_per_program(shape, VECTOR)), count)
-            matvec[grid](items, source, stride, y, shape, VECTOR, num_warps=VECTOR.warps, **OPTIONS)
+        fused = activation.name != CUSTOM
+        first = inner if fused else x.new_empty(len(inner), up.rows)
+        _launch_rows(table[0], x, 0, first, launch_shape(up, first.shape[1], activation.name))
+        if not fused:
+            inner.copy_(activation.apply(first))
+        _launch_rows(table[1], inner, inner.shape[1], out, launch_shape(down, down.rows, CUSTOM))
 
     def _tables(self, parts: Sequence[Part], items: Sequence[Item], device: torch.device) -> torch.Tensor:
         """The items of both launches: int64 [2, items, ITEM] on the device, for gate_up and down."""
@@ -195,6 +204,12 @@ def launch_shape(spec: MatrixSpec, out: int, gating: str) -> Product:
     """The compile-time constants of a launch for a matrix, with `out` elements per row of y."""
     slab = slab_columns(spec.padded_cols)
     return Product(out, spec.cols, spec.padded_rows, spec.padded_cols // slab, slab // 4, spec.group, gating)
+
+
+def _launch_rows(items: torch.Tensor, x: torch.Tensor, stride: int, y: torch.Tensor, shape: Product) -> None:
+    """Launches a matrix of up to R experts, items int64 [R, ITEM], each for one row of x, into its row of y."""
+    grid = (triton.cdiv(shape.out, rows_per_program(shape, VECTOR)), len(items))
+    matvec[grid](items, x, stride, y, shape, VECTOR, num_warps=VECTOR.warps, **OPTIONS)
 
 
 def _products(

@@ -19,8 +19,9 @@ import torch
 
 from edgemoe.experts.step import StepContext
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.layers.graph.base import Launches
 from edgemoe.layers.graph.groups import Division, GraphGroups, Numbers
-from edgemoe.layers.graph.memory import GraphMemory
+from edgemoe.layers.graph.memory import TokenMemory
 from edgemoe.machine.device import Device, Event
 from edgemoe.policy.levels import LevelPolicy
 
@@ -64,7 +65,7 @@ class Flight:
     Args:
         request: the token.
         own: int64 [layers, experts], the levels in the device's memory that it computes with.
-        outcome: GraphMemory.outcome, in RAM.
+        outcome: TokenMemory.outcome, in RAM.
         landed: is done once the outcome is there and the launch reads nothing any more.
     """
 
@@ -81,19 +82,18 @@ class OneLaunch:
         device: the device of the model.
         memory: the memory of the launches.
         groups: the groups of the model's layers, which count and move experts.
-        begin, end: the launches of a token's beginning and end.
+        launches: the launches of the model.
     """
 
     def __init__(
         self,
         device: Device,
-        memory: GraphMemory,
+        memory: TokenMemory,
         groups: GraphGroups,
-        begin: Callable[[], None],
-        end: Callable[[], None],
+        launches: Launches,
     ) -> None:
         self._device, self._memory, self._groups = device, memory, groups
-        self._parts = begin, end
+        self._launches = launches
         self._rests = Division(len(memory.trace), len(memory.trace), ())
         self._captured: Callable[[], None] | None = None
         self._ahead: Flight | None = None
@@ -147,7 +147,7 @@ class OneLaunch:
         parts: list[torch.Tensor] = flight.outcome.split([part.numel() for part in memory.outcome_parts])
         logits, trace, likeliest = parts
         numbers = trace.view(layers, -1).numpy()
-        if numbers[-1, -1]:
+        if numbers[self._groups.moe[-1], -1]:
             self._rests.note_stop(0)
             self.discard()
             return None
@@ -196,16 +196,15 @@ class OneLaunch:
         """Captures a token's launch. It runs for that, so the state is kept meanwhile."""
         before = self._memory.state.clone()
         with torch.inference_mode():
-            captured = self._device.capture(self._whole)
+            captured = self._device.capture(self._whole, self._launches)
             self._memory.state.copy_(before)
         return captured
 
     def _whole(self) -> None:
         """Launches a token's beginning, its layers and its end."""
-        begin, end = self._parts
-        begin()
+        self._launches.begin()
         self._groups.launch(range(len(self._memory.trace)), ())
-        end()
+        self._launches.end()
 
 
 def _settles(step: StepContext) -> bool:

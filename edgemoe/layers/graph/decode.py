@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 
 from edgemoe.cache.base import Lease
 from edgemoe.experts.assignments import without_skipped
-from edgemoe.experts.device_layer import DeviceExpertLayer
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
-from edgemoe.families.table import traits_of
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
 from edgemoe.layers.graph.ahead import OneLaunch
+from edgemoe.layers.graph.base import Launches
+from edgemoe.layers.graph.choose_launches import choose_launches
 from edgemoe.layers.graph.groups import GraphGroups
-from edgemoe.layers.graph.launches import GraphLaunches, fits, outer_fits
-from edgemoe.layers.graph.memory import GraphMemory
+from edgemoe.layers.graph.memory import TokenMemory
+from edgemoe.layers.graph.module_launches import experts_of
 from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy
 from edgemoe.storage.base import ExpertKey
 
@@ -40,59 +40,54 @@ Items = tuple[int, NDArray[np.int64]]
 
 
 class GraphDecode:
-    """Runs steps of new tokens through a model whose layers are all of a family with fused_gqa, on a device.
+    """Runs steps of new tokens through a model whose launches can be captured, on a device.
 
     The tokens of a step go through the layers one after another, so that each has the bits that it has alone.
 
     Args:
         model: the model that layers.build made, on the runtime's device.
-        traits: the traits of its family.
         runtime: the runtime of its experts.
         kernel: TritonExpertKernel, the runtime's or the kernel that it wraps.
-        shape: the shape of a sequence's KV.
+        memory: the memory of the launches.
+        launches: the launches of the model.
     """
 
-    def __init__(self, model: Any, traits: Any, runtime: ExpertRuntime, kernel: Any, shape: KVShape) -> None:
+    def __init__(
+        self, model: Any, runtime: ExpertRuntime, kernel: Any, memory: TokenMemory, launches: Launches
+    ) -> None:
         assert runtime.device
         self._runtime, self._kernel, self._device = runtime, kernel, runtime.device
-        layers = list(model.model.layers)
-        self._experts: list[DeviceExpertLayer] = [layer.mlp.experts.edgemoe for layer in layers]
-        count, slots = runtime.experts, layers[0].mlp.gate.top_k
-        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
+        self._memory, self._launches = memory, launches
+        self._experts: list[Any] = [experts_of(layer) for layer in model.model.layers]
+        self._keys = [[ExpertKey(i, e) for e in range(runtime.experts)] for i in range(len(self._experts))]
         self._hits: list[list[tuple[ExpertKey, int]]] = []
         """(key, level) of the experts of each layer that ran without a request and is not counted yet."""
         self._priced: list[tuple[int, Sequence[int], torch.Tensor, list[int]]] = []
         """(layer, experts, gate weights, levels) of the layers of a token whose levels go by damage."""
-        self._memory = GraphMemory(self._device, model, kernel.inner, count, slots)
-        windows = traits.windows(model.config)
-        self._launches = GraphLaunches(self._device, model, windows, kernel, self._memory, shape.format)
         with torch.inference_mode():
-            self._begin = self._device.capture(self._launches.begin)
-            self._end = self._device.capture(self._launches.end)
+            self._begin = self._device.capture(launches.begin, launches)
+            self._end = self._device.capture(launches.end, launches)
             self._device.await_computed()
-        self._groups = GraphGroups(runtime, kernel, self._memory, self._launches)
-        outer = self._launches.begin, self._launches.end
-        self._whole = OneLaunch(self._device, self._memory, self._groups, *outer)
+        self._groups = GraphGroups(runtime, kernel, memory, launches)
+        self._whole = OneLaunch(self._device, memory, self._groups, launches)
         runtime.source.pinned.launched.add(self._whole.settle)
         self._policy: LevelPolicy | None = None
         """The policy whose rules the device has now; the last step used it."""
 
     @classmethod
-    def try_from(cls, model: Any, runtime: ExpertRuntime, shape: KVShape) -> GraphDecode | None:
-        """Makes one where Triton's kernels run and every part of the model has its kernel; None elsewhere."""
-        traits = traits_of(model.config.model_type).fused_gqa
+    def try_from(cls, model: Any, runtime: ExpertRuntime, shape: KVShape, slots: int) -> GraphDecode | None:
+        """Makes one where Triton's kernels run and the model's launches can be captured; None elsewhere.
+
+        Args:
+            model, runtime: see the class.
+            shape: the shape of a sequence's KV.
+            slots: experts of a token.
+        """
         kernel: Any = getattr(runtime.kernel, "wrapped", runtime.kernel)
         if runtime.device is None or not hasattr(kernel, "launch_rows"):
             return None
-        if traits is None or not traits.block_is_experts or getattr(model.config, "clip_qkv", None):
-            return None
-        if not traits_of(model.config.model_type).product_router:
-            return None
-        if not outer_fits(model):
-            return None
-        if not all(map(fits, model.model.layers)):
-            return None
-        return cls(model, traits, runtime, kernel, shape)
+        made = choose_launches(model, runtime, kernel, shape, slots)
+        return cls(model, runtime, kernel, *made) if made else None
 
     def _configure(self, policy: LevelPolicy) -> None:
         """Gives the device the rules of a step, unless it has them from the step before."""
@@ -125,7 +120,7 @@ class GraphDecode:
         sequences = [sequence for sequence, _, _ in step.kv.spans]
         alone = len(tokens) == 1
         logits = [self._append(step, *row, alone=alone) for row in zip(tokens, sequences, strict=True)]
-        step.record.active.update((i, len(experts)) for i, experts in enumerate(self._groups.active))
+        step.record.active.update((i, len(self._groups.active[i])) for i in self._launches.moe)
         return logits[0][None] if alone else torch.stack(logits)
 
     def discard(self) -> None:
@@ -135,7 +130,9 @@ class GraphDecode:
     def _append(self, step: StepContext, token: int, sequence: SequenceKV, *, alone: bool) -> torch.Tensor:
         """Appends a token to a sequence of a step; returns the logits after it, float32 [vocab] in RAM."""
         logits = self._whole.run(step, sequence, token, alone=alone)
-        return self._by_groups(step, token, sequence) if logits is None else logits
+        logits = self._by_groups(step, token, sequence) if logits is None else logits
+        self._memory.end_token(sequence)
+        return logits
 
     def _by_groups(self, step: StepContext, token: int, sequence: SequenceKV) -> torch.Tensor:
         """Appends a token by groups of layers, and layer by layer where a group stops."""
@@ -157,8 +154,10 @@ class GraphDecode:
         try:
             for layer in layers:
                 self._launches.reports[layer]()
-                self._device.await_computed()
-                predicted = self._run_experts(step, layer, predicted)
+                if self._experts[layer]:
+                    self._device.await_computed()
+                    predicted = self._run_experts(step, layer, predicted)
+                    self._launches.rests[layer]()
         finally:
             self._count_hits(step)
             self._count_damage(step)
@@ -212,6 +211,7 @@ class GraphDecode:
     ) -> None:
         """Brings a layer's experts and launches them as they come, and starts reading the next layer's predicted."""
         experts, launched = self._experts[layer], False
+        assert experts
         with step.experts.request(levels) as request:
             if self._looks_ahead(step, layer):
                 experts.read_ahead(step, [following])
@@ -223,9 +223,12 @@ class GraphDecode:
 
     def _looks_ahead(self, step: StepContext, layer: int) -> bool:
         """Whether the next layer's predicted experts are read ahead. A group's are not: its layers have no requests."""
-        following = layer + 1
-        in_group = following < len(self._experts) and following not in self._groups.of(layer)
-        return self._experts[layer].looks_ahead and not (in_group and self._groups.takes(step, following))
+        experts = self._experts[layer]
+        if not (experts and experts.looks_ahead and experts.next_router):
+            return False
+        following, _ = experts.next_router
+        in_group = following not in self._groups.of(layer)
+        return not (in_group and self._groups.takes(step, following))
 
     def _levels(self, step: StepContext, layer: int, choice: Sequence[int], gates: torch.Tensor) -> list[int]:
         """The level of each of a token's experts, in the router's order."""
@@ -256,9 +259,10 @@ class GraphDecode:
 
     def _has_ahead(self, step: StepContext, layer: int, following: Sequence[int]) -> bool:
         """Whether the next layer's predicted experts are resident, as far as they are read ahead."""
-        router = self._experts[layer].next_router
-        assert router
-        after, _ = router
+        experts = self._experts[layer]
+        assert experts
+        assert experts.next_router
+        after, _ = experts.next_router
         keys, taken = self._keys[after], step.policy.taken(after, following)
         return self._at_hand(after, {keys[expert]: self._highest_ahead for expert in taken})
 

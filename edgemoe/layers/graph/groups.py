@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
-from edgemoe.layers.graph.launches import GraphLaunches
-from edgemoe.layers.graph.memory import GraphMemory
+from edgemoe.layers.graph.base import Launches
+from edgemoe.layers.graph.memory import TokenMemory
 from edgemoe.layers.graph.places import ExpertPlaces
 from edgemoe.layers.graph.promotions import Promotions
 from edgemoe.policy.levels import LevelPolicy
@@ -95,19 +95,17 @@ class GraphGroups:
         active: the experts that each layer's router has chosen in this step so far.
     """
 
-    def __init__(
-        self, runtime: ExpertRuntime, kernel: Any, memory: GraphMemory, launches: GraphLaunches
-    ) -> None:
+    def __init__(self, runtime: ExpertRuntime, kernel: Any, memory: TokenMemory, launches: Launches) -> None:
         assert runtime.device
         self._runtime, self._device, self._memory = runtime, runtime.device, memory
-        self._layers, self._compute = launches.layers, launches.compute
-        count, experts = len(launches.layers), runtime.experts
+        self._launches, self.moe = launches, list(launches.moe)
+        count, experts = len(launches.reports), runtime.experts
         self.places = ExpertPlaces(self._device, kernel, runtime.source.pinned, count, experts)
         self.active: list[set[int]] = [set() for _ in range(count)]
         self._promotions = Promotions(count, experts)
         self._keys = [ExpertKey(layer, expert) for layer in range(count) for expert in range(experts)]
         self._division = Division(count, GROUP, self._state())
-        self._used: list[tuple[range, Numbers, Numbers, Numbers]] = []
+        self._used: list[tuple[Sequence[int], Numbers, Numbers, Numbers]] = []
         """(layers, experts, levels by the rule, levels in the device's memory), of what ran since the last `move`."""
         self._rules = self._damage = torch.empty(0)  # until the first step
 
@@ -116,7 +114,7 @@ class GraphGroups:
         from edgemoe.kernels.triton.place import damage_of, rules_of
 
         slots, place = self._memory.slots, self._device.place
-        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._layers))]
+        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._launches.reports))]
         settings = policy.settings
         numbers = rules_of(rules, slots, exact=settings.exact, renormalise=settings.renormalise)
         damage = damage_of(rules, self._runtime.experts)
@@ -127,7 +125,7 @@ class GraphGroups:
 
     def everywhere(self, step: StepContext) -> bool:
         """Whether a step may read experts where they lie, and each of them lies in one of both memories."""
-        return self._usable(step) and bool(self.places.levels[1].all())
+        return self._usable(step) and bool(self.places.levels[1, self.moe].all())
 
     def _usable(self, step: StepContext) -> bool:
         settings = step.policy.settings
@@ -155,7 +153,7 @@ class GraphGroups:
         Returns:
             the first layer that has not run; the memory has the state before it.
         """
-        division, count = self._division, len(self._layers)
+        division, count = self._division, len(self._launches.reports)
         first = last = division.index(layer)
         while last < len(division.groups) and self.takes(step, division.groups[last].start):
             last += 1
@@ -184,8 +182,8 @@ class GraphGroups:
         trace = copied.numpy().astype(np.int64)
         end = next((g for g in groups if trace[division.groups[g], -1].any()), groups.stop)
         if end > groups.start:
-            done = range(division.groups[groups.start].start, division.groups[end - 1].stop)
-            self.count(step, done, trace[done, :-1], self.places.own)
+            every = range(division.groups[groups.start].start, division.groups[end - 1].stop)
+            self.count(step, every, trace[:, :-1], self.places.own)
         for group in range(groups.start, end):
             division.stops[group] = 0
         return end
@@ -200,31 +198,45 @@ class GraphGroups:
         with torch.inference_mode():
             for group in range(len(division.groups)):
                 launch = partial(self.launch, division.groups[group], division.saved[group])
-                division.captured.append(self._device.capture(launch))
+                division.captured.append(self._device.capture(launch, self._launches))
             self._device.await_computed()
         for now, kept in zip(self._state(), before, strict=True):
             now.copy_(kept)
 
     def launch(self, layers: range, saved: Sequence[torch.Tensor]) -> None:
         """Launches some layers, and before them the copies of their state, if there are tensors to copy it to."""
-        from edgemoe.kernels.triton.place import place_experts
-
-        memory, places = self._memory, self.places
         for now, before in zip(self._state(), saved, strict=bool(saved)):
             before.copy_(now)
         for layer in layers:
-            self._layers[layer]()
-            place_experts(
-                *(memory.reporting, places.table[layer], self._rules[layer], self._damage[layer]),
-                *(places.offsets, memory.stopped, memory.items, memory.gates, memory.trace[layer]),
-            )
-            self._compute()
+            self._launches.layer(layer, partial(self._launch_experts, layer))
 
-    def count(self, step: StepContext, layers: range, trace: Numbers, own: Numbers) -> None:
-        """Counts a token's experts in some layers, by their levels; keeps them for `move`."""
+    def _launch_experts(self, layer: int) -> None:
+        """Launches the choice of a layer's levels and addresses, and its experts."""
+        from edgemoe.kernels.triton.place import place_experts
+
+        memory, places = self._memory, self.places
+        place_experts(
+            *(memory.reporting, places.table[layer], self._rules[layer], self._damage[layer]),
+            *(places.offsets, memory.stopped, memory.items, memory.gates, memory.trace[layer]),
+        )
+        self._launches.compute()
+
+    def count(self, step: StepContext, within: range, traces: Numbers, own: Numbers) -> None:
+        """Counts a token's experts in some layers, by their levels; keeps them for `move`.
+
+        Args:
+            step: the step.
+            within: numbers of the layers; the ones without experts count nothing.
+            traces: int64 [layers, 3 k], the trace of every layer of the model.
+            own: int64 [layers, experts], levels in the device's memory.
+        """
+        layers = [layer for layer in self.moe if layer in within]
+        if not layers:
+            return
+        trace = traces[layers]
         k, settings = self._memory.slots, step.policy.settings
         chosen, wanted = trace[:, :k], trace[:, 2 * k :]
-        has = own[np.arange(layers.start, layers.stop)[:, None], chosen]
+        has = own[np.asarray(layers)[:, None], chosen]
         self._used.append((layers, chosen, wanted, has))
         kinds, numbers = np.unique(has + 16 * wanted, return_counts=True)
         levels = {
@@ -256,7 +268,7 @@ class GraphGroups:
         keys, (own, either) = self._keys, self.places.levels
         for layers, chosen, wanted, has in self._used:
             self._promotions.note(layers, chosen)
-            rows = np.arange(layers.start, layers.stop)[:, None]
+            rows = np.asarray(layers)[:, None]
             numbers = rows * self._runtime.experts + chosen
             used += [keys[number] for number in np.sort(numbers[(wanted > 0) & (has > 0)]).tolist()]
             # What has moved since, or left both memories, is not brought: a launch may read the blocks in DRAM.

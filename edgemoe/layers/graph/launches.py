@@ -8,7 +8,7 @@ end         the sum of the last experts ─ norm ─ head ─► memory.outcome;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,9 @@ from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kv.formats import KVFormat
 from edgemoe.layers.decoder_parts import outer_parts, parts_of
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
+from edgemoe.layers.graph.base import Launch, nothing
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.machine.device import Device
-
-Launch = Callable[[], None]
 
 
 class GraphLaunches:
@@ -44,6 +43,7 @@ class GraphLaunches:
         end: Launches the sum of the last experts, the norm, the head and the choice of the likeliest token.
         reports: Launches each layer, and the copy of its router's report to the host.
         experts: Launches the experts of a table, by the table's number.
+        moe, rests: As in base.Launches; the next layer's launch, or the end, sums a layer's experts.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class GraphLaunches:
         gate = traits_of(model.config.model_type).gate
         assert gate
         self._normalise, self._rounded = bool(gate.normalise(model.config)), gate.rounded
+        self.moe, self.rests = range(len(self._blocks)), [nothing] * len(self._blocks)
         self._first_kv = self._kv_of_one_token()
         memory.set_state(
             0, 0, np.tile([*(each.data_ptr() for each in self._first_kv), 1], (len(self._blocks), 1))
@@ -73,6 +74,11 @@ class GraphLaunches:
                 device.capture(partial(self._launch_table, table)) for table in range(memory.slots)
             ]
             device.await_computed()
+
+    def layer(self, layer: int, experts: Launch) -> None:
+        """Launches a layer, and its experts."""
+        self.layers[layer]()
+        experts()
 
     def compute(self) -> None:
         """Launches the experts of the memory's items."""

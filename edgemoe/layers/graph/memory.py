@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,68 +22,68 @@ ADDRESSES = _SLOT
 """Numbers of an item that differ between experts: five addresses and the level."""
 
 
-class GraphMemory:
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a model.
+
+    Args:
+        layers: number of layers.
+        hidden, vocab: sizes of a state and of the vocabulary.
+        outer, inner: sizes X and I of the state that experts take, and between an expert's matrices.
+        slots: experts k of a token.
+    """
+
+    layers: int
+    hidden: int
+    vocab: int
+    outer: int
+    inner: int
+    slots: int
+
+
+class TokenMemory:
     """Memory at fixed addresses, of which a new token's launches use the same places every time.
 
     Args:
         device: the device of the model.
-        model: the model that layers.build made, with plain attention of one shape in every layer.
-        inner: inner size I of an expert.
-        experts: number of experts in a layer.
-        slots: experts of a token.
+        sizes: the sizes of the model.
 
     Attributes:
         state: int64 [STATE + PLACE * layers + 1], as kernels.triton.attention; then `stopped`.
         position, token: int64 [1], the first numbers of the state.
         stopped: int32 [1], the last number of the state, as place_experts.
-        hidden, normed: bf16 [H].
-        qkv, queries, attended, projected: bf16, of attention.
-        scratch: float32, of attention.
-        frequencies: float32 [head's size], the angle by which each position turns.
-        lengths: whether the frequencies depend on the length of a sequence.
-        angles, turned: float32 [head's size], scratch of the rotation.
-        cosine, sine: bf16 [head's size], of the token's position.
-        router_logits: bf16 [2 E], of a layer's router and of the next one's.
+        hidden: bf16 [H], the state between two layers.
+        normed: bf16 [X], the state that experts take.
         reporting, reported: int32 [3 k] on the device and in the host's memory, as choose_experts.
         items, gates: int64 [2, k, ITEM] and float32 [k], on the device: the experts to compute and their gate weights.
-        inner, rows: bf16 [k, I] and [k, H], of experts.
-        one: float32 [1], 1.
-        head, highest: bf16 [vocab] and float32 [parts_of(vocab)], scratch of the head.
+        inner, rows: bf16 [k, I] and [k, X], of experts.
+        highest: float32 [parts_of(vocab)], scratch of the head.
         outcome, outcome_parts: int32, on the device: everything that the host reads of a token; and its three parts.
         logits: float32 [vocab], the bits of the outcome's first numbers.
         trace: int32 [layers, 3 k + 1], as place_experts.
         likeliest: int32 [1 + parts_of(vocab)], as choose_likeliest.
     """
 
-    def __init__(self, device: Device, model: Any, inner: int, experts: int, slots: int) -> None:
+    def __init__(self, device: Device, sizes: Sizes) -> None:
         from edgemoe.kernels.triton import attention
+        from edgemoe.kernels.triton.token import parts_of
 
-        self.slots, place = slots, device.place
-        first = model.model.layers[0].self_attn
-        hidden, width = model.model.embed_tokens.weight.shape[1], first.q_proj.out_features
-
-        def bf16(*shape: int) -> torch.Tensor:
-            return torch.zeros(*shape, dtype=torch.bfloat16, device=place)
-
-        self.hidden, self.normed, self.projected = bf16(hidden), bf16(hidden), bf16(hidden)
-        self.qkv = bf16(width + 2 * first.k_proj.out_features)
-        self.queries, self.attended = bf16(width), bf16(width)
-        self.cosine, self.sine, self.router_logits = (
-            bf16(first.head_dim),
-            bf16(first.head_dim),
-            bf16(2 * experts),
-        )
-        self.inner, self.rows, self.one = bf16(slots, inner), bf16(slots, hidden), torch.ones(1, device=place)
-        count = len(model.model.layers)
-        numbers = attention.STATE + attention.PLACE * count + 1
-        self.state = torch.zeros(numbers, dtype=torch.int64, device=place)
+        self._place, self.slots = device.place, sizes.slots
+        slots, vocab, layers = sizes.slots, sizes.vocab, sizes.layers
+        self.hidden, self.normed = self._bf16(sizes.hidden), self._bf16(sizes.outer)
+        self.inner, self.rows = self._bf16(slots, sizes.inner), self._bf16(slots, sizes.outer)
+        numbers = attention.STATE + attention.PLACE * layers + 1
+        self.state = torch.zeros(numbers, dtype=torch.int64, device=device.place)
         self.position, self.token = self.state[:1], self.state[1:2]
         self.stopped = self.state[-1:].view(torch.int32)[:1]
-        self._make_outer(model, count, place)
-        self.reporting = torch.zeros(3 * slots, dtype=torch.int32, device=place)
-        self.scratch = torch.zeros(
-            attention.scratch_size(width // first.head_dim, first.head_dim), device=place
-        )
+        self.reporting = torch.zeros(3 * slots, dtype=torch.int32, device=device.place)
+        self.highest = torch.zeros(parts_of(vocab), device=device.place)
+        parts = vocab, layers * (3 * slots + 1), 1 + parts_of(vocab)
+        self.outcome = torch.zeros(sum(parts), dtype=torch.int32, device=device.place)
+        self.outcome_parts = self.outcome.split(parts)
+        logits, trace, self.likeliest = self.outcome_parts
+        self.logits: torch.Tensor = logits.view(torch.float32)
+        self.trace: torch.Tensor = trace.view(layers, -1)
         self._make_tables(device, slots)
         self.reported = device.host_tensor((3 * slots,), torch.int32)
         self._chosen = self.reported[: 2 * slots].numpy()
@@ -90,22 +91,11 @@ class GraphMemory:
         self._places = SequencePlaces()
         self._host_state = device.host_tensor((numbers,), torch.int64)
 
-    def _make_outer(self, model: Any, layers: int, place: torch.device) -> None:
-        """Allocates what the beginning and the end of a token compute with."""
-        from edgemoe.kernels.triton.token import parts_of
+    lengths = False
+    """Whether rotary factors depend on the length of a sequence."""
 
-        vocab, rotary = model.lm_head.out_features, model.model.rotary_emb
-        self._rotary, self.lengths = rotary, RotaryLengths.of(model.config.to_dict()) is not None
-        self.frequencies = torch.cat((rotary.inv_freq, rotary.inv_freq)).to(place, torch.float32)
-        self.angles, self.turned = torch.zeros_like(self.frequencies), torch.zeros_like(self.frequencies)
-        self.head = torch.zeros(vocab, dtype=torch.bfloat16, device=place)
-        self.highest = torch.zeros(parts_of(vocab), device=place)
-        sizes = vocab, layers * (3 * self.slots + 1), 1 + parts_of(vocab)
-        self.outcome = torch.zeros(sum(sizes), dtype=torch.int32, device=place)
-        self.outcome_parts = self.outcome.split(sizes)
-        logits, trace, self.likeliest = self.outcome_parts
-        self.logits: torch.Tensor = logits.view(torch.float32)
-        self.trace: torch.Tensor = trace.view(layers, -1)
+    def _bf16(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.bfloat16, device=self._place)
 
     def _make_tables(self, device: Device, slots: int) -> None:
         """Allocates the table of a launch's experts on the device, and the tables of a layer in the host's memory.
@@ -129,9 +119,9 @@ class GraphMemory:
     def begin_token(self, sequence: SequenceKV, token: int) -> None:
         """Sets the state of a sequence's next token, with a token's id."""
         self.set_state(sequence.length, token, self._places.next_token(sequence))
-        if self.lengths:
-            self._rotary(self.hidden[None, None], self.position[None])  # it chooses its factors
-            self.frequencies.view(2, -1).copy_(self._rotary.inv_freq)
+
+    def end_token(self, sequence: SequenceKV) -> None:
+        """Launches what a token leaves to its sequence in addition to keys and values: nothing."""
 
     def set_state(self, position: int, token: int, places: NDArray[np.int64]) -> None:
         """Sets the token's position and id, and where its sequence's keys and values are.
@@ -176,3 +166,50 @@ class GraphMemory:
     def send_table(self, number: int) -> None:
         """Launches the copy of a table to the device."""
         self._table.copy_(self._tables[number], non_blocking=True)
+
+
+class GraphMemory(TokenMemory):
+    """Memory of the launches of layers with plain attention of one shape in every layer.
+
+    Args:
+        device: the device of the model.
+        model: the model that layers.build made.
+        inner: inner size I of an expert.
+        experts: number of experts in a layer.
+        slots: experts of a token.
+
+    Attributes:
+        qkv, queries, attended, projected: bf16, of attention.
+        scratch: float32, of attention.
+        frequencies: float32 [head's size], the angle by which each position turns.
+        angles, turned: float32 [head's size], scratch of the rotation.
+        cosine, sine: bf16 [head's size], of the token's position.
+        router_logits: bf16 [2 E], of a layer's router and of the next one's.
+        one: float32 [1], 1.
+        head: bf16 [vocab], scratch of the head.
+    """
+
+    def __init__(self, device: Device, model: Any, inner: int, experts: int, slots: int) -> None:
+        from edgemoe.kernels.triton import attention
+
+        place, first, rotary = device.place, model.model.layers[0].self_attn, model.model.rotary_emb
+        hidden, width = model.model.embed_tokens.weight.shape[1], first.q_proj.out_features
+        vocab, layers = model.lm_head.out_features, len(model.model.layers)
+        super().__init__(device, Sizes(layers, hidden, vocab, hidden, inner, slots))
+        self.projected, self.qkv = self._bf16(hidden), self._bf16(width + 2 * first.k_proj.out_features)
+        self.queries, self.attended = self._bf16(width), self._bf16(width)
+        self.cosine, self.sine = self._bf16(first.head_dim), self._bf16(first.head_dim)
+        self.router_logits, self.head = self._bf16(2 * experts), self._bf16(vocab)
+        self.one = torch.ones(1, device=place)
+        self._rotary, self.lengths = rotary, RotaryLengths.of(model.config.to_dict()) is not None
+        self.frequencies = torch.cat((rotary.inv_freq, rotary.inv_freq)).to(place, torch.float32)
+        self.angles, self.turned = torch.zeros_like(self.frequencies), torch.zeros_like(self.frequencies)
+        heads = width // first.head_dim
+        self.scratch = torch.zeros(attention.scratch_size(heads, first.head_dim), device=place)
+
+    def begin_token(self, sequence: SequenceKV, token: int) -> None:
+        """Sets the state of a sequence's next token, and the rotary factors where they depend on its length."""
+        super().begin_token(sequence, token)
+        if self.lengths:
+            self._rotary(self.hidden[None, None], self.position[None])  # it chooses its factors
+            self.frequencies.view(2, -1).copy_(self._rotary.inv_freq)

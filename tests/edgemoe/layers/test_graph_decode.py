@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from graph_rig import graph_engines, graph_store, logits
+from recorded_launches import at_each_launch
 
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.triton import experts as triton_experts
@@ -194,7 +195,9 @@ def test_layers_are_one_launch_once_every_expert_is_in_a_memory(open_on, monkeyp
     groups, whole, launched = engine.runner.fused._groups, engine.runner.fused._whole, []
     launch = groups.launch
     monkeypatch.setattr(
-        groups, "launch", lambda layers, saved: (launched.append(layers), launch(layers, saved))
+        groups,
+        "launch",
+        lambda layers, saved: (at_each_launch(lambda: launched.append(layers)), launch(layers, saved)),
     )
     assert torch.equal(logits(engine), want)
     assert {len(layers) for layers in launched} == {1}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from random import Random
 
 import torch
+from recorded_launches import recorded, without_waits
 
 from edgemoe.cache.blocks import FreeList
 from edgemoe.cache.device_arena import on_device
@@ -134,9 +136,13 @@ class DoubleDevice(Device):
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype)
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
-        launch()
-        return launch
+    def capture_pieces(
+        self, launch: Callable[[Callable[[], None]], None], pool: object | None = None
+    ) -> list[Callable[[], None]]:
+        return recorded(launch)
+
+    def without_waits(self) -> AbstractContextManager[None]:
+        return without_waits()
 
     def to_host(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.waits += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from device_double import DoubleDevice, poisoned
 from engine_rig import limited, on_device
 from family_models import random_model, save
 from interpreter import round_like_a_gpu
+from recorded_launches import at_each_launch
 
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.kernels.registry import kernels_for
@@ -48,7 +50,7 @@ def graph_engines(store: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[.
     for module, name, few in (
         (dense, "ROWS", 512),
         (dense, "COLS", 64),
-        (attention, "SPLITS", 2),
+        (attention.StoredRowAttention, "splits", 2),
     ):  # the interpreter's time goes by programs, and by the elements of a tile
         patch.setattr(module, name, few)
     patch.setattr(triton_experts, "VECTOR", Tile(rows=64))
@@ -96,6 +98,9 @@ def register_reads(groups: GraphGroups, device: DoubleDevice) -> None:
 
     def registered(layers: range, saved) -> None:
         launch(layers, saved)
+        at_each_launch(partial(read, layers))
+
+    def read(layers: range) -> None:
         blocks = [*places._own.values(), *(blocks for _, blocks in places._slower.values())]
         tensors = [block_tensor(block) for each in blocks for block in each.values()]
         at = {tensor.data_ptr(): tensor for tensor in tensors}

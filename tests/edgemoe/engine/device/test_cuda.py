@@ -266,6 +266,21 @@ def test_tokens_that_run_ahead_answer_as_others_do(open_on, experts_only, monkey
     assert all(map(torch.equal, got, want))
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text", "glm4_moe", "gpt_oss", "deepseek_v2", "gemma4_text"])
+def test_captured_modules_answer_as_modules_do(open_on, family, tmp_path):
+    """Families without kernels of their own are captured, within the limit, and their answers do not depend on it."""
+    save(random_model(family), tmp_path / "source", fused=True)
+    how = {"of": tmp_path / "store", "levels": (4,)}
+    convert_checkpoint(tmp_path / "source", how["of"], max_level=8, layout="cuda", dense_bits=8)
+    engine = open_on(**how)
+    assert isinstance(engine.runner.fused, GraphDecode)
+    got = logits(engine)
+    assert engine.peak.bytes <= engine.plan.vram_limit_bytes
+    assert all(torch.equal(logits(open_on(*limits, **how)), got) for limits in ((3, 0), (4, 64)))
+    want = logits(open_on(**how).by_modules())
+    assert (got - want).norm() < ROUNDING * want.norm()
+
+
 def test_the_drivers_count_stays_within_the_limit(open_on):
     """After prompts and many steps, all of the process's memory on the GPU is within --vram-limit."""
     engine = open_on(4, 8)
