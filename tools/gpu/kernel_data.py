@@ -57,7 +57,7 @@ class Experts:
         )
         count = sets * sizes.top_k
         self._bytes = [(spec.parameter_bytes, spec.nibble_bytes // 2) for spec in specs]
-        self._blocks = [
+        self.blocks = [
             (_placed(_parameters(count, spec, device), pinned), _placed(_planes(count, spec, device), pinned))
             for spec in specs
         ]
@@ -68,7 +68,7 @@ class Experts:
     def items(self, level: int) -> torch.Tensor:
         """int64 [sets, 2, top_k, ITEM] on the device: the items of each token, of gate_up and of down."""
         table = torch.zeros(self.sets, 2, self.sizes.top_k, ITEM, dtype=torch.int64)
-        for matrix, (parameters, planes) in enumerate(self._blocks):
+        for matrix, (parameters, planes) in enumerate(self.blocks):
             for expert in range(self.sets * self.sizes.top_k):
                 at, slot = divmod(expert, self.sizes.top_k)
                 addresses = [parameters[expert].data_ptr(), *(each.data_ptr() for each in planes[expert])]
