@@ -13,7 +13,6 @@ from edgemoe.errors import ModelRefused
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.shape import KVShape
 from edgemoe.kv.step import Segment, Step, StepKV
-from edgemoe.layers.mla import LatentHeads
 
 
 class StaticSequence:
@@ -82,12 +81,43 @@ class StaticKV(StepKV):
         if shape.window and (not window or window > shape.window):
             raise ModelRefused(f"a window of {shape.window} tokens", f"one of {window or 'all'}", "")
         if shape.latent:
-            heads_of = LatentHeads(module)
-            summed = self._attended(layer, heads_of.query(query[0]), keys, values, how)
-            return heads_of.value(summed[:, None]).transpose(0, 1)[None]
+            return self._latents(module, query[0, :, 0], keys, values, how)
         own = values.shape[-1]
         values = F.pad(values, (0, shape.value_dim - own))
         return self._attended(layer, query[0], keys, values, how)[None, None, :, :own]
+
+    def _latents(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        rotary: torch.Tensor,
+        how: tuple[float, int | None, torch.Tensor | None],
+    ) -> torch.Tensor:
+        """Launches the store and the attention of a layer with latents.
+
+        Args:
+            module: the layer's attention module, with kv_b_proj.
+            query: bf16 [heads, key + rotary].
+            latent, rotary: bf16 [1, 1, 1, latent] and [1, 1, 1, rotary] of the token.
+            how: factor of the scores, window and sinks, which are None.
+
+        Returns:
+            bf16 [1, 1, heads, value].
+        """
+        from edgemoe.kernels.triton.latents import LatentRowAttention
+
+        linear, key, (scaling, window, _) = module.kv_b_proj, module.qk_nope_head_dim, how
+        sizes, layer = (len(query), key, query.shape[1] - key), module.layer_idx
+        attention = LatentRowAttention(
+            *(linear.weight.data, linear.scale, *sizes, scaling, layer, window or 0),
+            form=self._shapes[layer].format,
+        )
+        attention.store(latent.reshape(-1), rotary.reshape(-1), self._state)
+        scratch = torch.empty(attention.scratch_size, device=query.device)
+        out = query.new_empty(len(query), module.v_head_dim)
+        attention.attend(query.contiguous(), self._state, scratch, out)
+        return out[None, None]
 
     def _attended(
         self,
@@ -101,21 +131,20 @@ class StaticKV(StepKV):
 
         Args:
             layer: number of the layer in the model.
-            query: [heads, 1, D], in the form of a stored key.
-            keys, values: [1, kv_heads, 1, D or V]; with latents the latent and the rotary part of the key.
+            query: [heads, 1, D].
+            keys, values: [1, kv_heads, 1, D or V].
             how: factor of the scores, window and sinks.
 
         Returns:
-            bf16 [heads, V]; with latents V is the size of a latent.
+            bf16 [heads, V].
         """
         from edgemoe.kernels.triton.attention import StoredRowAttention, scratch_size
 
         shape, (scaling, window, sinks) = self._shapes[layer], how
-        heads, width = len(query), shape.latent or shape.value_dim
+        heads, width = len(query), shape.value_dim
         attention = StoredRowAttention(
             *(heads, shape.heads, shape.key_dim, width, scaling, window or 0, sinks, layer),
             form=shape.format,
-            latent=shape.latent,
         )
         attention.store(keys[0, :, 0].contiguous(), values[0, :, 0].contiguous(), self._state)
         scratch = torch.empty(scratch_size(heads, max(shape.key_dim, width)), device=query.device)

@@ -28,6 +28,7 @@ from edgemoe.kernels.registry import kernels_for
 from edgemoe.kernels.triton import attention
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kernels.triton.products import Tile
+from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph import groups as graph_groups
 from edgemoe.layers.graph.decode import GraphDecode
@@ -81,9 +82,14 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
     with ExitStack() as stack:
 
         def open_one(
-            experts: int | None = None, dram_experts: int = 0, *, parallel: int = 1, **settings
+            experts: int | None = None,
+            dram_experts: int = 0,
+            *,
+            parallel: int = 1,
+            kv: KVFormat | None = None,
+            **settings,
         ) -> Engine:
-            opened, device = StoreModel.open(store), DoubleDevice(haste=0.2)
+            opened, device = StoreModel.open(store).with_kv(kv or KVFormat()), DoubleDevice(haste=0.2)
             compute = kernels_for("cuda")[0]
             form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
             opened = on_device(replace(opened, form=form, compute=compute), device)
@@ -107,6 +113,17 @@ def logits(engine: Engine, tokens: tuple[int, ...] = (11, 250)) -> torch.Tensor:
 def require_near(result: torch.Tensor, expected: torch.Tensor) -> None:
     """Captured launches sum in another order than modules, and round in other places."""
     assert (result - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("store", "kinds"), [("deepseek_v2", "q4_0"), ("gpt_oss", "q8_0")], indirect=["store"]
+)
+def test_coded_rows_are_read_and_written(open_on, kinds):
+    """Latents and rows within a window, which move, are stored in codes; prompts of modules wrote some of them."""
+    engine = open_on(kv=KVFormat(kinds, kinds))
+    assert isinstance(engine.runner.fused, GraphDecode)
+    got = logits(engine)
+    require_near(got, logits(engine.by_modules()))
 
 
 @pytest.mark.parametrize("store", list(MODELS), indirect=True)
