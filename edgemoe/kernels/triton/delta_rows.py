@@ -137,7 +137,8 @@ def recur_rows(
     key_inside, inside = i < F.key_dim, j < F.value_dim
     cell = head.to(tl.int64) * F.key_dim * F.value_dim + i[:, None] * F.value_dim + j[None, :]
     valid = key_inside[:, None] & inside[None, :]
-    state = tl.zeros((F.keys, COLS), tl.float32)
+    KEYS: tl.constexpr = F.keys
+    state = tl.zeros((KEYS, COLS), tl.float32)
     if state0 is not None:
         state = tl.load(state0 + cell, mask=valid, other=0)
     factor = tl.load(factors + head)
