@@ -14,7 +14,7 @@ from edgemoe.kernels.triton.matvec import matvec, rows_per_program
 from edgemoe.kernels.triton.products import ITEM
 from edgemoe.storage.record.offsets import MatrixSpec
 
-pytestmark = [pytest.mark.triton, NEEDS_TRITON]
+pytestmark = [pytest.mark.triton, pytest.mark.gpu, NEEDS_TRITON]
 
 
 @pytest.fixture(autouse=True)
