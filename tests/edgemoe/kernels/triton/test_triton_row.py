@@ -16,6 +16,7 @@ from edgemoe.kernels.triton.attention import RowAttention, scratch_size
 from edgemoe.kernels.triton.dense import Matrix, add_and_normalise, multiply
 from edgemoe.kernels.triton.router import choose_experts
 from edgemoe.layers.attend import attend
+from edgemoe.layers.dense import DenseLinear
 
 pytestmark = [
     pytest.mark.triton,
@@ -167,3 +168,17 @@ def test_attention_matches_torch(name, norm, past):
         shape.window or None,
     )
     assert close(out, want.flatten(), 0.005)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_dense_layer_multiplies_one_row(bits):
+    """DenseLinear's product of a single row on a device, with a bias, is the product of float32 rounded twice."""
+    weight, scale, bias = numbers(40, 96), numbers(40, seed=1).abs(), numbers(40, seed=2)
+    exact = weight.float()
+    if bits == 8:
+        weight = (exact * 40).clamp(-127, 127).round().to(torch.int8)
+        exact = weight.float() * scale.float()[:, None]
+    x = numbers(1, 96, seed=3)
+    got = DenseLinear(weight, scale if bits == 8 else None, bias).one_row(x)
+    assert got.shape == (1, 40)
+    assert close(got, (x.float() @ exact.T).bfloat16() + bias)
