@@ -28,7 +28,7 @@ from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.machine import process
 from edgemoe.memory import workspace
 from edgemoe.memory.describe import plan_lines
-from edgemoe.memory.overhead import EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
+from edgemoe.memory.overhead import CAPTURE_BYTES, EXPERT_BYTES, PROCESS_BYTES, ROUNDING_BYTES
 from edgemoe.models.plans.division import Division, plan_levels, within_memory
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.fetcher import Fetcher
@@ -183,8 +183,8 @@ def test_a_limit_below_the_drivers_bytes_is_refused(tiny_store):
     store, settings = in_planes(tiny_store, DoubleDevice()), RunSettings.uniform(4)
     least = store.plan(vram_limit=None, settings=settings, context=64).minimum_vram_bytes
     in_ram = in_planes(tiny_store, None).plan(vram_limit=None, settings=settings, context=64)
-    rounding = ROUNDING_BYTES - EXPERT_BYTES * store.shape.experts
-    assert least == in_ram.minimum_vram_bytes + DRIVER_BYTES + rounding
+    own = DRIVER_BYTES + ROUNDING_BYTES + CAPTURE_BYTES - EXPERT_BYTES * store.shape.experts
+    assert least == in_ram.minimum_vram_bytes + own
     with pytest.raises(DoesNotFit, match=f"driver {format_size(DRIVER_BYTES)}") as refused:
         store.plan(vram_limit=least - 1, settings=settings, context=64)
     assert refused.value.minimum == least
@@ -254,13 +254,13 @@ def test_a_plan_for_a_larger_device_gives_a_warning(tiny_store, monkeypatch, cap
     """Where limits do not shrink, a limit above the device's free memory gives a warning with one that fits."""
     device = DoubleDevice()
     store, choose = in_planes(tiny_store, device), lambda level, **_: RunSettings.uniform(level)
-    monkeypatch.setattr(device, "available_bytes", lambda: 100_000_000)
-    plan_levels(store, choose, Division(100_000_000, context=64))
+    monkeypatch.setattr(device, "available_bytes", lambda: 200_000_000)
+    plan_levels(store, choose, Division(200_000_000, context=64))
     assert not caplog.messages
-    assert plan_levels(store, choose, Division(200_000_000, context=64))[0].vram_limit_bytes == 200_000_000
+    assert plan_levels(store, choose, Division(400_000_000, context=64))[0].vram_limit_bytes == 400_000_000
     (message,) = caplog.messages
-    assert message.startswith("--vram-limit 200 MB is more than the 100 MB of GPU memory that are free")
-    assert message.endswith("give --vram-limit 90MB")
+    assert message.startswith("--vram-limit 400 MB is more than the 200 MB of GPU memory that are free")
+    assert message.endswith("give --vram-limit 180MB")
 
 
 def test_a_closed_engine_frees_its_memory(tiny_store, monkeypatch):
