@@ -115,7 +115,8 @@ class DenseLinear(nn.Module):
         """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
         flat = x.reshape(-1, self.in_features)
         rows, quantized = flat.shape[0], self.grouped or self.scale is not None
-        if x.device.type != "cpu" and rows == 1 and not self.grouped and multiplies_rows():
+        single = rows == 1 and not self.grouped and x.dtype == torch.bfloat16
+        if x.device.type != "cpu" and single and multiplies_rows():
             return self.one_row(flat).view(*x.shape[:-1], self.out_features)
         if x.device.type != "cpu":
             y = self._by_slices(flat) if quantized else F.linear(flat, self.weight)
