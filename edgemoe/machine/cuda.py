@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -150,8 +151,10 @@ class CudaDevice(Device):
     def without_waits(self) -> Iterator[None]:
         """Makes torch refuse operations that wait. Other threads that use torch are refused them as well."""
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch does not notice every wait, and says so
+                torch.cuda.set_sync_debug_mode("error")
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)

@@ -33,6 +33,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vocab", type=positive, default=151936, help="tokens; default: 151936")
     parser.add_argument("--max-level", type=int, choices=(8, 4), default=4, help="bits of an expert weight")
     parser.add_argument("--dense-bits", type=int, choices=DENSE_BITS, default=8, help="of the other matrices")
+    parser.add_argument(
+        "--distinct",
+        type=positive,
+        metavar="N",
+        help="draw the experts of N layers, which stay in memory, and repeat them; default: all are drawn",
+    )
     parser.add_argument("--layout", choices=sorted(LAYOUTS), default="cuda", help="of the records")
     return parser.parse_args(argv)
 
@@ -51,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 dense_bits=given.dense_bits,
                 layout=LAYOUTS[given.layout],
                 update=progress.update,
+                distinct=given.distinct,
             )
     except EdgemoeError as error:
         return failed("tools.synthetic.family_store", error)

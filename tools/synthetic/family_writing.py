@@ -12,17 +12,16 @@ import xxhash
 
 from edgemoe.bench.synthetic.store import Counted
 from edgemoe.bench.synthetic.tokenizer import save_tokenizer
-from edgemoe.bench.synthetic.workload import ExpertPool
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
 from edgemoe.layers.skeleton import skeleton, without_weights
 from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.files.header import tensor_bytes
 from edgemoe.storage.record.layout import Layout
-from edgemoe.storage.record.offsets import MatrixSpec, RecordGeometry
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 from edgemoe.storage.store.writer import StoreWriter
 from tools.synthetic.family_dense import RandomDense
+from tools.synthetic.family_experts import Experts
 
 
 def make_family_store(
@@ -33,6 +32,7 @@ def make_family_store(
     dense_bits: int,
     layout: Layout,
     update: Callable[[int, int], None],
+    distinct: int | None = None,
 ) -> None:
     """Writes a store, or the missing rest of one; a finished store stays as it is.
 
@@ -43,10 +43,10 @@ def make_family_store(
         dense_bits: bits of the other matrices, one of DENSE_BITS.
         layout: the layout of the records.
         update: called with the bytes done and the total bytes.
+        distinct: number of layers with experts of their own, see Experts.
 
     Raises:
-        ModelRefused, UserError: the family is not supported; matrices need padding; the directory has other files.
-        StoreBusy, DoesNotFit: as StoreWriter.
+        ModelRefused, UserError, StoreBusy, DoesNotFit: as family_of, ExpertPool and StoreWriter.
     """
     if (destination / MANIFEST_NAME).exists():
         return
@@ -55,16 +55,20 @@ def make_family_store(
         known = _write_config(config, place)
         family, model = family_of(known), skeleton(place, known)
         without_weights(model)
-        source = f"synthetic-{xxhash.xxh3_128_hexdigest(repr((known, max_level, dense_bits)).encode())}"
-        geometry = _geometry(family, max_level)
+        source = _source_of(known, max_level, dense_bits, distinct)
+        experts = Experts(family, max_level, layout, distinct)
         with StoreWriter(
-            destination, geometry=geometry, layout=layout, source=source, dense_bits=dense_bits
+            destination, geometry=experts.geometry, layout=layout, source=source, dense_bits=dense_bits
         ) as writer:
-            dense = RandomDense(model, family, dense_bits)
-            _write(writer, family, geometry, ExpertPool(geometry, 0, layout), dense, update)
+            _write(writer, family, experts, RandomDense(model, family, dense_bits), update)
             for path in sorted(place.iterdir()):
                 writer.copy(path)
             writer.finish()
+
+
+def _source_of(*identity: object) -> str:
+    """A fingerprint of a store's contents."""
+    return f"synthetic-{xxhash.xxh3_128_hexdigest(repr(identity).encode())}"
 
 
 def _write_config(config: Any, place: Path) -> dict[str, Any]:
@@ -75,22 +79,15 @@ def _write_config(config: Any, place: Path) -> dict[str, Any]:
     return bounded_config(json.loads(text))
 
 
-def _geometry(family: Family, max_level: int) -> RecordGeometry:
-    first = ("gate_up", 2 * family.intermediate) if family.gated else ("up", family.intermediate)
-    matrices = MatrixSpec.of(*first, family.hidden), MatrixSpec.of("down", family.hidden, family.intermediate)
-    return RecordGeometry(matrices, max_level)
-
-
 def _write(
     writer: StoreWriter,
     family: Family,
-    geometry: RecordGeometry,
-    experts: ExpertPool,
+    experts: Experts,
     dense: RandomDense,
     update: Callable[[int, int], None],
 ) -> None:
     """Writes the layers that are missing, and the dense tensors."""
-    layer_bytes = family.experts * geometry.record_bytes
+    layer_bytes = family.experts * experts.geometry.record_bytes
     specs, finished = dense.specs(), writer.finished_layers()
     total = len(family.moe_layers) * layer_bytes + sum(tensor_bytes(*spec) for spec in specs.values())
     counted = Counted(total, update)

@@ -47,13 +47,18 @@ def test_a_store_answers(name, tmp_path, monkeypatch):
 
 
 def test_a_finished_store_stays(tmp_path, monkeypatch):
-    """A second run with the same arguments changes no file."""
+    """A second run with the same arguments changes no file, and every second layer repeats the experts of the first."""
     monkeypatch.setattr(workload, "POOL", 1 << 13)
     model_type, sizes = family_sizes.MODELS["qwen3-30b-a3b"]
     small = sizes | SMALL | {"moe_intermediate_size": 64}
     monkeypatch.setitem(family_sizes.MODELS, "qwen3-30b-a3b", (model_type, small))
-    how = ["qwen3-30b-a3b", "--layers", "2", "--experts", "8", "--vocab", "400", str(tmp_path / "store")]
+    how = ["qwen3-30b-a3b", "--layers", "3", "--experts", "8", "--vocab", "400", str(tmp_path / "store")]
+    how += ["--distinct", "2"]
     family_store.main(how)
+    layers = [
+        (tmp_path / "store" / f"experts-0000{layer}.safetensors").read_bytes()[-4096:] for layer in range(3)
+    ]
+    assert layers[0] == layers[2] != layers[1]
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store").iterdir()}
     family_store.main(how)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store").iterdir()} == before
