@@ -22,8 +22,9 @@ _NUMBERS = 1 << 22
 class RandomDense:
     """The dense tensors of a model: their types and shapes, and random values.
 
-    Norms and gains are 1, biases 0, embeddings have variance 1, and other matrices variance 1 / inputs. Rows of routers
-    are scaled by a lognormal of sigma .35, so that some experts are used far more than others.
+    Norms and gains are 1, biases 0, embeddings have variance 1, and other matrices variance 1 / inputs, less at
+    attention's output in deep models, as in workload.random_dense. Rows of routers are scaled by a lognormal of
+    sigma .35, so that some experts are used far more than others.
 
     Args:
         model: transformers' modules on the meta device, without experts (layers.skeleton).
@@ -41,6 +42,7 @@ class RandomDense:
             if not (tied and name == "lm_head.weight"):
                 self._shapes[name] = shape, own
         self._routers = {name for name in self._shapes if family.is_router(name)}
+        self._layers = model.config.num_hidden_layers
         self._pool = torch.randn(_NUMBERS, generator=torch.Generator().manual_seed(0))
 
     def specs(self) -> dict[str, Spec]:
@@ -76,6 +78,8 @@ class RandomDense:
         start = xxhash.xxh3_64_intdigest(name.encode()) % _NUMBERS
         numbers = self._pool.roll(-start).repeat(-(-count // _NUMBERS))[:count].view(shape)
         value = numbers * (1.0 if "embed" in name else shape[-1] ** -0.5)
+        if name.endswith(("o_proj.weight", "out_proj.weight")):
+            value *= 2 * self._layers**-0.5
         if name in self._routers:
             random = torch.Generator().manual_seed(start)
             value *= torch.empty(shape[0], 1).log_normal_(0, 0.35, generator=random)

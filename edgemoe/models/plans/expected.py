@@ -17,6 +17,7 @@ import numpy as np
 
 from edgemoe.console.sizes import format_size
 from edgemoe.families.table import traits_of
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.memory.describe import LABEL
 from edgemoe.policy.bits import BITS_PER_WEIGHT
 from edgemoe.speed.bound import slowest, tier_seconds
@@ -48,8 +49,10 @@ BY_MODULES: Range = (0.2, 0.5)
 ON_GPU: Range = (0.7, 0.95)
 """The part of a GPU's memory rate that is reached, apart from LAUNCHES."""
 
-LAUNCHES: Mapping[bool, Range] = {True: (2e-4, 9e-5), False: (4e-3, 2e-3)}
-"""Seconds per layer of a GPU's token that its host takes: whether launches are captured -> the two ends."""
+KERNELS, CAPTURED, MODULES = "kernels", "captured", "modules"
+
+LAUNCHES: Mapping[str, Range] = {KERNELS: (6e-5, 3e-5), CAPTURED: (4e-4, 1.2e-4), MODULES: (4e-3, 2e-3)}
+"""Seconds per layer of a GPU's token, besides the reading of weights: how its layers are launched -> the two ends."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,11 @@ def expected_speed(store: StoreModel, plan: MemoryPlan, settings: RunSettings, r
     given = plan.plane_bytes + plan.long_step_bytes + plan.kv_bytes - plan.first_kv_bytes
     held, both = min(given / whole, 1.0), min((given + plan.dram_limit_bytes) / whole, 1.0)
     listed = traits_of(store.config["model_type"]).fused_gqa is not None
-    compiled = listed and store.compute.name != "torch"
+    launched = _launched(store)
+    compiled = launched != MODULES if store.device else listed and store.compute.name != "torch"
     on_cpu = BY_MODULES if not compiled else LATENT if shape.kv.latent else COMPILED
     reached = ON_GPU if store.device else on_cpu
-    launches = LAUNCHES[compiled] if store.device else (0.0, 0.0)
+    launches = LAUNCHES[launched] if store.device else (0.0, 0.0)
     ends = []
     for end, exponent in enumerate(FOUND):
         missed, read = (1 - held) ** exponent * active * each, (1 - both) ** exponent * active * each
@@ -134,6 +138,15 @@ def expected_speed(store: StoreModel, plan: MemoryPlan, settings: RunSettings, r
     tok_s, bound, hits, dram, ssd = zip(*ends, strict=True)
     memory = store.dense_bytes_per_token + active * each
     return Expected(tok_s, bound, held, hits, memory, dram, ssd, reached, compiled, rates)
+
+
+def _launched(store: StoreModel) -> str:
+    """How the layers of a token are launched on a GPU (layers.graph.choose_launches), as far as the config says."""
+    traits = traits_of(store.config["model_type"])
+    if store.compute.name != "triton" or store.shape.kv.index or RotaryLengths.of(store.config):
+        return MODULES
+    whole = traits.fused_gqa is not None and traits.fused_gqa.block_is_experts and traits.product_router
+    return KERNELS if whole else CAPTURED
 
 
 def speed_text(tok_s: Range) -> str:

@@ -37,7 +37,11 @@ def expected(
     """A model with 1 GB of dense weights and 10 layers of 100 experts of 10 MB at 4 bits, of which a token has 10."""
     store = SimpleNamespace(
         shape=SimpleNamespace(
-            experts=1000, experts_per_layer=100, top_k=10, layers=10, kv=SimpleNamespace(latent=latent)
+            experts=1000,
+            experts_per_layer=100,
+            top_k=10,
+            layers=10,
+            kv=SimpleNamespace(latent=latent, index=None),
         ),
         config={"model_type": model_type},
         dense_bytes_per_token=10**9,
@@ -72,10 +76,21 @@ def test_half_of_a_model_in_memory_by_hand():
     assert made.ssd_bytes == pytest.approx((250e6, 62.5e6))
     assert made.tok_s == pytest.approx((1 / (0.02 / 0.4 + 0.25 / 0.7), 1 / (0.02 / 0.85 + 0.0625 / 0.95)))
     assert made.bound_tok_s == pytest.approx((4, 16))
-    second = expected(room=5 * 10**9, dram=5 * 10**9, device=object())
+    second = expected(room=5 * 10**9, dram=5 * 10**9, device=object(), kernel="triton")
     assert (second.ssd_bytes, second.dram_bytes) == ((0, 0), pytest.approx((250e6, 62.5e6)))
-    launches = 10 * 9e-5
+    launches = 10 * 3e-5
     assert second.tok_s[1] == pytest.approx(1 / (0.02 / 0.95 + 0.00625 / 0.95 + launches))
+
+
+def test_a_gpus_launches_differ_by_family():
+    """A layer takes least by kernels of its own, more by captured modules, most by modules that Python launches."""
+    how = {"room": 20 * 10**9, "device": object()}
+    own = expected(**how, kernel="triton")
+    captured = expected(**how, kernel="triton", model_type="glm4_moe")
+    modules = expected(**how, kernel="planes")
+    for made, launches, compiled in ((own, 3e-5, True), (captured, 1.2e-4, True), (modules, 2e-3, False)):
+        assert made.tok_s[1] == pytest.approx(1 / (0.02 / 0.95 + 10 * launches))
+        assert made.compiled is compiled
 
 
 def test_fewer_bits_move_fewer_bytes():
