@@ -242,4 +242,5 @@ class Fetcher(ExpertSource, PinnedExperts):
     def close(self) -> None:
         """Waits for reads under way and ends the threads. Idempotent."""
         self.release_pins()
+        self.launched.clear()
         self._transfers.close()

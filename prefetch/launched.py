@@ -29,6 +29,10 @@ class LaunchedWork:
         """Has `settle` call `wait`, which waits until launched work reads no block any more."""
         self._waits.append(wait)
 
+    def clear(self) -> None:
+        """Forgets all that was added, and with it the model whose launches it waits for."""
+        self._waits.clear()
+
     def settle(self) -> None:
         """Waits on the host, on the thread that calls the source."""
         if not self.ordered:

@@ -34,11 +34,15 @@ class DeviceModelRunner(ModelRunner):
     def _make_fused(self, rows: int) -> Any:
         return GraphDecode.try_from(self._model, self._runtime, self._shape.kv, self._shape.top_k)
 
+    def discard_ahead(self) -> None:
+        """Waits for a token that ran ahead of its request, and discards it."""
+        if isinstance(self.fused, GraphDecode):
+            self.fused.discard()
+
     def _by_modules(self, context: StepContext) -> torch.Tensor:
         device = self._runtime.device
         assert device
-        if isinstance(self.fused, GraphDecode):
-            self.fused.discard()
+        self.discard_ahead()
         return device.to_host([super()._by_modules(context)])[0]
 
     def _at_once(self, context: StepContext) -> torch.Tensor:

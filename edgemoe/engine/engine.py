@@ -167,6 +167,7 @@ class Engine(Stepping):
 
     def forget_experts(self) -> None:
         """Empties the expert tiers: the next step finds nothing resident."""
+        self._parts.runner.discard_ahead()
         self._source.release_pins()
         for tier in (self.vram, self.dram):
             if tier is not None:

@@ -94,6 +94,9 @@ class ModelRunner:
             return logits
         return self._by_modules(context)
 
+    def discard_ahead(self) -> None:
+        """Discards what has been computed ahead of its request; in RAM nothing is."""
+
     def _by_modules(self, context: StepContext) -> torch.Tensor:
         """The logits of a step through transformers' modules, in RAM."""
         return _float_logits(self._model(**self._inputs(context)))
@@ -152,7 +155,7 @@ class ModelRunner:
         hooks = [layer.register_forward_hook(partial(look, i)) for i, layer in enumerate(layers)]
         try:
             with self._running(context):
-                self._model(**self._inputs(context))
+                self._by_modules(context)
         finally:
             for hook in hooks:
                 hook.remove()

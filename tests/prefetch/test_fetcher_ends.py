@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from weakref import ref
 
 import pytest
 from fetch_rig import WAIT, Rig, after, broken, rigs
@@ -68,6 +69,17 @@ def test_leaving_early_waits_and_leaves_the_tiers_whole(
     r.whole()
     assert r.reader.reads == [A]
     assert r.vram.resident() == {A: 4, D: 4}
+
+
+def test_a_closed_fetcher_keeps_no_model(rig: type[Rig]) -> None:
+    """A model whose launches it waited for can be freed: nothing of what was added stays."""
+    r, model = rig(SLICED, 4, workers=1), threading.Event()
+    r.fetcher.launched.add(model.set)
+    there = ref(model)
+    del model
+    assert there()
+    r.fetcher.close()
+    assert there() is None
 
 
 def test_a_request_left_early_gives_no_more_leases(rig: type[Rig]) -> None:

@@ -20,7 +20,7 @@ import torch
 from edgemoe.experts.step import StepContext
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.layers.graph.base import Launches
-from edgemoe.layers.graph.groups import Division, GraphGroups, Numbers
+from edgemoe.layers.graph.groups import LONGEST_REST, Division, GraphGroups, Numbers
 from edgemoe.layers.graph.memory import TokenMemory
 from edgemoe.machine.device import Device, Event
 from edgemoe.policy.levels import LevelPolicy
@@ -120,6 +120,8 @@ class OneLaunch:
                 if not self._groups.everywhere(step) or self._rests.rests(0):
                     return None
                 self._memory.begin_token(sequence, token)
+                if not self._is_captured():
+                    return None
                 flight = self._launch(request)
             self._groups.move(step)
             if alone and self._pays(sequence) and self._groups.everywhere(step) and not _settles(step):
@@ -186,19 +188,27 @@ class OneLaunch:
 
     def _launch(self, request: TokenRequest) -> Flight:
         """Launches the token that the memory's state has, and the copy of its outcome."""
+        assert self._captured
         self._groups.places.send()
-        if self._captured is None:
-            self._captured = self._capture()
         self._captured()
         return Flight(request, self._groups.places.own, *self._device.fetch(self._memory.outcome))
 
-    def _capture(self) -> Callable[[], None]:
-        """Captures a token's launch. It runs for that, so the state is kept meanwhile."""
-        before = self._memory.state.clone()
-        with torch.inference_mode():
-            captured = self._device.capture(self._whole, self._launches)
-            self._memory.state.copy_(before)
-        return captured
+    def _is_captured(self) -> bool:
+        """Captures a token's launch, unless it has been. It runs for that, so the state is kept meanwhile.
+
+        Returns:
+            whether there is one; where memory is short, some tokens are computed in groups before it is tried again.
+        """
+        if self._captured is None:
+            self._groups.places.send()
+            before = self._memory.state.clone()
+            with torch.inference_mode():
+                try:
+                    self._captured = self._device.capture(self._whole, self._launches)
+                except torch.OutOfMemoryError:
+                    self._rests.rest[0] = LONGEST_REST
+                self._memory.state.copy_(before)
+        return self._captured is not None
 
     def _whole(self) -> None:
         """Launches a token's beginning, its layers and its end."""

@@ -196,10 +196,12 @@ class GraphGroups:
         """Captures every group. Its launches run once for that, so the state is kept meanwhile."""
         before = [x.clone() for x in self._state()]
         with torch.inference_mode():
-            for group in range(len(division.groups)):
-                launch = partial(self.launch, division.groups[group], division.saved[group])
-                division.captured.append(self._device.capture(launch, self._launches))
+            captured = [
+                self._device.capture(partial(self.launch, layers, saved), self._launches)
+                for layers, saved in zip(division.groups, division.saved, strict=True)
+            ]
             self._device.await_computed()
+        division.captured = captured  # all, or none where memory is short
         for now, kept in zip(self._state(), before, strict=True):
             now.copy_(kept)
 

@@ -76,8 +76,9 @@ class ModuleLaunches:
             ]
             self.reports: list[Launch] = [first for first, *_ in pieces]
             self.rests: list[Launch] = [(rest or [nothing])[0] for _, *rest in pieces]
+            # A pool of their own: they run between the pieces of a layer, whose tensors theirs must not overwrite.
             self.experts = [
-                device.capture(partial(self._launch_table, table), self) for table in range(memory.slots)
+                device.capture(partial(self._launch_table, table), memory) for table in range(memory.slots)
             ]
             device.await_computed()
         del sequence

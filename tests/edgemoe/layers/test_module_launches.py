@@ -94,6 +94,7 @@ def open_on(store, monkeypatch) -> Iterator[Callable[..., Engine]]:
             form = compute.form(opened.manifest.geometry, opened.compute.layout, compute.layout)
             opened = on_device(replace(opened, form=form, compute=compute), device)
             chosen = RunSettings(**{"levels": (8,), "exact": True} | settings)
+            stack.callback(device.end)  # no rule of a device's memory was broken
             return stack.enter_context(
                 CountedEngine(opened, limited(opened, chosen, experts, dram_experts, parallel), chosen)
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from random import Random
 
 import torch
@@ -80,6 +81,8 @@ class DoubleDevice(Device):
         self._pending: list[Work] = []
         self._kernel: Work | None = None
         self._lock = threading.RLock()
+        self._begun: dict[int, list[Callable[[], None]]] = {}
+        """Pool -> the capture whose first piece has run, and whose next piece comes next."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         if threaded:
@@ -139,7 +142,19 @@ class DoubleDevice(Device):
     def capture_pieces(
         self, launch: Callable[[Callable[[], None]], None], pool: object | None = None
     ) -> list[Callable[[], None]]:
-        return recorded(launch)
+        pieces = recorded(launch)
+        if pool is None:
+            return pieces
+        return [partial(self._run_piece, id(pool), pieces, number) for number in range(len(pieces))]
+
+    def _run_piece(self, pool: int, pieces: list[Callable[[], None]], number: int) -> None:
+        """Runs a piece of a capture; memory of its pool has what earlier pieces of the same capture left there."""
+        begun = self._begun.pop(pool, None)
+        if begun is not None and begun is not pieces and len(pieces) == 1:
+            self.broken.append("a launch used memory of a pool between two pieces of another capture")
+        if number + 1 < len(pieces):
+            self._begun[pool] = pieces
+        pieces[number]()
 
     def without_waits(self) -> AbstractContextManager[None]:
         return without_waits()
