@@ -227,7 +227,8 @@ class Fetcher(ExpertSource, PinnedExperts):
 
     def release_pins(self) -> None:
         """Ends predictions, changes of level, their reads and their leases."""
-        self.launched.settle()
+        if self.launched.waits:
+            self.launched.settle()
         self._transfers.require_no_request()
         with DeferredInterrupt(), GivingUp():
             end_predictions(self._transfers, self._lookahead, self._between, self._left)

@@ -17,26 +17,27 @@ class LaunchedWork:
     waited
 
     Attributes:
+        waits: the functions that were added; a caller that finds none need not call `settle`.
         ordered: whether blocks change in the order of the device's work. Then nothing waits on the host, and kernels
             that are launched later wait for the copies only where they read them.
     """
 
     def __init__(self) -> None:
-        self._waits: list[Callable[[], None]] = []
+        self.waits: list[Callable[[], None]] = []
         self.ordered = False
 
     def add(self, wait: Callable[[], None]) -> None:
         """Has `settle` call `wait`, which waits until launched work reads no block any more."""
-        self._waits.append(wait)
+        self.waits.append(wait)
 
     def clear(self) -> None:
         """Forgets all that was added, and with it the model whose launches it waits for."""
-        self._waits.clear()
+        self.waits.clear()
 
     def settle(self) -> None:
         """Waits on the host, on the thread that calls the source."""
         if not self.ordered:
-            for wait in self._waits:
+            for wait in self.waits:
                 wait()
 
     @contextmanager

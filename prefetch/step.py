@@ -66,7 +66,8 @@ class FetcherStep(StepExperts):
         """
         if self._transfers.workers.closed:
             raise ValueError("expected an open fetcher, got a closed one")
-        self._transfers.launched.settle()
+        if self._transfers.launched.waits:
+            self._transfers.launched.settle()
         compensators = None
         if self._compensators:
             compensators = CompensatorLeases(self._compensators, compensated or {}, self.counts, scan=scan)
