@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from edgemoe.kernels.triton.experts import INTERPRETED
@@ -59,6 +60,42 @@ def round_like_a_gpu(monkeypatch) -> None:
 
     # The interpreter's own looks through all of triton.language for each call of a function within a kernel.
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call_patched)
+    # Without its option `debug` the interpreter computes in 64 bits whether numbers overflow, but nothing asserts it.
+    if not interpreter.interpreter_builder.options.debug:
+        monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", lambda *args: None)
+    make_types_once(monkeypatch)
+
+
+def make_types_once(monkeypatch) -> None:
+    """Makes the type and the shape of tensors once for each name and size, which takes a third of a kernel's time."""
+    types, shapes, dtypes = dict[Any, Any](), dict[str, Any](), dict[str, Any]()
+    make_type, make_tensor, dtype_of = (
+        tl.core.block_type.__init__, tl.core.tensor.__init__, interpreter._get_np_dtype
+    )  # fmt: skip
+
+    def type_made(block: Any, element: Any, shape: Any) -> None:
+        key = (element.name, *(getattr(size, "value", size) for size in shape))
+        if (known := types.get(key)) is None:
+            make_type(block, element, shape)
+            types[key] = dict(vars(block))
+        else:
+            vars(block).update(known)
+
+    def tensor_made(tensor: Any, handle: Any, kind: Any) -> None:
+        if (known := shapes.get(kind.name)) is None:
+            make_tensor(tensor, handle, kind)
+            shapes[kind.name] = {name: vars(tensor)[name] for name in ("shape", "numel", "dtype")}
+        else:
+            vars(tensor).update(known, handle=handle, type=kind)
+
+    def dtype_known(kind: Any) -> Any:
+        if (known := dtypes.get(kind.name)) is None:
+            known = dtypes[kind.name] = dtype_of(kind)
+        return known
+
+    monkeypatch.setattr(tl.core.block_type, "__init__", type_made)
+    monkeypatch.setattr(tl.core.tensor, "__init__", tensor_made)
+    monkeypatch.setattr(interpreter, "_get_np_dtype", dtype_known)
 
 
 class Instructed:
