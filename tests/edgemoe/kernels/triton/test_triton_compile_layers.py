@@ -56,7 +56,8 @@ for name, (kernel, warps, constants) in kernels.items():
         {(names.index(each),): value for each, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i, each in enumerate(names) if signature[each][0] == "*"},
     )
-    for capability in (80, 90):
+    # A program that holds a state takes the most registers.
+    for capability in (80, 90) if "state0" in names else (90,):
         options = OPTIONS | {"num_warps": warps}
         code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"]
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -70,7 +71,7 @@ print(json.dumps(spilled))
 
 @pytest.mark.triton
 def test_the_kernels_of_layers_compile(tmp_path):
-    """All compile for capabilities 8.0 and 9.0 at sizes of real models, without register spills."""
+    """All compile for capability 9.0, and with a state for 8.0, at sizes of real models, without register spills."""
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
@@ -81,5 +82,5 @@ def test_the_kernels_of_layers_compile(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     spilled = json.loads(run.stdout.splitlines()[-1])
-    assert len(spilled) == 22
+    assert len(spilled) == 15
     assert not any(spilled.values()), spilled

@@ -65,7 +65,7 @@ def counted(kernel, types, constants, warps, target, turns, weights):
 
 
 found = []
-cases = [(up, 2, 90), (up, 4, 90), (down, 8, 90), *((up, 8, target) for target in (80, 86, 89, 120))]
+cases = [(up, 2, 90), (up, 4, 90), (down, 8, 90), *((up, 8, target) for target in (86, 120))]
 for product, level, target in cases:
     turns = -(-product.slabs // VECTOR.side)
     weights = 2 * VECTOR.rows * product.slabs * 4 * product.run
@@ -85,7 +85,7 @@ print(json.dumps(found))
 def test_a_weight_takes_few_instructions(tmp_path):
     """At most 6 per weight, few barriers and no spilled registers, at the sizes of Qwen3-30B-A3B.
 
-    The levels are compiled for compute capability 9.0, and level 8, which takes the most, from 8.0 to 12.0. Dense
+    The levels are compiled for compute capability 9.0, and level 8, which takes the most, for 8.6 and 12.0 too. Dense
     weights of 8 bits take at most 5.
     """
     root = Path(__file__).parents[4]
@@ -96,7 +96,7 @@ def test_a_weight_takes_few_instructions(tmp_path):
     )
     assert inner.returncode == 0, inner.stderr
     *experts, dense = json.loads(inner.stdout.splitlines()[-1])
-    assert len(experts) == 7
+    assert len(experts) == 5
     for per_weight, barriers, spilled in experts:
         assert (per_weight <= 6, barriers <= 8, spilled) == (True, True, 0)
     assert dense[0] <= 5
