@@ -172,8 +172,9 @@ def test_a_double_notices_a_missing_wait(open_on, monkeypatch, fault):
         monkeypatch.setattr(DevicePath, "computed", lambda path: None)
     else:
         monkeypatch.setattr(engine.source.launched, "settle", lambda: None)
+        monkeypatch.setattr(engine.runner, "discard_ahead", lambda: None)
     sequence = prompted(engine)
-    greedy(engine, sequence, 11, 4)
+    greedy(engine, sequence, 11, 8 if fault == "no event" else 4)
     if fault == "no settling":
         engine.forget_experts()
         crowd(engine.dram, 4)

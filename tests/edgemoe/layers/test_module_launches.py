@@ -120,6 +120,8 @@ def require_near(result: torch.Tensor, expected: torch.Tensor) -> None:
     assert (result - expected).norm() < 0.03 * expected.norm()
 
 
+# Rounding can turn a router's choice between near experts, and with it all logits of so small a model.
+@pytest.mark.folders
 @pytest.mark.parametrize(
     ("store", "kind"),
     [(name, "q8_0" if name == "gpt_oss" else "bf16") for name in MODELS] + [("deepseek_v2", "q4_0")],
