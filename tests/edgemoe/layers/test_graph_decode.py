@@ -34,12 +34,14 @@ pytestmark = [
 
 
 MODELS = {
-    "qwen3_moe": {},
-    "mixtral": {"sliding_window": 2},  # in every layer
-    "olmoe": {"clip_qkv": None},  # norms over all heads together
-    "qwen3_moe, 8 bits": {"attention_bias": True},  # biases, and dense weights at 8 bits per weight
+    "qwen3_moe": {},  # three experts per token, which fill no tile
+    "mixtral": {"sliding_window": 2, "num_experts_per_tok": 2},  # in every layer
+    "olmoe": {"clip_qkv": None, "num_experts_per_tok": 2},  # norms over all heads together
+    # biases, and dense weights at 8 bits per weight
+    "qwen3_moe, 8 bits": {"attention_bias": True, "num_experts_per_tok": 2},
     "qwen3_moe, small": {"num_attention_heads": 1, "num_key_value_heads": 1, "num_experts_per_tok": 2},
     "qwen3_moe, yarn": {
+        "num_experts_per_tok": 2,
         "num_hidden_layers": 1,
         "rope_parameters": {
             "rope_type": "yarn",
