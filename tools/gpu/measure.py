@@ -24,7 +24,7 @@ from pathlib import Path
 from tools.checkout import child_environment
 from tools.command_line import make_parser
 
-GPU_TESTS = "tests/edgemoe/engine/device/test_cuda.py", "tests/edgemoe/kernels/triton"
+GPU_TESTS = "tests/edgemoe/engine/device", "tests/edgemoe/kernels/triton"
 
 UNDER_LIMIT = {
     "resident": ("--batches", "1,2,4,8,16,32", "--prompts", "128,512,2048,8192"),
@@ -94,7 +94,7 @@ def steps(arguments: argparse.Namespace, store: Path) -> list[MeasuredStep]:
         MeasuredStep("machine", ("nvidia-smi",)),
         MeasuredStep("packages", (python, "-m", "pip", "list")),
         MeasuredStep(
-            "tests", (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *GPU_TESTS)
+            "tests", (python, "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", *GPU_TESTS)
         ),
     ]
     runs = [(name, store, options) for name, options in UNDER_LIMIT.items()]
