@@ -132,8 +132,9 @@ def open_compensators(
     Args:
         directory, manifest: the store.
         device: has all of them in its memory; None: RAM has as many as the budget holds.
-        budget, policy: see Compensators.
-        least: see DeviceCompensators.of_store.
+        budget: most bytes of them in RAM.
+        policy: name of the eviction policy of those bytes.
+        least: the smallest sufficient --vram-limit in bytes, for the message where a device has too little memory.
 
     Raises:
         StoreBusy, DamagedData, ReadFailed, DoesNotFit: as either's of_store.

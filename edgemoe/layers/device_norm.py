@@ -22,7 +22,8 @@ class TritonNorm(nn.Module):
     Args:
         weight: bf16 or float32 [K], on a device where Triton's kernels run.
         epsilon: the number that is added to the mean.
-        plus_one, rounded: see kernels.triton.norm.normalise.
+        plus_one: whether the factor is 1 + weight.
+        rounded: whether x is rounded to bf16 before it is multiplied by the weight as well as after it.
     """
 
     def __init__(self, weight: torch.Tensor, epsilon: float, *, plus_one: bool, rounded: bool) -> None:

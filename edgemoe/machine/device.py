@@ -116,7 +116,7 @@ class Device(ABC):
             launch: launches kernels and copies, with the same arguments at every call; it is called twice, once so that
                 their code is loaded. Their memory stays where it is as long as the result. What they allocate belongs
                 to the result.
-            pool: see `capture_pieces`.
+            pool: an object that stands for memory that captures allocate from; None: memory of its own.
         """
         return self.capture_pieces(lambda cut: launch(), pool)[0]
 
@@ -127,7 +127,8 @@ class Device(ABC):
         """Captures launches in pieces, to launch each piece again as one.
 
         Args:
-            launch: see `capture`; it takes a function, which ends a piece and begins the next one.
+            launch: launches kernels and copies; it is called twice, as in `capture`. It takes a function, which ends a
+                piece and begins the next one when it is called.
             pool: an object that stands for memory that pieces allocate from; None: memory of their own. Memory that a
                 call of `launch` has freed is used again by the calls after it with this object. So the pieces of one
                 call must be launched one after another, without another call's pieces between them.

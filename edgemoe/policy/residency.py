@@ -95,7 +95,7 @@ def _pairs(inside: Scores, outside: Scores, excess: Counts, room: Counts, margin
         outside: float64 [layers, experts], scores of experts that could enter, the hottest first; NaN after them.
         excess: the hot set's coldest experts that leave in any case, for each layer.
         room: the hottest experts outside that enter in any case, for each layer.
-        margin: see all_moves.
+        margin: least difference of two scores that change places, as a fraction of the hot set's mean score.
     """
     place = np.arange(inside.shape[1])
     stays = np.where(place >= excess[:, None], inside, np.nan)

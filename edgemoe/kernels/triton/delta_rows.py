@@ -31,7 +31,9 @@ def launch_rows(
     Args:
         step: weights and form of the delta net.
         inputs: the projections; before the dimensions of DeltaInputs they have one of R tokens.
-        before, after: see DeltaStep.launch; they may be one place.
+        before: the state before the tokens: bf16 [channels, taps] and float32 [heads, key_dim, value_dim], contiguous;
+            None: the sequence has no token.
+        after: where the state after them is written, which may be the place of `before`.
         out: bf16 [R, heads * value_dim], contiguous, the results.
     """
     rows, key_heads, key_dim = inputs.q.shape

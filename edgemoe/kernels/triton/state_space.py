@@ -55,7 +55,11 @@ class SpaceStep:
     """The weights of a state space, as transformers' module has them.
 
     Args:
-        groups, key_dim, norm_size, limits, epsilon: see SpaceForm; limits are (lowest, highest).
+        groups: groups of heads that share keys and queries.
+        key_dim: size of a key and of a query.
+        norm_size: numbers that are normalised together.
+        limits: lowest and highest step of a head.
+        epsilon: the epsilon of the norm.
         conv: bf16 [channels, taps], contiguous, the oldest input's first.
         bias: bf16 [channels], of the convolution; None: none.
         added: [heads], added to a head's step.

@@ -38,7 +38,7 @@ class TokenRequest:
         sequence: the sequence.
         token: its id; -1: not known yet.
         length: the sequence's tokens before it.
-        changes: see SequenceKV.
+        changes: the sequence's number of changes so far; an equal number stands for equal tokens.
         policy: the rules of its step.
     """
 

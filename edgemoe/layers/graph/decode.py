@@ -79,7 +79,8 @@ class GraphDecode:
         """Makes one where Triton's kernels run and the model's launches can be captured; None elsewhere.
 
         Args:
-            model, runtime: see the class.
+            model: the model that layers.build made, on the runtime's device.
+            runtime: the runtime of its experts.
             shape: the shape of a sequence's KV.
             slots: experts of a token.
         """

@@ -38,9 +38,9 @@ class StaticKV(StepKV):
     `update` and `attend` launch kernels that find the token's position and its sequence's keys and values in `state`.
 
     Args:
-        shape: the shape of every sequence's KV, in bf16 and without an index.
+        shape: the shape of every sequence's KV, without an index.
         state: int64, as kernels.triton.attention.STATE.
-        states: see StaticSequence.
+        states: the states that the captured layers read and write; None: there are none.
     """
 
     def __init__(self, shape: KVShape, state: torch.Tensor, states: LinearStates | None) -> None:
