@@ -16,7 +16,7 @@ from edgemoe.serve.guard import Access, Guard
 from edgemoe.serve.ollama.endpoints import OllamaProtocol
 from edgemoe.serve.openai_chat.endpoints import OpenAIProtocol
 from edgemoe.serve.openai_responses.endpoints import ResponsesProtocol
-from edgemoe.serve.page import page_routes
+from edgemoe.serve.page.endpoints import page_routes
 from edgemoe.serve.protocol.base import Protocol
 from edgemoe.serve.refused import refused_routes
 from edgemoe.serve.serving import Serving

@@ -13,7 +13,7 @@ from servers import a_model, server_of
 
 from edgemoe.engine.text import TextStream
 from edgemoe.serve.guard import Access
-from edgemoe.serve.page import page
+from edgemoe.serve.page.document import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 KEY = "page-key"
