@@ -21,6 +21,9 @@ edgemoe's --vram-limit is the limit less --beside, the memory that its process t
 themselves alone, and keeps them in a file. A measured run loads it, decodes some tokens, which attend to all of them
 and leave parts of the model in memory as a prompt does, and loads it again before the clock starts.
 
+--store may be given again: then every setting runs with every store in the same rounds, for example with dense weights
+of 8 and of 4 bits. "weights MB per step" are the bytes of weights that a step multiplies with.
+
 No row takes less than its bound, the time of the moved bytes at the best rates that any run probed ("of bound %").
 `edgemoe bench` shows the same without a peer; on a quiet machine a row above 102 % ("reached %") is a fault:
 

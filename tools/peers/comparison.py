@@ -41,6 +41,7 @@ class Comparison:
         vocabulary: tokens that the model knows.
         options: the parsed command line.
         quality: rows of an evaluation of edgemoe's store.
+        peer_bytes: bytes of weights that the peer reads for one token; None: unknown.
     """
 
     controller: Controller
@@ -51,6 +52,7 @@ class Comparison:
     vocabulary: int
     options: argparse.Namespace
     quality: Sequence[EvaluationRow] = ()
+    peer_bytes: float | None = None
     runs: list[Json] = field(default_factory=list)
     popularity: dict[str, list[list[int]]] = field(default_factory=dict)
     crash: str | None = None
@@ -100,6 +102,8 @@ class Comparison:
             say(f"  {self.crash}; once more without")
             outcome = self._outcome(program, case, request | {"repacking": False}, state)
         run = run_of(program.name, case, number, outcome)
+        if program.settings is None and case.batch == 1:
+            run["weight_bytes"] = self.peer_bytes
         self.runs.append(run | {"ttft_s": None} if state else run)
 
     def _state(self, program: Program, request: Json) -> Path | None:

@@ -33,7 +33,13 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
 def _add_programs(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name the programs and their models."""
     add = parser.add_argument
-    add("--store", type=Path, required=True, help="edgemoe's model")
+    add(
+        "--store",
+        type=Path,
+        action="append",
+        required=True,
+        help="edgemoe's model; give it again to run several stores of one model in turn",
+    )
     add("--peer", choices=("llama.cpp", "accelerate"), default="llama.cpp", help="default: llama.cpp")
     add("--gguf", type=Path, help="llama.cpp's model")
     add("--checkpoint", type=Path, help="accelerate's model, as transformers saves it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product, starmap
 from pathlib import Path
 
@@ -13,26 +13,27 @@ from edgemoe.console.output_files import require_folders, require_plot
 from edgemoe.console.sizes import format_size
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
-from edgemoe.kv.formats import KVFormat
 from edgemoe.models.options.run_settings import run_settings
 from tools.peers.comparison import Comparison, say
 from tools.peers.limited import find_controller
-from tools.peers.programs import Program, edgemoe_program, peer_program
+from tools.peers.programs import Program, own_programs, peer_bytes, peer_program
 from tools.peers.prompts import prompts_of
 from tools.peers.report import Case, Json, show_limit
 from tools.peers.run import prove_enforced
+from tools.peers.stores import open_stores, sizes_of
 from tools.peers.together import most_tokens
 
 
-def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
-    """The environment and conditions of a comparison; sizes in bytes."""
+def facts_of(comparison: Comparison, stores: Mapping[Path, StoreModel], source: str) -> Json:
+    """The environment and conditions of a comparison; sizes in bytes. The environment is the first store's."""
     options, peer = comparison.options, comparison.programs[0]
     files = [peer.model] if peer.model.is_file() else sorted(peer.model.glob("*.safetensors"))
+    store = next(iter(stores.values()))
     return environment(store) | {
         "threads": options.threads,
         "peer": peer.name,
         "peer_model_bytes": sum(file.stat().st_size for file in files),
-        "store_bytes": sum(file.stat().st_size for file in store.directory.iterdir()),
+        "stores": sizes_of(stores),
         "limits_bytes": sorted(
             {case.limit for case in comparison.cases if case.limit is not None}, reverse=True
         ),
@@ -49,7 +50,10 @@ def facts_of(comparison: Comparison, store: StoreModel, source: str) -> Json:
 
 
 def require_fit(
-    store: StoreModel, programs: Sequence[Program], cases: Sequence[Case], options: argparse.Namespace
+    stores: Mapping[Path, StoreModel],
+    programs: Sequence[Program],
+    cases: Sequence[Case],
+    options: argparse.Namespace,
 ) -> None:
     """Prints the --vram-limit that each limit leaves to each of edgemoe's rows.
 
@@ -59,7 +63,7 @@ def require_fit(
     for limit, length, batch in cases:
         for program in programs:
             if limit is not None:
-                own, prompts = limit - options.beside, [[0] * length] * batch
+                store, own, prompts = stores[program.model], limit - options.beside, [[0] * length] * batch
                 context = options.context or length + most_tokens(prompts, options.new_tokens)
                 settings = run_settings(store.manifest.max_level, **(program.settings or {}))
                 store.plan(vram_limit=own, settings=settings, context=context, parallel=batch)
@@ -79,6 +83,11 @@ def require_options(options: argparse.Namespace) -> None:
             f"{options.peer}, batch {max(options.batch)}",
             "leave it out",
         )
+    names = [store.name for store in options.store]
+    if len(set(names)) < len(names):
+        raise UserError("stores whose folders have different names", ", ".join(names), "rename one of them")
+    if options.quality and len(names) > 1:
+        raise UserError("--quality with one --store", f"{len(names)} stores", "leave --quality out")
     if options.peer_states:
         options.peer_states.mkdir(parents=True, exist_ok=True)
     require_plot(options.plot)
@@ -93,21 +102,18 @@ def prepare(options: argparse.Namespace) -> tuple[Comparison, Json]:
         LimitError: this machine enforces no memory limit.
     """
     require_options(options)
-    store = StoreModel.open(options.store)
-    if options.kv_cache:
-        store = store.with_kv(KVFormat(options.kv_cache, options.kv_cache))
-    programs = [
-        peer_program(options),
-        *(edgemoe_program(levels, options.store) for levels in options.settings),
-    ]
+    stores = open_stores(options)
+    store = next(iter(stores.values()))
+    programs = [peer_program(options), *own_programs(options)]
     prompts, source = prompts_of(options, store.shape.vocab)
     cases = list(starmap(Case, product(options.limits, options.prompt_tokens, options.batch)))
-    require_fit(store, programs[1:], cases, options)
+    require_fit(stores, programs[1:], cases, options)
     controller = find_controller(Path("/proc/mounts").read_text())
     quality, left_out = load_quality(options.quality).of(store.manifest) if options.quality else ([], ())
     for note in left_out:
         say(note)
     experts, vocabulary = store.shape.experts_per_layer, store.shape.vocab
-    comparison = Comparison(controller, programs, cases, prompts, experts, vocabulary, options, quality)
+    read = peer_bytes(options)
+    comparison = Comparison(controller, programs, cases, prompts, experts, vocabulary, options, quality, read)
     prove_enforced(controller)
-    return comparison, facts_of(comparison, store, source)
+    return comparison, facts_of(comparison, stores, source)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from edgemoe.bench.rows import PAPER_RETENTION
 from edgemoe.errors import UserError
 from edgemoe.models.options.run_settings import run_settings
+from tools.peers.token_bytes import gguf_bytes_per_token
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ def edgemoe_program(row: str, store: Path) -> Program:
     return Program(name, command, store, chosen, fill=not empty)
 
 
+def own_programs(options: argparse.Namespace) -> list[Program]:
+    """edgemoe's rows: every setting with every store, whose name is added where there are several."""
+    pairs = list(product(options.store, options.settings))
+    programs = [edgemoe_program(levels, store) for store, levels in pairs]
+    if len(options.store) == 1:
+        return programs
+    return [replace(program, name=f"{program.name} ({program.model.name})") for program in programs]
+
+
 def peer_program(options: argparse.Namespace) -> Program:
     """The program of --peer.
 
@@ -72,6 +83,11 @@ def peer_program(options: argparse.Namespace) -> Program:
         require_module("llama_cpp")
     python = options.llama_python or sys.executable
     return Program("llama.cpp", (str(python), "-m", "tools.peers.llama_child"), model)
+
+
+def peer_bytes(options: argparse.Namespace) -> float | None:
+    """Bytes of weights that the peer reads for one token; None for accelerate, which nothing counts."""
+    return gguf_bytes_per_token(options.gguf) if options.peer == "llama.cpp" else None
 
 
 def require_module(name: str) -> None:

@@ -119,10 +119,17 @@ def _row(name: str, case: Case, runs: Sequence[Json], rates: Mapping[str, float]
         "load_s": summary([run["load_s"] for run in good]),
         "fraction_of_bound": _mean(fractions),
         "hit_rate": _mean([row["hit_rate"]["vram"] or 0 for row in measured]),
+        "weight_bytes_per_step": _mean([read for run in good if (read := weight_bytes(run)) is not None]),
         "ssd_bytes_per_token": _mean([row["bytes_per_token"]["ssd"] for row in measured]),
         "peak_bytes": max((run["peak_bytes"] or 0 for run in runs), default=None),
         "failures": [run["failure"] for run in runs if run["failure"]],
     }
+
+
+def weight_bytes(run: Json) -> float | None:
+    """Bytes of weights that a step multiplies with, experts at the level of the product; None: not counted."""
+    value = run["row"]["bytes_per_token"]["vram"] if "row" in run else run.get("weight_bytes")
+    return None if value is None else float(value)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -183,6 +190,7 @@ COLUMNS: tuple[tuple[str, Callable[[Json], str]], ...] = (
     ("of medians", _number("ratio_tpot_p50", 2)),
     ("of bound %", _number("fraction_of_bound", 0, 100)),
     ("hits %", _number("hit_rate", 0, 100)),
+    ("weights MB per step", _number("weight_bytes_per_step", 0, 1e-6)),
     ("SSD MB per token", _number("ssd_bytes_per_token", 0, 1e-6)),
     ("peak GB", _number("peak_bytes", 2, 1e-9)),
     ("load s", _number("load_s.mean", 1)),

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from availability import needs_native
@@ -26,11 +28,12 @@ from edgemoe.experts.step import StepContext
 from edgemoe.kernels.native import paths
 from edgemoe.kv.step import Step
 from tools.checkout import child_environment
-from tools.peers import compare, comparison, edgemoe_child, popularity, preparation, run
+from tools.peers import compare, comparison, edgemoe_child, popularity, programs, run
 from tools.peers.limited import Usage
 from tools.peers.programs import Program, edgemoe_program
 from tools.peers.report import Case, as_table, reached, run_of, summarize
 from tools.peers.run import Outcome, run_child
+from tools.peers.token_bytes import gguf_bytes_per_token
 from tools.synthetic import store as synthetic_store
 
 DOUBLE = Path(__file__).parents[2] / "support" / "peer_double.py"
@@ -73,12 +76,26 @@ def arguments(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} -S {DOUBLE}\n")
     python.chmod(0o755)
-    (tmp_path / "model.gguf").write_bytes(bytes(1000))
+    write_gguf(tmp_path / "model.gguf")
     return [
         *("--store", str(store), "--gguf", str(tmp_path / "model.gguf"), "--llama-python", str(python)),
         *("--limits", "900MB", "--prompt-tokens", "8", "--new-tokens", "3", "--rounds", "1"),
         *("--settings", "4", "--threads", "1", "--keep-cache", "--json", str(tmp_path / "report.json")),
     ]
+
+
+def write_gguf(path: Path) -> None:
+    """A GGUF with 8 experts of 40 bytes, 2 per token, a head of 24 bytes and an embedding."""
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_expert_count(8)
+    writer.add_expert_used_count(2)
+    sizes = {"token_embd.weight": (3, 2), "output.weight": (3, 2), "blk.0.ffn_up_exps.weight": (8, 5, 2)}
+    for name, shape in sizes.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 @pytest.fixture
@@ -88,7 +105,7 @@ def no_edgemoe(monkeypatch: pytest.MonkeyPatch) -> None:
     def double(row: str, store: Path) -> Program:
         return replace(edgemoe_program(row, store), command=(sys.executable, "-S", str(DOUBLE), "unlogged"))
 
-    monkeypatch.setattr(preparation, "edgemoe_program", double)
+    monkeypatch.setattr(programs, "edgemoe_program", double)
 
 
 def requests(tmp_path: Path) -> list[dict[str, Any]]:
@@ -129,6 +146,8 @@ def test_both_programs_run_under_the_limit(
     assert by_name["llama.cpp"]["ratio_tpot"] == 1
     assert by_name["exact 4"]["ratio_tpot"] == pytest.approx(2.0 / ours["tpot_s"])
     assert by_name["exact 4"]["ratio_ttft_p50"] == pytest.approx(8.0 / ours["ttft_s"])
+    assert by_name["llama.cpp"]["weight_bytes_per_step"] == 24 + 2 * 40
+    assert by_name["exact 4"]["weight_bytes_per_step"] == ours["row"]["bytes_per_token"]["vram"]
     printed = capsys.readouterr()
     assert "| 900 MB | 8 | 1 | exact 4 | 1 |" in printed.out
     assert "--vram-limit 300 MB" in printed.err
@@ -294,13 +313,13 @@ def test_experts_are_counted(store: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return outcome(**answer)
 
     monkeypatch.setattr(comparison, "run_child", child)
-    programs = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
+    rows = [Program("peer", ("peer",), store), edgemoe_program("4", store), edgemoe_program("4/2", store)]
     prompts = {length: [list(range(length))] for length in (4, 8)}
     options: Any = SimpleNamespace(batch=[1], seed=0, new_tokens=3, threads=1, beside=0, keep_cache=True)
     options.context = options.kv_cache = options.peer_states = None
     options.repacking, options.kernel = True, "auto"
     none: Any = None
-    runs = comparison.Comparison(none, programs, [Case(10**9, 8)], prompts, 8, 4096, options)
+    runs = comparison.Comparison(none, rows, [Case(10**9, 8)], prompts, 8, 4096, options)
     runs.count()
     assert requested == [(None, True, [], 8)] * 2
     assert sorted(runs.popularity) == ["exact 4", "peer"]
@@ -335,6 +354,47 @@ def test_row_with_the_suffix_empty_fills_no_blocks(store: Path, monkeypatch: pyt
     assert edgemoe_program("4-empty", store).name == "exact 4, empty at first"
     with pytest.raises(UserError, match="4-full"):
         edgemoe_program("4-full", store)
+
+
+@needs_cgroup
+@pytest.mark.e2e
+@pytest.mark.usefixtures("no_edgemoe")
+def test_several_stores_run_in_turn(arguments: list[str], store: Path, tmp_path: Path) -> None:
+    """Every setting runs with every store; rows have the stores' names, and the report has both stores' sizes."""
+    (tmp_path / "other").symlink_to(store)
+    assert compare.main([*arguments, "--store", str(tmp_path / "other"), "--no-popularity"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["name"] for row in report["rows"]] == ["llama.cpp", "exact 4 (store)", "exact 4 (other)"]
+    stores = report["environment"]["stores"]
+    assert stores["store"] == stores["other"]
+    assert stores["store"]["dense_bytes_per_token"] == StoreModel.open(store).dense_bytes_per_token
+
+
+def test_stores_of_other_models_or_of_one_name_are_refused(
+    arguments: list[str], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the stores, or says which sizes differ."""
+    assert compare.main([*arguments, "--store", str(store)]) == 2
+    assert "store, store" in capsys.readouterr().err
+    assert compare.main([*arguments, "--store", str(tmp_path / "other"), "--quality", "q.json"]) == 2
+    assert "2 stores" in capsys.readouterr().err
+    make = ["--like", "small", "--layers", "1", "--max-level", "4", str(tmp_path / "other")]
+    assert synthetic_store.main(make) == 0
+    assert compare.main([*arguments, "--store", str(tmp_path / "other")]) == 2
+    assert "stores of one model" in capsys.readouterr().err
+
+
+def test_an_embedding_that_is_the_head_counts(tmp_path: Path) -> None:
+    """Without output.weight a token multiplies with the whole embedding."""
+    writer = gguf.GGUFWriter(tmp_path / "tied.gguf", "qwen3moe")
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(1)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert gguf_bytes_per_token(tmp_path / "tied.gguf") == 40
 
 
 def test_ratios_are_of_means() -> None:
