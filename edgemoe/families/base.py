@@ -86,11 +86,11 @@ class QuantizedForm:
 class Traits:
     """Properties of a `model_type` that cannot be derived from transformers' modules.
 
-    The defaults are true of every family: its layers run by transformers' modules, and its routers choose for
-    themselves.
+    The defaults are true of every family: its routers choose for themselves.
 
     Args:
         models: the models that people know, for documents and messages.
+        fused_gqa: traits of its decoder layers, which the compiled kernel runs.
         expert_names: templates of tensors that some checkpoints have and transformers does not know: one expert's gate
             [I, H], up [I, H] and down [H, I].
         quantized_as: the form in which engines load the model with quantized experts; None: its own.
@@ -100,16 +100,15 @@ class Traits:
             as the weight, and modules named *LayerNorm the same of x minus its mean, plus a bias.
         gate: the gate of its routers; None: they choose in a way of their own, which Lynx cannot change, though the
             compiled kernel may know it.
-        fused_gqa: traits of decoder layers that the compiled kernel can run; None: it cannot.
     """
 
     models: str
+    fused_gqa: FusedGQA
     expert_names: tuple[str, str, str] | None = None
     quantized_as: QuantizedForm | None = None
     product_router: bool = False
     rms_norm: bool = False
     gate: Gate | None = None
-    fused_gqa: FusedGQA | None = None
 
 
 _ROWS = re.compile(r"(^|\.)(\w*embed\w*|lm_head|kv_b_proj|weights_proj)\.weight$")

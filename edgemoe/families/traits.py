@@ -181,7 +181,7 @@ TRAITS = {
         fused_gqa=FusedGQA(_all_tokens),
     ),
     "aria_text": _normalised("Aria's language model", _WITH_SHARED),
-    "axk1": Traits("A.X-K1"),
+    "axk1": _like_glm("A.X-K1"),
     "cohere2_moe": Traits(
         "Command A+",
         rms_norm=True,
@@ -243,15 +243,17 @@ TRAITS = {
     ),
     "kimi_linear": _like_glm("Kimi-Linear-48B-A3B"),
     "deepseek_v32": _like_glm("DeepSeek-V3.2"),
-    "glm_moe_dsa": Traits("GLM-5"),
-    "axk2": Traits("A.X-K2"),
+    "glm_moe_dsa": _like_glm("GLM-5"),
+    "axk2": _like_glm("A.X-K2"),
     "beam": Traits(
         "Beam-1.0",
         rms_norm=True,
         gate=_SIGMOID,
         fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
     ),
-    "mistral4": Traits("Mistral-Small-4-119B, without images"),
+    "mistral4": Traits(
+        "Mistral-Small-4-119B, without images", rms_norm=True, gate=_SOFTMAX, fused_gqa=_WITH_SHARED
+    ),
     "nemotron_h": Traits(
         "Nemotron-3-Nano-30B-A3B, Nemotron-3-Super-120B-A12B",
         rms_norm=True,

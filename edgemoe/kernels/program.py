@@ -176,7 +176,7 @@ class Scale:
     """output [N] *= function(input), for an input [N], [1], or one number for each head of the output.
 
     Args:
-        values: bf16 [65536], the function's value for each bf16 number.
+        values: [65536], the function's value for each bf16 number, in the types of Activate's.
     """
 
     input: str
@@ -213,11 +213,17 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Multiply:
-    """output = factor input."""
+    """output = factor input.
+
+    Args:
+        factor: the number; None: the row's own, the cosine of a rotation of one number.
+        rotation: index of that rotation in the list of the step's rotations.
+    """
 
     input: str
     output: str
-    factor: float
+    factor: float | None
+    rotation: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,21 +261,8 @@ class Call:
 Latents = StoreLatents | LatentQueries | LatentValues
 Recurrent = DeltaNet | ShortConv | StateSpace
 
-Operation = (
-    Norm
-    | Linear
-    | Attend
-    | Recurrent
-    | Apply
-    | Activate
-    | Scale
-    | Add
-    | Multiply
-    | Place
-    | Experts
-    | Call
-    | Latents
-)
+Simple = Apply | Activate | Scale | Add | Multiply | Place
+Operation = Norm | Linear | Attend | Recurrent | Simple | Experts | Call | Latents
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,6 +115,8 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""
+        self.indices: torch.Tensor | None = None
+        """int32 [1, rows, K], tokens that the last layer's index chose for the layers after it; None: it chose none."""
         self.prompts = [segment.prompt for segment in step.segments]
         """The prompt of each span; None: it is a new token."""
         self.spans: list[tuple[SequenceKV, int, int]] = []

@@ -36,15 +36,21 @@ def call_states(module: nn.Module, step: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def call_indexed(module: nn.Module, positions: Any, step: Any, x: torch.Tensor) -> torch.Tensor:
-    """Attention to tokens that an index chooses (layers.indexed), of new tokens and guesses at the ones after them."""
+    """Attention to tokens that an index chooses (layers.indexed), of new tokens and guesses at the ones after them.
+
+    Layers without an index of their own take over the choice of the last one before them (GLM-5).
+    """
     at = torch.tensor([[each.length + i for each, _, own in step.kv.spans for i in range(own)]])
+    before = {"prev_topk_indices": step.kv.indices} if hasattr(module, "skip_topk") else {}
     out: torch.Tensor
-    out, _ = module(
+    out, _, *chosen = module(
         hidden_states=x,
         position_embeddings=positions(x, position_ids=at),
         attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.int64),
         position_ids=at,
         past_key_values=step.kv,
         kv=step.kv,
+        **before,
     )
+    step.kv.indices = next(iter(chosen), None)
     return out

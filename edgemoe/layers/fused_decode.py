@@ -33,7 +33,7 @@ from edgemoe.storage.base import ExpertKey
 
 
 class FusedDecode:
-    """Runs steps of one token of each sequence through a model whose layers are all of a family with fused_gqa.
+    """Runs steps of one token of each sequence through a model whose layers have lists of operations.
 
     The kernel goes through the layers' lists of operations while every chosen expert is resident at its level, with its
     compensator where it is to have one. Where one is not, or an operation is a Call, it stops: the experts come through
@@ -77,11 +77,11 @@ class FusedDecode:
 
     @classmethod
     def try_from(
-        cls, model: Any, traits: FusedGQA | None, runtime: ExpertRuntime, rows: int = 1
+        cls, model: Any, traits: FusedGQA, runtime: ExpertRuntime, rows: int = 1
     ) -> FusedDecode | None:
         """Makes one where the compiled kernel runs and every part of the model has a native form; None elsewhere."""
         kernel = getattr(runtime.kernel, "wrapped", runtime.kernel)
-        if traits is None or not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
+        if not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
             return None
         if not has_program(model):
             return None

@@ -23,6 +23,7 @@ from edgemoe.kernels.program import (
     LatentQueries,
     LatentValues,
     Linear,
+    Multiply,
     Norm,
     Operation,
     Scale,
@@ -33,6 +34,7 @@ from edgemoe.layers.dense import DenseLinear, DenseNorm
 from edgemoe.layers.gqa import layer_kv, sums_of
 from edgemoe.layers.mla import CompiledLatents
 from edgemoe.layers.rotation_form import RotationForm
+from edgemoe.layers.rotations import LayerRotation
 
 
 class LatentAttention(nn.Module):
@@ -41,14 +43,15 @@ class LatentAttention(nn.Module):
     Args:
         module: transformers' module, with `latents` of layers.mla. Where it has a g_proj, each head's result is
             multiplied by the sigmoid of a number of it.
-        rotated: whether positions rotate queries and keys.
+        rotation: how positions rotate queries and keys, and the factors that queries are multiplied with.
 
     Attributes:
         out: its last product.
     """
 
-    def __init__(self, module: Any, *, rotated: bool) -> None:
+    def __init__(self, module: Any, rotation: LayerRotation) -> None:
         super().__init__()
+        rotated, self._factors = rotation.rotated > 0, rotation.factors
         self.layer, self.out = module.layer_idx, module.o_proj
         self._rotary = module.qk_rope_head_dim if rotated else 0
         self.gate: DenseLinear | None = getattr(module, "g_proj", None)
@@ -61,7 +64,7 @@ class LatentAttention(nn.Module):
         self._attention = StoredAttention(self.native.heads, 1, self.native.stored, module.scaling)
 
     @classmethod
-    def try_from(cls, module: Any, *, rotated: bool) -> LatentAttention | None:
+    def try_from(cls, module: Any, rotation: LayerRotation) -> LatentAttention | None:
         """Wraps a module whose parts have native forms; None for others."""
         if not isinstance(getattr(module, "latents", None), CompiledLatents) or hasattr(module, "indexer"):
             return None
@@ -72,17 +75,19 @@ class LatentAttention(nn.Module):
         known = all(type(getattr(module, name)) is DenseLinear for name in names)
         known = known and all(type(norm) is DenseNorm for norm in norms)
         size = module.kv_lora_rank + module.qk_rope_head_dim
-        return cls(module, rotated=rotated) if known and kernel_fits(module.num_heads, 1, size) else None
+        return cls(module, rotation) if known and kernel_fits(module.num_heads, 1, size) else None
 
     def operations(self) -> list[Operation]:
         """The operations between the normed state and the input of the last product."""
         latents = self.native
+        factors = [Multiply("queries", "queries", None, self._factors.number)] if self._factors else []
         gated: list[Operation] = []
         if self.gate is not None:
             gate = Linear(NORMED, "gate", self.gate.parts)
             gated = [gate, Scale("gate", "attended", values_of(torch.sigmoid))]
         return [
             *self._query_operations(),
+            *factors,
             Linear(NORMED, "compressed", self.compressed.parts),
             StoreLatents("compressed", "compressed", latents),
             LatentQueries("queries", "as_keys", latents),
@@ -106,6 +111,7 @@ class LatentAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: StepKV | None = None,
+        position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """bf16 [1, rows, H] -> bf16 [1, rows, H]: transformers' interface of an attention module.
@@ -118,10 +124,8 @@ class LatentAttention(nn.Module):
         if position_embeddings is None or not self._rotary:
             position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
         cosine, sine = RotationForm().tables(position_embeddings, self._rotary)
-        low = hidden_states
-        if self.first is not None and self.norm is not None:
-            low = self.norm(self.first(hidden_states))
-        projected = self.queries(low)[0], self.compressed(hidden_states)[0], cosine[0], sine[0]
+        queries = self._queries_of(hidden_states, position_ids)
+        projected = queries[0], self.compressed(hidden_states)[0], cosine[0], sine[0]
         attended = []
         for index, (sequence, row, rows) in enumerate(kv.spans):
             sequence.pass_window(self.layer, window, rows)
@@ -139,6 +143,17 @@ class LatentAttention(nn.Module):
             by_head = self.gate(hidden_states[0]).sigmoid_()
             whole.view(*by_head.shape, -1).mul_(by_head[..., None])
         return self.out(whole[None]), None
+
+    def _queries_of(self, hidden: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Queries bf16 [1, rows, heads * (key + rotary)] of states bf16 [1, rows, H] at positions int64 [1, rows]."""
+        low = hidden
+        if self.first is not None and self.norm is not None:
+            low = self.norm(self.first(hidden))
+        queries: torch.Tensor = self.queries(low)
+        if self._factors is None:
+            return queries
+        assert positions is not None
+        return queries * self._factors.of(positions)
 
 
 def _low_rank(module: Any) -> bool:

@@ -70,6 +70,14 @@ Gemma 4 has experts parallel to a dense block, whose router reads the state itse
     Add       block                 -> hidden
     Multiply  hidden                -> hidden
 
+A.X-K2 gates the results of its norms, by two products of low rank:
+
+    Norm      hidden                -> normed
+    Linear    normed                -> low
+    Apply     low                   -> low
+    Linear    low                   -> norm_gate [H]
+    Scale     norm_gate             -> normed
+
 FlexOlmo has no norms before its parts: Apply copies the state. Command A+ has one norm for both parts, whose result the
 second one finds where the first one has found it.
 
@@ -89,45 +97,23 @@ from torch import nn
 
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.kernels.native.decoder_parts import NativeOuterLayers
-from edgemoe.kernels.native.expert_activation import NativeExpertActivation
 from edgemoe.kernels.native.functions import values_of
 from edgemoe.kernels.program import (
     HIDDEN,
     NORMED,
-    Activate,
-    Add,
     Apply,
     Call,
-    Experts,
     LayerProgram,
     Linear,
     Multiply,
-    Norm,
     Operation,
-    Scale,
 )
-from edgemoe.layers.called import call_block, call_indexed, call_parallel, call_states
-from edgemoe.layers.decoder_parts import (
-    LayerPart,
-    Mixer,
-    ParallelExperts,
-    multiplier_of,
-    outer_parts,
-    parts_of,
-)
+from edgemoe.layers.block_program import added, block_operations, experts_in, norm_operation
+from edgemoe.layers.called import call_indexed, call_states
+from edgemoe.layers.decoder_parts import LayerPart, Mixer, multiplier_of, outer_parts, parts_of
 from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
-from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
-from edgemoe.layers.gating import gate_tables
+from edgemoe.layers.gated_norm import GatedNorm
 from edgemoe.layers.linear_attention import PerSequence
-from edgemoe.layers.router import CompiledRouter, router_of
-
-DenseBlock = GatedMLP | PlainMLP
-
-_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-"""Names of a block's experts that every token has."""
-
-_KNOWN = {*_SHARED, "gate", "router", "experts", "shared_expert_gate"}
-"""Names of the parts of a block whose sum is known: routed experts, and shared ones, perhaps scaled."""
 
 
 def has_program(model: Any) -> bool:
@@ -139,7 +125,7 @@ def has_program(model: Any) -> bool:
 
 def _fits(layer: Any) -> bool:
     parts = parts_of(layer)
-    before = all(type(part.norm) in (DenseNorm, nn.Identity) for part in parts)
+    before = all(type(part.norm) in (DenseNorm, GatedNorm, nn.Identity) for part in parts)
     norms = [norm for part in parts if part.parallel for norm in part.parallel[1:]]
     norms += [part.after for part in parts if part.after is not None]
     known = before and all(type(norm) is DenseNorm for norm in norms)
@@ -167,13 +153,8 @@ def outer_layers(model: Any) -> NativeOuterLayers:
 
 def experts_of(layer: Any) -> ExpertLayer | None:
     """The experts of a layer that has any."""
-    found = (_experts(part.block) for part in parts_of(layer))
+    found = (experts_in(part.block) for part in parts_of(layer))
     return next((experts for experts in found if experts is not None), None)
-
-
-def _experts(block: nn.Module) -> ExpertLayer | None:
-    experts: ExpertLayer | None = getattr(getattr(block, "experts", None), "edgemoe", None)
-    return experts
 
 
 def layer_program(layer: Any, window: int, positions: Any = None) -> LayerProgram:
@@ -185,11 +166,12 @@ def layer_program(layer: Any, window: int, positions: Any = None) -> LayerProgra
         positions: the model's rotary embedding, for attention that is called as a module.
     """
     parts = parts_of(layer)
-    hidden = next(norm.weight.shape[-1] for part in parts for norm in part[::-1] if type(norm) is DenseNorm)
+    norms = (norm for part in parts for norm in (part.norm, part.after))
+    hidden = next(norm.weight.shape[-1] for norm in norms if isinstance(norm, DenseNorm | GatedNorm))
     operations, norm = list[Operation](), None
     for part in parts:
         if part.norm is not norm:
-            operations += [_before(part.norm)]
+            operations += _before(part.norm)
         operations += _part(part, hidden, positions)
         norm = part.norm
     if (factor := multiplier_of(layer)) != 1:
@@ -197,11 +179,13 @@ def layer_program(layer: Any, window: int, positions: Any = None) -> LayerProgra
     return LayerProgram(tuple(operations), window)
 
 
-def _before(norm: nn.Module) -> Operation:
-    """The operation that writes the input of a part."""
+def _before(norm: nn.Module) -> list[Operation]:
+    """The operations that write the input of a part."""
+    if isinstance(norm, GatedNorm):
+        return norm.operations(HIDDEN, NORMED)
     if isinstance(norm, DenseNorm):
-        return _norm(norm, HIDDEN, NORMED)
-    return Apply(HIDDEN, NORMED, values_of(_same))
+        return [norm_operation(norm, HIDDEN, NORMED)]
+    return [Apply(HIDDEN, NORMED, values_of(_same))]
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:
@@ -210,91 +194,13 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 def _part(part: LayerPart, hidden: int, positions: Any) -> list[Operation]:
     """The operations that add a part of a layer to the state, of `hidden` numbers, once its input is in NORMED."""
-    if part.parallel:
-        return _dense_and_experts(part, part.parallel)
     if not part.mixes:
-        return _block(part, hidden)
+        return block_operations(part, hidden)
     mixer = _mixer(part)
     if mixer is None:
         states = isinstance(part.module, PerSequence)
         called = (
             partial(call_states, part.module) if states else partial(call_indexed, part.module, positions)
         )
-        return [Call(NORMED, "block", called, hidden), *_added(part)]
-    return [*mixer.operations(), Linear("attended", "block", mixer.out.parts), *_added(part)]
-
-
-def _added(part: LayerPart) -> list[Operation]:
-    """The operations that add a part's result to the state."""
-    after: list[Operation] = [] if part.after is None else [_norm(part.after, "block", "block")]
-    scaled = [] if part.residual == 1 else [Multiply(HIDDEN, HIDDEN, part.residual)]
-    return [*after, *scaled, Add("block", HIDDEN, part.factor)]
-
-
-def _norm(norm: DenseNorm, source: str, target: str) -> Norm:
-    return Norm(source, target, norm.weight.data, norm.variance_epsilon)
-
-
-def _block(part: LayerPart, hidden: int) -> list[Operation]:
-    """The operations that add a layer's block to the state."""
-    block = part.module
-    if isinstance(block, DenseBlock):
-        return [*_dense(block, "block"), *_added(part)]
-    experts = _experts(block)
-    own = {name: each for name, each in block.named_children() if not isinstance(each, nn.Identity)}
-    inside = next((own[name] for name in _SHARED if name in own), None)
-    shared = inside if part.shared is None else part.shared
-    known = own.keys() <= _KNOWN and isinstance(shared, DenseBlock | None) and None in (inside, part.shared)
-    router = router_of(block) if experts else None
-    fuses, activation = _activation(block, experts)
-    if not (known and experts and fuses and isinstance(router, CompiledRouter)):
-        return [Call(NORMED, "block", partial(call_block, block, part.shared), hidden), *_added(part)]
-    if shared is None and not part.factor and part.after is None and not _multiplied(block):
-        return [Experts(HIDDEN, router.native, activation)]
-    scaled: list[Operation] = []
-    if "shared_expert_gate" in own:
-        gate = Linear(NORMED, "shared_gate", block.shared_expert_gate.parts)
-        scaled = [gate, Scale("shared_gate", "shared", values_of(torch.sigmoid))]
-    added = [*_dense(shared, "shared"), *scaled, Add("shared", "block")] if shared is not None else []
-    if added and getattr(block, "shared_expert_combination_strategy", "sum") == "average":
-        part = part._replace(factor=0.5)
-    return [Experts("block", router.native, activation), *_multiplied(block), *added, *_added(part)]
-
-
-def _multiplied(block: Any) -> list[Operation]:
-    """The product of the routed experts' sum with a block's own factor, where it has one."""
-    factor = float(getattr(block, "routed_scaling_factor", 1))
-    return [] if factor == 1 else [Multiply("block", "block", factor)]
-
-
-def _dense_and_experts(part: LayerPart, parallel: ParallelExperts) -> list[Operation]:
-    """The operations that add a dense block, and the experts parallel to it, to the state."""
-    hidden, router = part.norm.weight.numel(), router_of(parallel.block)
-    fuses, activation = _activation(parallel.block, _experts(parallel.block))
-    called = Call(NORMED, "block", partial(call_block, part.module, None), hidden)
-    dense = _dense(part.module, "block") if isinstance(part.module, DenseBlock) else [called]
-    if fuses and isinstance(router, CompiledRouter):
-        normed = _norm(parallel.norm, HIDDEN, NORMED)
-        experts: list[Operation] = [normed, Experts("routed", router.native, activation, routed=HIDDEN)]
-    else:
-        experts = [Call(HIDDEN, "routed", partial(call_parallel, parallel), hidden)]
-    summed = [_norm(parallel.after, "routed", "routed"), Add("routed", "block")]
-    return [*dense, _norm(parallel.after_dense, "block", "block"), *experts, *summed, *_added(part)]
-
-
-def _activation(block: Any, experts: ExpertLayer | None) -> tuple[bool, NativeExpertActivation | None]:
-    """Whether the kernel computes what lies between the products of a block's experts, and what that is."""
-    if experts is None or experts.fuses:
-        return experts is not None, None
-    tables = gate_tables(block.experts)
-    return tables is not None, NativeExpertActivation(tables, experts.biases) if tables else None
-
-
-def _dense(module: GatedMLP | PlainMLP, output: str) -> list[Operation]:
-    if isinstance(module, PlainMLP):
-        applied = Apply("up", "inner", values_of(module.function))
-        above: list[Operation] = [Linear(NORMED, "up", module.up.parts), applied]
-    else:
-        gate_up = Linear(NORMED, "gate_up", module.gate_up.parts)
-        above = [gate_up, Activate("gate_up", "inner", module.values)]
-    return [*above, Linear("inner", output, module.down.parts)]
+        return [Call(NORMED, "block", called, hidden), *added(part)]
+    return [*mixer.operations(), Linear("attended", "block", mixer.out.parts), *added(part)]

@@ -7,25 +7,18 @@ from typing import Any
 from torch import nn
 
 from edgemoe.families.base import Traits
+from edgemoe.layers.compiled_modules import dense_in_ram, recurrent_in_ram
 from edgemoe.layers.decoder_parts import parts_of
-from edgemoe.layers.delta_net import GatedDeltaNet
 from edgemoe.layers.dense import DenseNorm
 from edgemoe.layers.device_modules import norm_on_device, recurrent_on_device
-from edgemoe.layers.gated_mlp import GatedMLP, PlainMLP
 from edgemoe.layers.gqa import GroupedQueryAttention
 from edgemoe.layers.indexed import IndexBySequence, indexers
 from edgemoe.layers.latent_attention import LatentAttention
 from edgemoe.layers.linear_attention import PerSequence, stateful_modules
 from edgemoe.layers.mla import use_compiled_latents
-from edgemoe.layers.recurrences import ChannelDelta
 from edgemoe.layers.rotations import LayerRotation, Rotations
 from edgemoe.layers.router import CompiledRouter, further_arguments, router_name
-from edgemoe.layers.short_convolution import ShortConvolution
-from edgemoe.layers.state_space import SelectiveStateSpace
 from edgemoe.machine.process import return_free_memory
-
-_RECURRENT = (GatedDeltaNet, ShortConvolution, SelectiveStateSpace, ChannelDelta)
-"""Modules in RAM that stand in for modules with a state of fixed size."""
 
 
 def replace_modules(model: Any, traits: Traits) -> None:
@@ -38,9 +31,7 @@ def replace_modules(model: Any, traits: Traits) -> None:
     stateful, choosing = stateful_modules(model), indexers(model)
     for name, module in list(model.named_modules()):
         if name in stateful:
-            made = (kind.try_from(module) for kind in _RECURRENT)
-            own: nn.Module | None = next((each for each in made if each is not None), None)
-            own = own or recurrent_on_device(module)
+            own = recurrent_in_ram(module) or recurrent_on_device(module)
             model.set_submodule(name, PerSequence(own or module, module.layer_idx))
         elif name in choosing:
             model.set_submodule(name, IndexBySequence(module))
@@ -48,13 +39,11 @@ def replace_modules(model: Any, traits: Traits) -> None:
             model.set_submodule(name, norm)
         elif hasattr(module, "kv_b_proj"):
             use_compiled_latents(module)
-    if traits.fused_gqa:
-        _place_native_parts(model, traits)
+    _place_native_parts(model, traits)
 
 
 def _place_native_parts(model: Any, traits: Traits) -> None:
     """Replaces attention modules, routers and dense gated layers that the compiled kernel computes."""
-    assert traits.fused_gqa
     rotations = Rotations(model, traits.fused_gqa).layers
     for layer, rotation in zip(model.get_submodule("model.layers"), rotations, strict=True):
         for part in parts_of(layer):
@@ -63,7 +52,7 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
             elif own := _attention_of(part.module, rotation):
                 setattr(layer, part.name, own)
         for name, module in list(layer.named_modules()):
-            if dense := GatedMLP.try_from(module) or PlainMLP.try_from(module):
+            if dense := dense_in_ram(module):
                 layer.set_submodule(name, dense)
         return_free_memory()  # parts that are now joined would stay in malloc's heap
 
@@ -71,8 +60,8 @@ def _place_native_parts(model: Any, traits: Traits) -> None:
 def _attention_of(module: Any, rotation: LayerRotation) -> nn.Module | None:
     """The compiled form of an attention module; None: it has none."""
     if hasattr(module, "k_proj"):
-        return GroupedQueryAttention.try_from(module, *rotation)
-    return LatentAttention.try_from(module, rotated=rotation.rotated > 0)
+        return GroupedQueryAttention.try_from(module, *rotation[:3])
+    return LatentAttention.try_from(module, rotation)
 
 
 def _place_router(block: Any, traits: Traits, config: Any) -> None:

@@ -23,6 +23,26 @@ _MOST = RotationForm()
 """The form of most families."""
 
 
+class QueryFactors(NamedTuple):
+    """Factors of queries by their positions, next to a rotation (Mistral 4).
+
+    Attributes:
+        function: positions int64 [1, rows], beta, size -> float32 [1, 1, rows, 1].
+        beta, size: its arguments.
+        number: index of the rotation of one number that has the factors in the list of the step's rotations.
+    """
+
+    function: Any
+    beta: float
+    size: int
+    number: int
+
+    def of(self, at: torch.Tensor) -> torch.Tensor:
+        """The factors of positions int64 [1, rows]: bf16 [1, rows, 1]."""
+        factors: torch.Tensor = self.function(at, self.beta, self.size)
+        return factors[:, 0].bfloat16()
+
+
 class LayerRotation(NamedTuple):
     """How a layer rotates queries and keys.
 
@@ -30,11 +50,13 @@ class LayerRotation(NamedTuple):
         number: index of its rotation in the list of the step's rotations.
         rotated: leading numbers of each head that are rotated.
         form: the numbers that are rotated together; None: the kernel does not know the way.
+        factors: factors of queries; None: there are none.
     """
 
     number: int
     rotated: int
     form: RotationForm | None
+    factors: QueryFactors | None = None
 
 
 class _Source(NamedTuple):
@@ -89,11 +111,14 @@ class _Factors(NamedTuple):
 
 _FACTORS = RotationForm(ROTATE_WIDE_HALVES, queries_alone=True)
 _SCALING = "compute_attention_scaling"
-"""Name of the function that computes factors of queries in transformers' files."""
+"""Name of the function that computes factors of queries in transformers' files, in place of a rotation."""
+
+_NEXT_TO_ROTATION, _BETA = "get_llama_4_attn_scale", "llama_4_scaling_beta"
+"""Name of such a function where queries are rotated as well, and of its number in a config's rope_parameters."""
 
 
 class Rotations:
-    """Makes the rotations of a model's steps: one for each kind of its layers, and one of no numbers.
+    """Makes the rotations of a model's steps: one for each kind of its layers, one of no numbers, and factors.
 
     Args:
         model: transformers' model.
@@ -105,6 +130,7 @@ class Rotations:
         sources = _sources(rotary)
         self._form = _form_of(model, rotary) if hasattr(rotary, "inv_freq") else _form_of_kinds(sources)
         self._sources: list[_Source | _Factors] = [*sources, *_factors(model, sources)]
+        self._factors = _query_factors(model, len(self._sources) + 1)
         names, layers = [each.name for each in self._sources], range(config.num_hidden_layers)
         bases = getattr(config, "layer_rope_theta", None)
         chosen = bases if isinstance(rotary, nn.ModuleList) else getattr(config, "layer_types", None)
@@ -121,7 +147,8 @@ class Rotations:
             return LayerRotation(len(names), 0, RotationForm())
         number = names.index(name)
         source = self._sources[number]
-        return LayerRotation(number, source.numbers, self._form if isinstance(source, _Source) else _FACTORS)
+        form = self._form if isinstance(source, _Source) else _FACTORS
+        return LayerRotation(number, source.numbers, form, self._factors)
 
     def of(self, hidden: torch.Tensor, positions: Sequence[int]) -> list[Rotation]:
         """The rotations of a step's tokens.
@@ -133,7 +160,10 @@ class Rotations:
         assert self._form
         none = hidden[..., :0].contiguous()
         at = torch.tensor([positions])
-        return [*(each.of(hidden, at, self._form) for each in self._sources), (none, none)]
+        made = [*(each.of(hidden, at, self._form) for each in self._sources), (none, none)]
+        if self._factors:
+            made.append((factors := self._factors.of(at), factors))
+        return made
 
 
 def _form_of(model: Any, rotary: Any) -> RotationForm | None:
@@ -158,6 +188,15 @@ def _factors(model: Any, sources: Sequence[_Source]) -> list[_Factors]:
         return []
     kinds = sorted({*model.config.layer_types} - {each.kind for each in sources})
     return [_Factors(function, kind, model.config.head_dim) for kind in kinds]
+
+
+def _query_factors(model: Any, number: int) -> QueryFactors | None:
+    """Factors of queries next to their rotation, which have this number among the rotations; None: it has none."""
+    function = getattr(sys.modules[type(model.model).__module__], _NEXT_TO_ROTATION, None)
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    if function is None or parameters.get(_BETA) is None:
+        return None
+    return QueryFactors(function, parameters[_BETA], parameters["original_max_position_embeddings"], number)
 
 
 def _sources(rotary: Any) -> list[_Source]:

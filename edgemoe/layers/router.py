@@ -130,7 +130,8 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
     product_bias, by_expert = (getattr(router, name, None) for name in ("bias", "per_expert_scale"))
     scale = next((factor for name in _SCALES if (factor := getattr(router, name, None))), 1)
     groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
-    groups = 1 if getattr(router, "topk_method", None) == "greedy" else groups
+    method = getattr(router, "topk_method", None)  # DeepSeek-V2 has one
+    groups = 1 if method == "greedy" else groups
     return RouterForm(
         normalise,
         rounded=False,
@@ -140,7 +141,7 @@ def _scored_form(router: Any, gate: Gate, further: Sequence[torch.Tensor], *, no
         product_bias=None if product_bias is None else product_bias.detach().bfloat16().contiguous(),
         groups=groups,
         best_groups=getattr(router, "topk_group", None) or groups,
-        group_best=2 if gate.function == "sigmoid" else 1,
+        group_best=2 if gate.function == "sigmoid" or method is None else 1,
         scale=float(scale),
         norm=_norm_of(router),
         expert_scale=None if by_expert is None else by_expert.detach().float().contiguous(),

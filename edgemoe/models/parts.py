@@ -102,6 +102,6 @@ class StoreParts:
             and all(kernel_fits(heads, part.heads, part.key_dim) for part in kv.parts),
             compiled_states=device is None and native.available(),
             index_topk=config.get("index_topk") or 0 if kv.index else 0,
-            attention_copies=2 if family.traits.fused_gqa and not (kv.linear or kv.latent) else 4,
+            attention_copies=4 if kv.linear or kv.latent else 2,
             up_to_four=len(self.manifest.geometry.level_limits) * family.experts,
         )

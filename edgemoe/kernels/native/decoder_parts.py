@@ -135,7 +135,7 @@ class ListBuffers:
                 parameters=_parameters(each, kept),
                 number=_number(each),
                 routed=self._index[each.routed] if isinstance(each, listed.Experts) else 0,
-                rotation=each.rotation if isinstance(each, listed.Attend) else 0,
+                rotation=each.rotation if isinstance(each, listed.Attend | listed.Multiply) else 0,
                 wide=_form(each),
             )
             made.append(structure)
@@ -143,12 +143,14 @@ class ListBuffers:
 
 
 def _form(each: listed.Operation) -> int:
-    """The form of a norm, and whether an activation's table is float32."""
+    """The form of a norm; whether the table of an activation or a scale is float32, and whether rows have factors."""
     match each:
         case listed.Norm():
             return form_of(each.weight)
-        case listed.Activate():
+        case listed.Activate() | listed.Scale():
             return each.values.dtype == torch.float32
+        case listed.Multiply():
+            return each.factor is None
         case _:
             return 0
 
@@ -159,7 +161,7 @@ def _number(each: listed.Operation) -> float:
         case listed.Norm():
             return each.epsilon
         case listed.Add() | listed.Multiply():
-            return each.factor
+            return each.factor or 0.0
         case listed.Place():
             return float(each.at)
         case _:

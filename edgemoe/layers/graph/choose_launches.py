@@ -42,7 +42,7 @@ def choose_launches(
     """
     assert runtime.device
     traits = traits_of(model.config.model_type).fused_gqa
-    if traits and _has_kernels(model, traits):
+    if _has_kernels(model, traits):
         memory = GraphMemory(runtime.device, model, kernel.inner, runtime.experts, slots)
         windows = traits.windows(model.config)
         return memory, GraphLaunches(runtime.device, model, windows, kernel, memory, shape.format)

@@ -44,7 +44,7 @@ LATENT: Range = (0.3, 0.6)
 """The part of RAM's rate for families with latent attention (DeepSeek, GLM-4.7-Flash): more small products."""
 
 BY_MODULES: Range = (0.2, 0.5)
-"""The part of RAM's rate where transformers' modules compute a token."""
+"""The part of RAM's rate where transformers' modules compute a token, or attention to tokens that an index chooses."""
 
 ON_GPU: Range = (0.7, 0.95)
 """The part of a GPU's memory rate that is reached, apart from LAUNCHES."""
@@ -121,10 +121,9 @@ def expected_speed(store: StoreModel, plan: MemoryPlan, settings: RunSettings, r
     whole = each * shape.experts
     given = plan.plane_bytes + plan.long_step_bytes + plan.kv_bytes - plan.first_kv_bytes
     held, both = min(given / whole, 1.0), min((given + plan.dram_limit_bytes) / whole, 1.0)
-    listed = traits_of(store.config["model_type"]).fused_gqa is not None
     launched = _launched(store)
-    compiled = launched != MODULES if store.device else listed and store.compute.name != "torch"
-    on_cpu = BY_MODULES if not compiled else LATENT if shape.kv.latent else COMPILED
+    compiled = launched != MODULES if store.device else store.compute.name != "torch"
+    on_cpu = BY_MODULES if not compiled or shape.kv.index else LATENT if shape.kv.latent else COMPILED
     reached = ON_GPU if store.device else on_cpu
     launches = LAUNCHES[launched] if store.device else (0.0, 0.0)
     ends = []
@@ -145,7 +144,7 @@ def _launched(store: StoreModel) -> str:
     traits = traits_of(store.config["model_type"])
     if store.compute.name != "triton" or store.shape.kv.index or RotaryLengths.of(store.config):
         return MODULES
-    whole = traits.fused_gqa is not None and traits.fused_gqa.block_is_experts and traits.product_router
+    whole = traits.fused_gqa.block_is_experts and traits.product_router
     return KERNELS if whole else CAPTURED
 
 

@@ -22,7 +22,7 @@ from edgemoe.layers.router import CompiledRouter, further_arguments, next_logits
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.lookahead import predict
 
-FUSED = [name for name, traits in TRAITS.items() if traits.fused_gqa]
+FUSED = list(TRAITS)
 BY_PRODUCT = [name for name in FUSED if TRAITS[name].product_router and TRAITS[name].gate]
 
 
@@ -229,6 +229,7 @@ WINDOWS = [
     *((name, {}) for name in ("exaone_moe", "mellum", "afmoe", "gemma4_text")),
     *((name, {}) for name in ("mimo_v2_flash", "laguna", "granitemoe_swa", "flint", "beam")),
     *((name, {}) for name in ("ernie4_5_moe", "phimoe", "hunyuan_v1_moe", "flex_olmo", "aria_text")),
+    *((name, {}) for name in ("axk1", "axk2", "glm_moe_dsa", "mistral4")),
     *((name, {}) for name in ("kolibri1", "cohere2_moe", "qwen3_vl_moe_text", "glm4v_moe_text")),
 ]
 
@@ -246,7 +247,7 @@ def test_windows_are_those_of_transformers_masks(model_type, changes):
         layer: part.window for part in family_of(model.config.to_dict()).kv.parts for layer in part.layers
     }
     assert [min(kept[layer] or 12, 12) for layer in sorted(kept)] == want
-    assert fused is None or [min(window or 12, 12) for window in fused.windows(model.config)] == want
+    assert [min(window or 12, 12) for window in fused.windows(model.config)] == want
 
 
 def test_windows_of_every_fused_family_are_compared():

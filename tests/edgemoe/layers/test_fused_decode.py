@@ -53,6 +53,10 @@ MODELS = {
     "deepseek_v3, 8 bits": {"qk_rope_head_dim": 16},  # queries of low rank, pairs of neighbours
     "glm4_moe_lite": {"qk_rope_head_dim": 16},
     "deepseek_v32": {},  # attention to tokens that an index chooses, which is called
+    "axk1": {},  # latents, a norm of the block's result inside of the block
+    "axk2, 8 bits": {},  # norms with a gate of low rank
+    "glm_moe_dsa": {},  # an index whose choice the next layer takes over
+    "mistral4": {},  # queries with a factor of their position, a softmax of rounded numbers in groups
     "kimi_linear": {},  # Kimi Delta Attention, latents that do not rotate
     "bailing_hybrid, 8 bits": {},  # the same, latents with a gate for each head
     "gpt_oss": {},  # sinks, windows in some layers, a router, attention and experts with biases, a clamped gate
@@ -95,16 +99,18 @@ MODELS = {
 }
 """Model -> its config in addition to family_models.SMALL; most with 4 experts per token."""
 
-WHOLE = {
-    text: whole for whole, text in TEXT_HALVES.items() if text in ("qwen3_vl_moe_text", "glm4v_moe_text")
-}
+WHOLE = {TEXT_HALVES[whole]: whole for whole in ("qwen3_vl_moe", "glm4v_moe", "mistral3")}
 """Language models that checkpoints have as a part of a multimodal one alone -> its model_type."""
 
 LATENT = (
     *("deepseek_v2", "deepseek_v3, 8 bits", "glm4_moe_lite"),
+    *("axk1", "axk2, 8 bits", "glm_moe_dsa", "mistral4"),
     *("deepseek_v32", "kimi_linear", "bailing_hybrid, 8 bits"),
 )
 """Models of MODELS without grouped-query attention."""
+
+INDEXED = ("deepseek_v32", "axk2", "glm_moe_dsa")
+"""Families whose attention to tokens that an index chooses is called."""
 
 DECIDED = 24
 """Factor on router weights: at initialisation's 0.02 all gate weights are about equal, and none is negligible."""
@@ -138,7 +144,7 @@ on_a_model = pytest.mark.parametrize("store", DIFFERENT[-1:], indirect=True)
 
 @pytest.fixture(scope="module")
 def store_of(tmp_path_factory) -> Callable[[str], Path]:
-    """Converts a random model of a family with fused_gqa, at the first call for each of MODELS."""
+    """Converts a random model of a family, at the first call for each of MODELS."""
 
     @cache
     def converted(name: str) -> Path:
@@ -150,7 +156,7 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
             model = random_model(model_type, **{"num_experts_per_tok": 4} | MODELS[name])
             for block in blocks_of(model):
                 router_weight(router_of(block)).mul_(DECIDED)
-            save(model, place / "source", fused=model_type != "laguna")
+            save(model, place / "source", fused=model_type not in ("laguna", "axk1"))
         convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
         return place / "store"
 
@@ -230,9 +236,9 @@ def test_fused_decode_equals_the_modules(store, open_engine, fused_calls, rule, 
     engine = open_engine(store, exact=True, **RULES[rule], **LIMITS[limit])
     logits, found = decoded(engine)
     assert torch.equal(logits, want)
-    lists = [program.operations for program in engine.runner.fused._native.programs]
-    called = any(isinstance(operation, Call) for operations in lists for operation in operations)
-    assert called == (engine.model.config.model_type == "deepseek_v32")  # its index
+    for program in engine.runner.fused._native.programs:
+        called = sum(isinstance(operation, Call) for operation in program.operations)
+        assert called == (engine.model.config.model_type in INDEXED)
     assert (found.experts, found.scheduled) == (use.experts, use.scheduled)
     assert found.damage == pytest.approx(use.damage, rel=1e-5)
     assert (use.damage > 0) == bool(RULES[rule].get("bits"))
@@ -468,13 +474,12 @@ def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatc
     assert distance.median() < 0.025  # a router's near-tie may tip now and then
 
 
-def test_every_family_with_fused_gqa_is_compared():
-    """The models above cover the families that declare fused_gqa."""
-    declared = {name for name, traits in TRAITS.items() if traits.fused_gqa}
-    assert {model.partition(",")[0] for model in MODELS} == declared
+def test_every_family_is_compared():
+    """The models above cover all families."""
+    assert {model.partition(",")[0] for model in MODELS} == {*TRAITS}
 
 
-@pytest.mark.parametrize("store", ["deepseek_v32"], indirect=True)
+@pytest.mark.parametrize("store", ["deepseek_v32", "glm_moe_dsa"], indirect=True)
 def test_guesses_that_an_index_chooses_tokens_for_have_the_bits_of_single_tokens(store, open_engine):
     """Rows of one sequence that share a step, before and after the index leaves tokens out, in all sizes."""
     engine = open_engine(store, drafts="ngram")

@@ -64,7 +64,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def store(request, tmp_path_factory) -> Path:
-    """A random model of a family with fused_gqa, converted."""
+    """A random model of a family, converted."""
     name = getattr(request, "param", "qwen3_moe, small")
     bits = 8 if "8 bits" in name else 16
     return graph_store(tmp_path_factory.mktemp("graph"), name.partition(",")[0], bits=bits, **MODELS[name])

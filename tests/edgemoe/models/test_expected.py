@@ -30,6 +30,7 @@ def expected(
     dram: int = 0,
     model_type: str = "qwen3_moe",
     latent: bool = False,
+    index: object = None,
     device: object = None,
     kernel: str = "native",
     **settings,
@@ -41,7 +42,7 @@ def expected(
             experts_per_layer=100,
             top_k=10,
             layers=10,
-            kv=SimpleNamespace(latent=latent, index=None),
+            kv=SimpleNamespace(latent=latent, index=index),
         ),
         config={"model_type": model_type},
         dense_bytes_per_token=10**9,
@@ -65,8 +66,9 @@ def test_a_model_in_memory_by_hand():
     assert latent.tok_s == pytest.approx((0.3 * 50, 0.6 * 50))
     without_kernel = expected(room=20 * 10**9, kernel="torch")
     assert (without_kernel.compiled, without_kernel.reached) == (False, (0.2, 0.5))
-    by_modules = expected(room=20 * 10**9, model_type="mistral4")
-    assert by_modules.tok_s == pytest.approx((0.2 * 50, 0.5 * 50))
+    indexed = expected(room=20 * 10**9, model_type="deepseek_v32", index=object())
+    assert indexed.compiled
+    assert indexed.tok_s == pytest.approx((0.2 * 50, 0.5 * 50))
 
 
 def test_half_of_a_model_in_memory_by_hand():

@@ -35,7 +35,7 @@ from edgemoe.policy.settings import RunSettings
 
 
 def graph_store(place: Path, family: str, *, bits: int = 16, **config) -> Path:
-    """Converts a random model of a family with fused_gqa."""
+    """Converts a random model of a family."""
     model = random_model(family, **{"num_experts_per_tok": 3, "num_hidden_layers": 2} | config)
     save(model, place / "source", fused=True)
     convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)

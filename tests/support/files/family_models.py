@@ -255,6 +255,19 @@ OF_A_FOLDER: dict[str, dict[str, Any]] = {
         **{"qk_rope_head_dim": 16, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 6},
         "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
+    "axk1": DEEPSEEK_V3 | {"qk_rope_head_dim": 16},
+    "axk2": DEEPSEEK_V3
+    | {
+        **{"qk_rope_head_dim": 16, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 6},
+        **{"gated_norm_rank": 8, "n_group": 2, "topk_group": 1},
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "glm_moe_dsa": DEEPSEEK_V3
+    | {
+        **{"qk_rope_head_dim": 16, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 6},
+        **{"indexer_types": ["full", "shared", "full"], "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    },
+    "mistral4": DEEPSEEK_V3 | {"qk_rope_head_dim": 16, "n_group": 2, "topk_group": 1},
     "kimi_linear": KIMI_DELTA,
     "bailing_hybrid": KIMI_DELTA | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
     "gemma4_text": FEW

@@ -99,8 +99,22 @@ _CHANGES: dict[str, dict[str, Any]] = {
         **{"num_global_key_value_heads": 1, "global_head_dim": 32, "hidden_size_per_layer_input": 0},
         "num_kv_shared_layers": 0,
     },
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "axk2"), _LATENT),
-    "mistral4": _LATENT | {"head_dim": 8},
+    **dict.fromkeys(("deepseek_v32", "axk2"), _LATENT),
+    "glm_moe_dsa": _LATENT | {"indexer_types": ["full", "shared", "full", "shared"]},
+    "mistral4": _LATENT
+    | {
+        **{"head_dim": 32, "qk_rope_head_dim": 16, "routed_scaling_factor": 1.5},
+        "rope_parameters": {
+            **{
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 32.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.7,
+            },
+            **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        },
+    },
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "kimi_linear": _LATENT | _HYBRID | {"linear_head_dim": 16, "linear_num_heads": 4},
     "bailing_hybrid": _LATENT | _HYBRID | {"n_group": 1, "topk_group": 1},

@@ -32,6 +32,14 @@ AVX2 static void scale(const uint16_t *f, const uint16_t *x, int64_t x_cols, int
             for (int64_t i = 0; i < run; i++) y[i] = to_bf16(from_bf16(y[i]) * from_bf16(f[x[k]]));
 }
 
+/* The same by a table of float32: the product alone is rounded. */
+AVX2 static void scale_wide(const float *f, const uint16_t *x, int64_t x_cols, int64_t rows, int64_t cols, uint16_t *y) {
+    const int64_t run = cols / x_cols;
+    for (; rows-- > 0; x += x_cols)
+        for (int64_t k = 0; k < x_cols; k++, y += run)
+            for (int64_t i = 0; i < run; i++) y[i] = to_bf16(from_bf16(y[i]) * f[x[k]]);
+}
+
 /* y = f(x), `count` numbers. */
 AVX2 static void apply(const uint16_t *f, const uint16_t *x, int64_t count, uint16_t *y) {
     for (int64_t i = 0; i < count; i++) y[i] = f[x[i]];
@@ -51,6 +59,11 @@ static void place(const uint16_t *x, int64_t x_cols, int64_t at, int64_t rows, i
 /* y = x times a factor, `count` numbers. */
 AVX2 static void multiply(const uint16_t *x, float factor, int64_t count, uint16_t *y) {
     for (int64_t i = 0; i < count; i++) y[i] = to_bf16(from_bf16(x[i]) * factor);
+}
+
+/* y = x times a factor of each row's own. */
+AVX2 static void multiply_rows(const uint16_t *x, const uint16_t *factors, int64_t rows, int64_t cols, uint16_t *y) {
+    for (int64_t row = 0; row < rows; row++) multiply(x + row * cols, from_bf16(factors[row]), cols, y + row * cols);
 }
 
 int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows) {
@@ -85,6 +98,7 @@ int operation_fits(const operation *o, const buffer *buffers, int64_t count, con
         return o->kind == STORE_LATENTS ? from == key && to == key
                                         : from == l->heads * (l->key + l->rotary) && to == l->heads * key && o->input != o->output;
     }
+    if (o->kind == MULTIPLY && o->wide && rotations[o->rotation].cols != 1) return 0;
     if (o->kind == ACTIVATE) return from == 2 * to;
     if (o->kind == PLACE) return o->number >= 0 && from + (int64_t)o->number <= to && o->input != o->output;
     return from == to || (o->kind == SCALE && to % from == 0) || o->kind == CALL;
@@ -108,9 +122,15 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
         if (o->wide) activate_wide(o->parameters, from, rows, o->output_cols, to);
         else activate(o->parameters, from, rows, o->output_cols, to);
         return 0;
-    case SCALE: scale(o->parameters, from, o->input_cols, rows, o->output_cols, to); return 0;
+    case SCALE:
+        if (o->wide) scale_wide(o->parameters, from, o->input_cols, rows, o->output_cols, to);
+        else scale(o->parameters, from, o->input_cols, rows, o->output_cols, to);
+        return 0;
     case PLACE: place(from, o->input_cols, (int64_t)o->number, rows, o->output_cols, to); return 0;
-    case MULTIPLY: multiply(from, o->number, rows * o->output_cols, to); return 0;
+    case MULTIPLY:
+        if (o->wide) multiply_rows(from, r->cosine, rows, o->output_cols, to);
+        else multiply(from, o->number, rows * o->output_cols, to);
+        return 0;
     case ADD: add(from, o->number, rows * o->output_cols, to); return 0;
     default: return WRONG_SHAPE;
     }

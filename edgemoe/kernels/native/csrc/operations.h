@@ -33,9 +33,10 @@ typedef struct {
                                  * ACTIVATE, APPLY, SCALE: a table of functions' values */
     float number;               /* NORM: epsilon; ADD: factor of the input; 0: none; MULTIPLY: factor;
                                  * PLACE: the first number of the output's row that it writes */
-    int32_t wide;               /* NORM: its form, NARROW_NORM ..; ACTIVATE: the table is float32 */
+    int32_t wide;               /* NORM: its form, NARROW_NORM ..; ACTIVATE, SCALE: the table is float32;
+                                 * MULTIPLY: the factors are the rows' cosines of its rotation, bf16 */
     int64_t routed;             /* EXPERTS: the buffer that its router reads, HIDDEN or NORMED */
-    int64_t rotation;           /* ATTEND, STORE_LATENTS, LATENT_QUERIES: index of its rotation */
+    int64_t rotation;           /* ATTEND, STORE_LATENTS, LATENT_QUERIES, MULTIPLY: index of its rotation */
 } operation;
 
 /* Cosines and sines of the rows' positions, [rows, cols] each, bf16, or float32 where latents are rotated by those. */
