@@ -12,6 +12,7 @@ from edgemoe.api.answer_reader import AnswerReader
 from edgemoe.api.model import Model
 from edgemoe.api.replay import Replays
 from edgemoe.api.template import Message, encode_chat
+from edgemoe.api.thinking import ReasoningTags
 from edgemoe.api.tool_use import (
     ToolUse,
     call_form,
@@ -36,6 +37,7 @@ class ChatPrompt:
         tokens: ids of the prompt.
         reader: makes the reader of an answer; None: answers are plain text.
         grammar: compiles the grammar of the answer, which takes a while and can be cancelled; None: it has none.
+        reasoning: tags of the answer's reasoning; None: they are not known.
 
     Raises:
         UserError: by `grammar`: a schema cannot be enforced.
@@ -44,6 +46,7 @@ class ChatPrompt:
     tokens: list[int]
     reader: Callable[[], AnswerReader] | None = None
     grammar: Callable[[Cancellation], Grammar] | None = None
+    reasoning: Reasoning | None = None
 
 
 class ChatPrompts:
@@ -64,6 +67,10 @@ class ChatPrompts:
         except ModelRefused as error:
             logging.getLogger("edgemoe").warning("answers are plain text: %s", error)
             return None
+
+    @cached_property
+    def _tags(self) -> ReasoningTags:
+        return ReasoningTags(self._model.tokenizer, self._form)
 
     def capabilities(self) -> list[str]:
         """The capabilities of this model's chats: `tools` and `thinking`, where the form of its answers shows them."""
@@ -109,6 +116,7 @@ class ChatPrompts:
             tokens,
             lambda: form.reader(text, offered, most),
             self._grammar(text, form, variables, tools, answer_form),
+            self._tags.after(text),
         )
 
     def _grammar(

@@ -11,13 +11,16 @@ from edgemoe.api.value_types import is_of, kind_of, with_type
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import UserError
+from edgemoe.grammar.lark import Reasoning
 from edgemoe.grammar.matcher import Grammar, Matcher
 
 
 class Choices(TypedDict, total=False):
     """How an answer's tokens are chosen and when it ends. A missing key, or None, stands for the model's own setting.
 
-    `stop_token_ids` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out.
+    `stop_token_ids` end an answer as the model's own ends do, and `ignore_ends` leaves the model's own ones out. After
+    `thinking_budget` tokens of reasoning its tag is closed; 0 is an answer without reasoning. `reasoning` has the tags
+    where the caller knows them.
     """
 
     max_new_tokens: int
@@ -37,11 +40,13 @@ class Choices(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_ends: bool
     min_new_tokens: int
+    thinking_budget: int
     schema: Mapping[str, object] | Grammar
+    reasoning: Reasoning
 
 
 def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
-    """Returns a model's own settings, changed by the choices given; `schema` is left to the caller.
+    """Returns a model's own settings, changed by the choices given; `schema` and `reasoning` are left to the caller.
 
     Args:
         own: the model's settings.
@@ -59,7 +64,8 @@ def sampling_of(own: Sampling, choices: Choices, vocab: int) -> Sampling:
     for name, value in given.items():
         if not is_of(value, _types()[name]):
             raise UserError(f"{kind_of(_types()[name])} for {name}", with_type(value), "give such a value")
-    given.pop("schema", None)
+    for name in ("schema", "reasoning"):
+        given.pop(name, None)
     if "stop" in given:
         stop = given.pop("stop")
         given["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -7,13 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Unpack
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Unpack
 
 from edgemoe.api.answers import AnswerFuture, AnswerStream, Score, cancel_request, resolve
 from edgemoe.api.choices import Choices, sampler_of
 from edgemoe.api.prompt import Prompt, encoded
 from edgemoe.api.status import Status
+from edgemoe.api.thinking import ReasoningTags, template_of
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.pace import Pace
@@ -21,7 +22,10 @@ from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.grammar.grammars import Grammars
 from edgemoe.grammar.matcher import Grammar, Vocabulary
-from edgemoe.kv.prefix_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from edgemoe.grammar.lark import Reasoning
+    from edgemoe.kv.prefix_cache import PrefixCache
 
 
 class Model:
@@ -37,6 +41,9 @@ class Model:
         pace: how prompts and answers share the steps.
         keep: whether the KV of ended requests stays, as long as there is memory (Scheduler).
         disk: the cache that keeps KV on disk for later processes; `close` closes it too. None: memory alone.
+
+    Attributes:
+        tags: returns the tags of the model's reasoning, which are looked for at the first call.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Model:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self._scheduler = Scheduler(engine, pace, keep=keep, disk=disk)
         engine.peak.pause(engine.shape.experts, engine.plan.context)
+        self.tags = cache(partial(ReasoningTags.of, tokenizer))
         self._grammars: Grammars | None = None
         self._reading = threading.Lock()
 
@@ -71,7 +79,8 @@ class Model:
             DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
         """
         start = time.perf_counter()
-        return self.run(self.begin(encoded(self.tokenizer, prompt), sampler_of(self, choices), start))
+        tokens, sampler = encoded(self.tokenizer, prompt, template_of(choices)), sampler_of(self, choices)
+        return self.run(self.begin(tokens, sampler, start, reasoning=choices.get("reasoning")))
 
     def begin(
         self,
@@ -81,9 +90,19 @@ class Model:
         on_text: Callable[[str], bool | None] = lambda piece: None,
         *,
         client: str = "",
+        reasoning: Reasoning | None = None,
     ) -> Generation:
-        """Returns an answer that has not begun, for `run`. Arguments: see Generation."""
-        return Generation(self.engine, self.tokenizer, tokens, sampler, start, on_text, client=client)
+        """Returns an answer that has not begun, for `run`. Arguments: see Generation.
+
+        Raises:
+            UserError: a budget of reasoning, and a model whose tags of reasoning are not known.
+        """
+        if reasoning is None and sampler.sampling.thinking_budget is not None:
+            self.tags().require()
+            reasoning = self.tags().after_tokens(tokens)
+        return Generation(
+            self.engine, self.tokenizer, tokens, sampler, start, on_text, client=client, reasoning=reasoning
+        )
 
     def run(self, generation: Generation) -> Answer:
         """Answers, computing until the end.
@@ -101,8 +120,8 @@ class Model:
             as generate, here or at a piece.
         """
         start, pieces = time.perf_counter(), deque[str]()
-        sampler = sampler_of(self, choices)
-        generation = self.begin(encoded(self.tokenizer, prompt), sampler, start, pieces.append)
+        tokens, sampler = encoded(self.tokenizer, prompt, template_of(choices)), sampler_of(self, choices)
+        generation = self.begin(tokens, sampler, start, pieces.append, reasoning=choices.get("reasoning"))
         self._scheduler.submit(generation.request)
         return AnswerStream(self._scheduler, generation, pieces)
 
@@ -127,7 +146,8 @@ class Model:
             as generate, here or in the future.
         """
         start, sampler = time.perf_counter(), sampler_of(self, choices)
-        generation = self.begin(encoded(self.tokenizer, prompt), sampler, start, on_text, client=client)
+        tokens, reasoning = encoded(self.tokenizer, prompt, template_of(choices)), choices.get("reasoning")
+        generation = self.begin(tokens, sampler, start, on_text, client=client, reasoning=reasoning)
         future, request = AnswerFuture(generation), generation.request
         request.on_end = partial(resolve, future, generation)
         self._scheduler.submit(request)

@@ -12,7 +12,9 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
 from edgemoe.engine.text import TextStream
+from edgemoe.engine.thinking import Thinking
 from edgemoe.experts.use import fraction_at
+from edgemoe.grammar.lark import Reasoning
 from edgemoe.storage.base import LEVELS
 
 
@@ -88,6 +90,8 @@ class Answer:
     """Part of ttft_s: the time until the request got its KV."""
     total_s: float
     """Time to the last token."""
+    reasoning_tokens: int | None = None
+    """Tokens of reasoning, a part of new_tokens, without its tags; None where the model's tags are not known."""
 
     def as_json(self) -> dict[str, object]:
         """Returns the fields as a JSON object."""
@@ -105,6 +109,8 @@ class Generation:
         start: time.perf_counter() before templating and tokenizing, in seconds.
         on_text: called with each piece of text as soon as it is complete; True ends the answer.
         client: see Request.
+        reasoning: tags of the model's reasoning, which is counted, and ends after `thinking_budget` of the sampling;
+            None: they are not known.
 
     Attributes:
         request: the request that a scheduler gets.
@@ -121,6 +127,7 @@ class Generation:
         on_text: Callable[[str], bool | None],
         *,
         client: str = "",
+        reasoning: Reasoning | None = None,
     ) -> None:
         self._engine, self._tokenizer, self._sampler, self._on_text = engine, tokenizer, sampler, on_text
         sampling = sampler.sampling
@@ -137,6 +144,7 @@ class Generation:
             start,
             on_token=self._token,
             client=client,
+            thinking=Thinking(tokenizer, reasoning, tokens, sampling.thinking_budget) if reasoning else None,
             on_rows=self._scores.add if self._scores else None,
         )
 
@@ -207,4 +215,5 @@ class Generation:
             prompt_logprobs=self._scores.logprobs if self._scores else None,
             queue_s=(trace.admitted or trace.start) - trace.start,
             total_s=trace.token_times[-1] - trace.start,
+            reasoning_tokens=request.thinking.tokens if request.thinking else None,
         )

@@ -260,10 +260,9 @@ class StepLoop:
         sampling, sequence = request.sampler.sampling, request.sequence
         assert sequence
         new = len(request.tokens) - request.prompt
-        token = request.sampler.next(request.tokens, logits, new)
+        token = request.next_token(logits)
         times = request.trace.token_times
         times.append(time.perf_counter())
-        request.tokens.append(token)
         if request is self._queue.running[0]:
             if new:
                 # Prompts' layers between two tokens say nothing about the bits of new tokens.

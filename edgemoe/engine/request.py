@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from edgemoe.engine.sampling import Sampler
+from edgemoe.engine.thinking import Thinking
 from edgemoe.experts.records import StepRecord, StepTotals
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import PromptAttention
@@ -70,6 +71,7 @@ class Request:
         scored: ends the request with its prompt; otherwise the prompt is answered.
         rows_from: the first row of the prompt that `on_rows` is to get.
         client: requests of several clients that wait are admitted in turn.
+        thinking: follows the reasoning of the answer, and closes it; None: reasoning is text as any other.
 
     Attributes:
         cached: tokens of the prompt that are not computed again.
@@ -90,6 +92,7 @@ class Request:
     scored: bool = False
     rows_from: int = 0
     client: str = ""
+    thinking: Thinking | None = None
     reason: str | None = None
     error: BaseException | None = None
 
@@ -105,6 +108,28 @@ class Request:
     def ended(self) -> bool:
         """Whether no step will run for it any more."""
         return self.reason is not None or self.error is not None
+
+    def next_token(self, logits: torch.Tensor) -> int:
+        """Chooses the token after `tokens`, which gets it: the sampler's, or one that closes the reasoning.
+
+        Args:
+            logits: float32 [vocab]; not changed.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
+            ModelRefused: the tokenizer cannot decode the token.
+        """
+        new, thinking = len(self.tokens) - self.prompt, self.thinking
+        token = thinking.forced() if thinking else None
+        if token is not None:
+            self.sampler.take(token)
+        else:
+            scores = thinking.masked(self.tokens, logits) if thinking else logits
+            token = self.sampler.next(self.tokens, scores, new)
+        if thinking:
+            thinking.take(token)
+        self.tokens.append(token)
+        return token
 
 
 class Sampled(NamedTuple):

@@ -41,6 +41,7 @@ _RANGES = {
     "frequency_penalty": (-MOST_PENALTY, MOST_PENALTY),
     "max_new_tokens": (1, math.inf),
     "min_new_tokens": (0, math.inf),
+    "thinking_budget": (0, math.inf),
 }
 """Field of Sampling -> its least and its largest value."""
 
@@ -66,6 +67,7 @@ class Sampling:
         prompt_logprobs: the same for each of the prompt's tokens but the first.
         special_tokens: the text has also tokens of the answer that a tokenizer leaves out of text.
         min_new_tokens: tokens of an answer before which none of `stop` is chosen.
+        thinking_budget: most tokens of reasoning, after which its tag is closed; None: no limit.
 
     Raises:
         UserError: a value out of its range.
@@ -87,11 +89,12 @@ class Sampling:
     prompt_logprobs: int | None = None
     special_tokens: bool = False
     min_new_tokens: int = 0
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if not (least <= value <= most and math.isfinite(value)):
+            if value is not None and not (least <= value <= most and math.isfinite(value)):
                 wanted = (
                     f"{name} of {least:g} or more" if most == math.inf else f"{name} of {least:g} to {most:g}"
                 )
@@ -242,9 +245,17 @@ class Sampler:
             UserError: the grammar is too complex to follow.
         """
         token = self._chosen(tokens, logits, new)
+        self.take(token)
+        return token
+
+    def take(self, token: int) -> None:
+        """Goes on after the next token of the answer, which the caller may have set.
+
+        Raises:
+            UserError: the grammar is too complex to follow.
+        """
         if self._matcher:
             self._matcher.take(token)
-        return token
 
     def allowed(self, guesses: Sequence[int]) -> Sequence[int]:
         """Returns the first of some guesses at the next tokens, as far as the grammar allows them.

@@ -23,11 +23,11 @@ class StopString:
         text: the string, of a character or more.
 
     Attributes:
-        begun: characters of the string with which the text so far ends.
+        overlap: characters of the string with which the text so far ends; 0 after a whole one.
     """
 
     def __init__(self, text: str) -> None:
-        self.text, self.begun = text, 0
+        self.text, self.overlap = text, 0
         self._shorter = [0]  # for each prefix of the string: the length of the next shorter one that ends it
         length = 0
         for character in text[1:]:
@@ -35,7 +35,7 @@ class StopString:
             self._shorter.append(length)
 
     def _after(self, character: str, length: int) -> int:
-        """The number of begun characters after one more."""
+        """The overlap after one more character."""
         while length and self.text[length] != character:
             length = self._shorter[length - 1]
         return length + (self.text[length] == character)
@@ -43,8 +43,9 @@ class StopString:
     def find(self, piece: str) -> int:
         """Takes a piece; returns where in it the string has just ended, counted in characters, or 0."""
         for count, character in enumerate(piece, 1):
-            self.begun = self._after(character, self.begun)
-            if self.begun == len(self.text):
+            self.overlap = self._after(character, self.overlap)
+            if self.overlap == len(self.text):
+                self.overlap = 0
                 return count
         return 0
 
@@ -107,7 +108,7 @@ class TextStream:
             at, self.stop = min(ends)
             self.text = self.text[: self._place(at)]
             return self._until(len(self.text))
-        return self._until(self._place(self._lengths[-1] - max(each.begun for each in self._stops)))
+        return self._until(self._place(self._lengths[-1] - max(each.overlap for each in self._stops)))
 
     def end(self) -> str:
         """Returns the text that is left where no stop string came.

@@ -100,6 +100,7 @@ class Reasoning:
         begun: whether the prompt ends within it.
         after: text after reasoning, before the rest of the answer.
         lead: text that opens the answer itself, where it is no call.
+        closing: text that ends reasoning where its budget is spent, as the chat template writes it; "": `close` alone.
     """
 
     open: str
@@ -107,6 +108,7 @@ class Reasoning:
     begun: bool = False
     after: str = ""
     lead: str = ""
+    closing: str = ""
 
 
 def formed_answer(words: Words, form: Form, reasoning: Reasoning | None = None) -> str:

@@ -19,6 +19,7 @@ class Limits:
         ping_seconds: time without a chunk after which a stream sends a sign of life, so that no proxy or client gives
             it up.
         progress_seconds: time between two chunks of a prompt's progress.
+        thinking_budget: most tokens of reasoning in answers to requests that say nothing of it; None: no limit.
     """
 
     answer_seconds: float | None = None
@@ -28,3 +29,4 @@ class Limits:
     compile_seconds: float = 60.0
     ping_seconds: float = 5.0
     progress_seconds: float = 0.5
+    thinking_budget: int | None = None

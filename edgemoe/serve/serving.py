@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edgemoe.api.model import Model
     from edgemoe.api.template import Message
     from edgemoe.engine.generate import Answer
+    from edgemoe.serve.request.sampling import SamplingRequest
 
 _log = logging.getLogger("edgemoe.serve")
 
@@ -103,7 +104,7 @@ class Serving:
             return partial(self._continued, task.prompts(), task.suffix)
         messages, form = as_messages(task.messages), task.answer_form()
         self.require()
-        template, tools = task.template(), task.tool_use()
+        template, tools = task.template(self.limits.thinking_budget), task.tool_use()
         self.text_limit.require_chat(messages, template)
         return lambda: [self.chats.make(messages, template, tools, form)]
 
@@ -137,14 +138,14 @@ class Serving:
             prompts = await self.parsing.run(self.prompts_of, task)
         except EdgemoeError as error:
             raise _known(error, prompt_field) from error
-        choices, client, model = task.choices(), client_of(request), self.require()
+        client, model = client_of(request), self.require()
         self.queue.enter(client)
         try:
             forms = [
                 (prompt, await self._form(request, prompt, task.form_field))
                 for prompt in await self.preparing.run(self._made, prompts)
             ]
-            answers = await self.preparing.run(self._answers, forms, choices)
+            answers = await self.preparing.run(self._answers, forms, task)
             if await request.is_disconnected():
                 raise ClientDisconnect
             job = Job(model, answers, task.kind, client, self._ended)
@@ -158,16 +159,19 @@ class Serving:
             raise _known(error, prompt_field) from error
         return job
 
-    def _answers(
-        self, forms: Sequence[tuple[ChatPrompt, Choices]], choices: Sequence[Choices]
-    ) -> list[Wanted]:
-        """Each choice's answer to each prompt, whose form it has; their readers read the whole prompt."""
-        return [self._wanted(prompt, form, choice) for prompt, form in forms for choice in choices]
+    def _answers(self, forms: Sequence[tuple[ChatPrompt, Choices]], task: SamplingRequest) -> list[Wanted]:
+        """Each choice's answer to each prompt, whose form it has."""
+        choices, default = task.choices(), self.limits.thinking_budget
+        return [
+            self._wanted(prompt, task.with_budget(prompt.reasoning, form, choice, default))
+            for prompt, form in forms
+            for choice in choices
+        ]
 
-    def _wanted(self, prompt: ChatPrompt, form: Choices, choice: Choices) -> Wanted:
-        """One answer to a prompt; without a limit of its own it may fill the context."""
+    def _wanted(self, prompt: ChatPrompt, choice: Choices) -> Wanted:
+        """One answer to a prompt, all of which its reader reads."""
         reader = prompt.reader() if prompt.reader else None
-        return Wanted(prompt.tokens, {**form, **choice}, reader, partial(self._keep, reader))
+        return Wanted(prompt.tokens, choice, reader, partial(self._keep, reader))
 
     def _keep(self, reader: AnswerReader | None, answer: Answer) -> None:
         """Keeps an answer that has ended by itself, so that later turns have its tokens."""

@@ -172,18 +172,17 @@ class ToolChoice(Known):
 
 
 class Thinking(Known):
-    """Whether the model reasons before it answers.
-
-    A budget has no effect: the model ends its reasoning itself. Nor has `display`: reasoning comes as it is.
-    """
+    """Whether the model reasons before it answers, and how much. `display` has no effect: reasoning comes as it is."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Whole | None = None
+    budget_tokens: Annotated[Whole, Field(ge=0)] | None = None
     display: str | None = None
 
-    def as_variables(self) -> Shape:
-        """Variables for the chat template."""
-        return {"enable_thinking": self.type != "disabled"}
+    def as_fields(self) -> Shape:
+        """The fields of a chat that mean the same."""
+        on = self.type != "disabled"
+        budget = self.budget_tokens if on else 0
+        return {"chat_template_kwargs": {"enable_thinking": on}, "thinking_budget": budget}
 
 
 class OutputFormat(Known):
@@ -249,7 +248,7 @@ class CountFields(Known):
             "tools": [tool.as_tool() for tool in self.tools] if self.tools else None,
             "tool_choice": choice.as_choice() if choice else None,
             "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
-            "chat_template_kwargs": self.thinking.as_variables() if self.thinking else None,
+            **(self.thinking.as_fields() if self.thinking else {}),
             "reasoning_effort": output.effort if output else None,
             "response_format": schema,
         }

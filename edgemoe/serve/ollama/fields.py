@@ -15,6 +15,7 @@ from edgemoe.serve.request.completion import CompletionRequest
 from edgemoe.serve.request.fields import Fields, Known, Name, Whole, checked
 from edgemoe.serve.request.neutral import SAMPLERS, WITHOUT_PENALTY, penalised_tokens, require_neutral
 from edgemoe.serve.request.sampling import MOST_STOPS, MOST_TOP, StopString
+from edgemoe.serve.request.thinking import Effort
 
 _log = logging.getLogger("edgemoe.serve")
 
@@ -101,7 +102,7 @@ class Body(Known):
     model: Name
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
-    think: bool | Name | None = None
+    think: Effort | bool | None = None
     options: Options | None = None
     keep_alive: Any = None
     logprobs: bool | None = None
@@ -121,12 +122,14 @@ class Body(Known):
         form: Shape | None = {"type": "json_object"} if self.format == "json" else None
         if isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"schema": self.format}}
+        on = None if self.think is None else self.think not in (False, "none")
         given = self._settings(context) | {
             "messages": messages,
             "tools": tools,
             "response_format": form,
-            "chat_template_kwargs": None if self.think is None else {"enable_thinking": bool(self.think)},
+            "chat_template_kwargs": None if on is None else {"enable_thinking": on},
             "reasoning_effort": self.think if isinstance(self.think, str) else None,
+            "thinking_budget": 0 if self.think is False else None,
             "logprobs": self.logprobs,
             "top_logprobs": self.top_logprobs,
         }

@@ -25,6 +25,9 @@ def usage(prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> Shape:
         "completion_tokens": new,
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(answer.reasoning_tokens or 0 for answer in answers)
+        },
     }
 
 

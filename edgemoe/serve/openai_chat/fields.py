@@ -14,6 +14,7 @@ from edgemoe.serve.request.chat import ChatRequest, MessageFields, ToolFields
 from edgemoe.serve.request.completion import CompletionRequest
 from edgemoe.serve.request.fields import Fields, Name, Whole
 from edgemoe.serve.request.neutral import Neutral, penalised_tokens, require_neutral
+from edgemoe.serve.request.thinking import Effort
 
 
 class StreamOptions(Fields):
@@ -112,11 +113,20 @@ class ChatFields(ChatRequest, BodyFields, ReasoningFields, FormFields):
         other = self.other_form()
         return other[1] if other else super().answer_form()
 
-    def template(self) -> dict[str, object]:
-        """Variables for the chat template, under any of their names."""
+    def effort(self) -> Effort | None:
+        """The effort, under any of its names."""
+        return super().effort() or self.other_effort()
+
+    def explicit_budget(self) -> int | None:
+        """The budget of reasoning, under any of its names."""
+        given = super().explicit_budget()
+        return self.other_budget() if given is None else given
+
+    def template(self, default_budget: int | None = None) -> dict[str, object]:
+        """Variables for the chat template, under any of their names; `default_budget` as in ChatRequest.template."""
         given = self.reasoning_variables()
         given |= {"thinking": given["enable_thinking"]} if "enable_thinking" in given else {}
-        return given | super().template()
+        return given | super().template(default_budget)
 
 
 class CompletionFields(CompletionRequest, BodyFields):

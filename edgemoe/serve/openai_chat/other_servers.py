@@ -10,6 +10,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request.bounds import parsed
 from edgemoe.serve.request.fields import Fields
 from edgemoe.serve.request.neutral import SAMPLERS, Neutral
+from edgemoe.serve.request.thinking import Budget, Effort
 
 _BOTH: Neutral = {
     **SAMPLERS,
@@ -44,12 +45,14 @@ class Thinking(Fields):
     """Whether the model reasons, as GLM's and other interfaces have it."""
 
     type: str | None = None
+    budget_tokens: Budget | None = None
 
 
 class Reasoning(Fields):
     """How much the model reasons, as OpenRouter has it."""
 
-    effort: str | None = None
+    effort: Effort | None = None
+    max_tokens: Budget | None = None
     enabled: bool | None = None
 
 
@@ -62,15 +65,27 @@ class ReasoningFields(Fields):
 
     def reasoning_variables(self) -> dict[str, object]:
         """Variables for the chat template."""
-        given: dict[str, object] = {}
-        if self.reasoning and self.reasoning.effort is not None:
-            given["reasoning_effort"] = self.reasoning.effort
+        on = self._switched_on()
+        return {} if on is None else {"enable_thinking": on}
+
+    def other_effort(self) -> Effort | None:
+        """The effort under its other name; None: there is none."""
+        return self.reasoning.effort if self.reasoning else None
+
+    def other_budget(self) -> int | None:
+        """The budget under its other names, 0 where reasoning is turned off; None: there is none."""
+        given = self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None
+        if given is None and self.reasoning:
+            given = self.reasoning.max_tokens
+        return 0 if self._switched_on() is False else given
+
+    def _switched_on(self) -> bool | None:
         kind = self.thinking.type if isinstance(self.thinking, Thinking) else self.thinking
         switches = (self.enable_thinking, self.reasoning.enabled if self.reasoning else None)
         on = next((each for each in switches if each is not None), None)
         if kind is not None and kind != "auto":
             on = kind not in ("disabled", False)
-        return given if on is None else given | {"enable_thinking": on}
+        return on
 
 
 _FORMS = {

@@ -11,6 +11,7 @@ from edgemoe.serve.openai_responses.items import INPUT, InputItem
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, FunctionFields, NamedFunction
 from edgemoe.serve.request.fields import Known, Limit, Name, checked
+from edgemoe.serve.request.thinking import Effort
 
 
 class FunctionTool(FunctionFields):
@@ -60,7 +61,7 @@ class TextConfig(Known):
 class Reasoning(Known):
     """How much the model reasons. A summary is never made: reasoning comes as it is."""
 
-    effort: Name | None = None
+    effort: Effort | None = None
     summary: Name | None = None
     generate_summary: Name | None = None
 
@@ -109,7 +110,6 @@ class ResponsesFields(Known):
         return checked(ChatRequest, given)
 
     def _as_chat(self) -> Shape:
-        effort = self.reasoning.effort if self.reasoning else None
         form = self.text.format if self.text else None
         choice = self.tool_choice
         same = ("parallel_tool_calls", "temperature", "top_p", "stream")
@@ -118,8 +118,7 @@ class ResponsesFields(Known):
             "tools": [tool.as_tool() for tool in self.tools] if self.tools else None,
             "tool_choice": choice.as_choice() if isinstance(choice, NamedTool) else choice,
             "response_format": form.as_format() if form else None,
-            "reasoning_effort": None if effort == "none" else effort,
-            "chat_template_kwargs": {"enable_thinking": False} if effort == "none" else None,
+            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "max_tokens": self.max_output_tokens,
             **{name: getattr(self, name) for name in same},
         }

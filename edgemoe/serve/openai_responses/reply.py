@@ -112,12 +112,17 @@ class ResponseReply(Reply):
         return self._response(status, output=list(output), usage=self._usage(answer), incomplete_details=cut)
 
     def _usage(self, answer: Answer) -> Shape:
-        thought = self._reader.texts.get("reasoning_content", "") if self._reader else ""
+        thought, counted = (
+            self._reader.texts.get("reasoning_content", "") if self._reader else "",
+            answer.reasoning_tokens,
+        )
+        if counted is None:  # tags that are no texts of their own
+            counted = self._count(thought) if thought else 0
         return {
             "input_tokens": answer.prompt_tokens,
             "input_tokens_details": {"cached_tokens": answer.cached_tokens},
             "output_tokens": answer.new_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._count(thought) if thought else 0},
+            "output_tokens_details": {"reasoning_tokens": counted},
             "total_tokens": answer.prompt_tokens + answer.new_tokens,
         }
 

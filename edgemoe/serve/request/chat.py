@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request import bounds
 from edgemoe.serve.request.fields import Fields, Limit, Name, Whole
-from edgemoe.serve.request.sampling import MOST_TOP, SamplingRequest
+from edgemoe.serve.request.sampling import MOST_TOP
+from edgemoe.serve.request.thinking import ThinkingFields
 
 if TYPE_CHECKING:
     from edgemoe.api.choices import Choices
@@ -186,7 +187,7 @@ class ResponseFormat(Fields):
         return {"type": "object"} if schema is None else schema
 
 
-class ChatRequest(SamplingRequest):
+class ChatRequest(ThinkingFields):
     """A chat, under the names of OpenAI's /v1/chat/completions."""
 
     kind: ClassVar[str] = "chat"
@@ -195,7 +196,6 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Name | None = None
     tools: Annotated[list[ToolFields], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -257,10 +257,16 @@ class ChatRequest(SamplingRequest):
         """
         return self.response_format.schema_of_answers() if self.response_format else None
 
-    def template(self) -> dict[str, object]:
-        """Variables for the chat template. Some call the one that turns reasoning off `thinking`."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        tools, given = self.tool_use(), effort | (self.chat_template_kwargs or {})
+    def template(self, default_budget: int | None = None) -> dict[str, object]:
+        """Variables for the chat template. Some call the one that turns reasoning off `thinking`.
+
+        Args:
+            default_budget: the server's budget of reasoning, for requests that say nothing; None: no limit.
+        """
+        tools, given = (
+            self.tool_use(),
+            self.thinking_variables(default_budget) | (self.chat_template_kwargs or {}),
+        )
         if "enable_thinking" in given:
             given.setdefault("thinking", given["enable_thinking"])
         return given | {"tools": tools.tools if tools else None}

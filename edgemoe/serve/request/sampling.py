@@ -13,6 +13,7 @@ from edgemoe.serve.request.fields import NO_LIMIT, Fields, Whole
 
 if TYPE_CHECKING:
     from edgemoe.api.choices import Choices
+    from edgemoe.grammar.lark import Reasoning
 
 MOST_CHOICES = 64
 """Answers of one request: prompts times n."""
@@ -82,6 +83,35 @@ class SamplingRequest(Fields):
         Raises:
             ApiError: naming the field.
         """
+
+    def reasoning_budget(self, limit: int, default: int | None = None) -> int | None:
+        """Most tokens of reasoning; None: no limit, as in texts without a chat template.
+
+        Args:
+            limit: most tokens of the answer.
+            default: the server's budget.
+        """
+        return None
+
+    def with_budget(
+        self, reasoning: Reasoning | None, form: Choices, choice: Choices, default: int | None
+    ) -> Choices:
+        """The choices of one answer, with a budget of its reasoning where the tags are known.
+
+        Args:
+            reasoning: tags of the answer's reasoning; None: they are not known.
+            form: choices that the prompt brings; `max_new_tokens` is the number that the context has room for.
+            choice: choices of the request, which go first.
+            default: the server's budget, for requests that say nothing; None: no limit.
+        """
+        given: Choices = {**form, **choice}
+        if reasoning is None:
+            return given
+        budget = self.reasoning_budget(min(form["max_new_tokens"], given["max_new_tokens"]), default)
+        given["reasoning"] = reasoning
+        if budget is not None:
+            given["thinking_budget"] = budget
+        return given
 
     @property
     def form_field(self) -> str:

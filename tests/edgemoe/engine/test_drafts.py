@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from greedy import GREEDY, Greedy, assert_right, run
+from scripted import chatml_tokenizer
 
 from edgemoe.engine.drafts.drafting import Drafting
 from edgemoe.engine.drafts.gate import Acceptance, DraftGate
@@ -16,7 +17,9 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import Sampler
 from edgemoe.engine.scheduler import Scheduler
+from edgemoe.engine.thinking import Thinking
 from edgemoe.errors import UserError
+from edgemoe.grammar.lark import Reasoning
 from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.options.run_settings import run_settings
@@ -115,6 +118,33 @@ def test_an_answer_ends_where_it_ends_without_guesses(open_engine, tiny_store):
         drafted(engine, Known(whole.tokens, 3), guessed)
         assert (guessed.tokens, guessed.reason) == (plainly.tokens, plainly.reason)
         assert guessed.trace.decode.accepted
+
+
+def test_a_budget_of_reasoning_holds_with_guesses_and_in_a_batch(open_engine, tiny_store):
+    """The closing tokens come after the budget, and the answer is the one of a request alone without guesses."""
+    engine = open_engine(tiny_store, level=4, context=80, parallel=2, drafts="ngram")
+    tokenizer = chatml_tokenizer()
+    tags = Reasoning("<think>", "</think>", begun=True, closing="\n</think>\n\n")
+
+    def request(budget: int = 5) -> Request:
+        sampler = Sampler(replace(GREEDY, max_new_tokens=NEW))
+        return Request(list(PROMPT), sampler, thinking=Thinking(tokenizer, tags, PROMPT, budget))
+
+    alone, guessed, longer = request(), request(), request(9)
+    Scheduler(engine).run(alone)
+    Scheduler(engine).run(longer)
+    begin, closing = len(PROMPT) + 5, tokenizer(tags.closing, add_special_tokens=False)["input_ids"]
+    assert alone.tokens[begin : begin + len(closing)] == closing
+    assert (alone.thinking.tokens, longer.thinking.tokens) == (5, 9)
+    assert alone.tokens != longer.tokens
+    drafted(engine, Known(alone.tokens), guessed)
+    assert guessed.trace.decode.accepted
+    scheduler, batch = Scheduler(engine), [request(), request(9)]
+    for each in batch:
+        scheduler.submit(each)
+    for each in batch:
+        scheduler.wait(each)
+    assert [each.tokens for each in (guessed, *batch)] == [alone.tokens, alone.tokens, longer.tokens]
 
 
 def test_a_step_that_guesses_fail_runs_again_without_them(open_engine, tiny_store):

@@ -194,6 +194,11 @@ WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
     (Generate, {"context": [1, 2]}, "context", "no context"),
     (Generate, {"template": "{{ .Prompt }}"}, "template", "no template"),
     (Generate, {"raw": True, "format": "json"}, "format", "no format"),
+    (Chats, {"reasoning_effort": "much"}, "reasoning_effort", "'medium'"),
+    (Chats, {"thinking_budget": -2}, "thinking_budget", "greater than or equal to -1"),
+    (Responses, {"reasoning": {"effort": "much"}}, "reasoning", "'medium'"),
+    (Messages, {"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking", "budget_tokens"),
+    (Chat, {"think": "much"}, "think", "'medium'"),
 ]
 
 
@@ -423,7 +428,7 @@ def test_bodies_that_are_no_json_object(body):
             {"enable_thinking": True},
         ),
         (Messages, {"output_config": {"effort": "low"}}, "low", None),
-        (Responses, {"reasoning": {"effort": "none"}}, None, {"enable_thinking": False}),
+        (Responses, {"reasoning": {"effort": "none"}}, "none", None),
         (Responses, {"reasoning": {"effort": "low"}}, "low", None),
         (Chat, {"think": False}, None, {"enable_thinking": False}),
         (Chat, {"think": "low"}, "low", {"enable_thinking": True}),
@@ -434,3 +439,55 @@ def test_reasoning_becomes_variables_of_the_template(kind, fields, effort, varia
     """Each protocol's way to turn it on, off, or to a level."""
     request = request_of(kind, GOOD[kind] | fields)
     assert (request.reasoning_effort, request.chat_template_kwargs) == (effort, variables)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "budget"),
+    [
+        (Chats, {}, None),
+        (Chats, {"thinking_budget": 40}, 40),
+        (Chats, {"thinking_budget_tokens": 40}, 40),
+        (Chats, {"thinking_token_budget": 40, "reasoning_effort": "low"}, 40),
+        (Chats, {"thinking_budget": -1}, None),
+        (Chats, {"thinking": {"type": "enabled", "budget_tokens": 40}}, 40),
+        (Chats, {"thinking": {"type": "disabled", "budget_tokens": 40}}, 0),
+        (Chats, {"reasoning": {"max_tokens": 40}}, 40),
+        (Chats, {"reasoning": {"effort": "high"}}, 800),
+        (Chats, {"enable_thinking": False}, 0),
+        (Chats, {"enable_thinking": True}, None),
+        (Chats, {"reasoning_effort": "none"}, 0),
+        (Chats, {"reasoning_effort": "minimal"}, 100),
+        (Chats, {"reasoning_effort": "low"}, 200),
+        (Chats, {"reasoning_effort": "medium"}, 500),
+        (Chats, {"reasoning_effort": "high"}, 800),
+        (Chats, {"reasoning_effort": "xhigh"}, 950),
+        (Chats, {"reasoning_effort": "max"}, None),
+        (Completions, {}, None),
+        (Responses, {"reasoning": {"effort": "none"}}, 0),
+        (Responses, {"reasoning": {"effort": "low"}}, 200),
+        (Messages, {"thinking": {"type": "enabled", "budget_tokens": 40}}, 40),
+        (Messages, {"thinking": {"type": "adaptive"}}, None),
+        (Messages, {"thinking": {"type": "disabled"}}, 0),
+        (Messages, {"output_config": {"effort": "medium"}}, 500),
+        (Chat, {"think": "low"}, 200),
+        (Chat, {"think": True}, None),
+        (Chat, {"think": False}, 0),
+        (Generate, {"think": "high"}, 800),
+    ],
+)
+def test_the_budget_of_an_answer_of_1000_tokens(kind, fields, budget):
+    """A number as it is, an effort as its share; the server's own for requests that say nothing."""
+    request = request_of(kind, GOOD[kind] | fields)
+    assert request.reasoning_budget(1000) == budget
+    says_nothing = kind in (Chats, Messages, Chat) and (not fields or fields.get("enable_thinking"))
+    if says_nothing:
+        assert request.reasoning_budget(1000, 7) == 7
+
+
+def test_templates_that_know_an_effort_or_a_budget_get_it():
+    """With the server's budget of 0 reasoning is off in the template too, unless the request asks for some."""
+    given = {"reasoning_effort": "low", "thinking_budget": 40}
+    assert request_of(Chats, GOOD[Chats] | given).template() == given | {"tools": None}
+    request = request_of(Chats, GOOD[Chats])
+    assert request.template(0) == {"enable_thinking": False, "thinking": False, "tools": None}
+    assert request_of(Chats, GOOD[Chats] | given).template(0) == given | {"tools": None}
