@@ -51,10 +51,11 @@ def experts_held(plan: MemoryPlan) -> str:
 
 def plan_lines(plan: MemoryPlan, settings: RunSettings) -> list[str]:
     """Returns a line for each part of the limits, and one for the bits of experts, each with its name first."""
-    return [f"{name:<{LABEL}}{text}" for name, text in _parts(plan, settings)]
+    return [f"{name:<{LABEL}}{text}" for name, text in plan_parts(plan, settings)]
 
 
-def _parts(plan: MemoryPlan, settings: RunSettings) -> list[tuple[str, str]]:
+def plan_parts(plan: MemoryPlan, settings: RunSettings) -> list[tuple[str, str]]:
+    """Returns the name and the text of each part of the limits, and of the bits of experts."""
     size = format_size
     parts = [("limit", size(plan.vram_limit_bytes))]
     if plan.driver_bytes:

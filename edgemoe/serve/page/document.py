@@ -1,25 +1,45 @@
-"""The page: one static document, and the headers that allow its own style and script alone."""
+"""The page: one static document of several sources, and the headers that allow its own style and script alone."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
 
+STYLES = ("colours", "layout", "chat", "monitor")
+"""The sources of the style, in their order."""
+
+SCRIPTS = (
+    "basics",
+    "markdown",
+    "inline",
+    "conversations",
+    "settings",
+    "requests",
+    "messages",
+    "chat",
+    "charts",
+    "heat",
+    "monitor",
+    "about",
+    "start",
+)
+"""The sources of the script, in their order: a source calls earlier ones as it is read, and any later."""
+
 Page = tuple[bytes, dict[str, str]]
-"""The file, and its headers."""
+"""The document, and its headers."""
 
 
 @cache
 def page() -> Page:
-    """Reads the page. Its headers allow its own style and script by their hashes, and requests to this server alone."""
-    raw = Path(__file__).with_name("page.html").read_bytes()
-    style, script = (_hash(raw, tag) for tag in (b"style", b"script"))
+    """Joins the page. Its headers allow its own style and script by their hashes, and requests to this server alone."""
+    style = "".join(source(f"{name}.css") for name in STYLES)
+    script = '"use strict";\n' + "".join(source(f"{name}.js") for name in SCRIPTS)
+    document = source("page.html").replace("/* style */", style).replace("/* script */", script)
     policy = (
-        f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     headers = {
         "content-security-policy": policy,
@@ -27,9 +47,13 @@ def page() -> Page:
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-    return raw, headers
+    return document.encode(), headers
 
 
-def _hash(raw: bytes, tag: bytes) -> str:
-    (inside,) = re.findall(b"<%b>(.*?)</%b>" % (tag, tag), raw, re.DOTALL)
-    return "sha256-" + base64.b64encode(hashlib.sha256(inside).digest()).decode()
+def source(name: str) -> str:
+    """Reads a source of the page, a file of this folder."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -7,13 +7,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgemoe.serve.metrics import CONTENT_TYPE
+from edgemoe.serve.page.about import about
 from edgemoe.serve.page.document import page
+from edgemoe.serve.page.monitor import ExpertPictures
 from edgemoe.serve.page.state import state
 from edgemoe.serve.serving import Serving
 
 
 def page_routes(serving: Serving) -> list[Route]:
-    """GET / (the page), /status (what it shows), /health (200 once the model is open) and /metrics (for Prometheus)."""
+    """The page and its figures (/status, /monitor, /about), /health (200 once the model is open) and /metrics."""
+    pictures = ExpertPictures(serving)
 
     async def show(request: Request) -> Response:
         raw, headers = page()
@@ -22,6 +25,12 @@ def page_routes(serving: Serving) -> list[Route]:
     async def status(request: Request) -> Response:
         return JSONResponse(state(serving))
 
+    async def monitor(request: Request) -> Response:
+        return JSONResponse(pictures.answer())
+
+    async def describe(request: Request) -> Response:
+        return JSONResponse(about(serving))
+
     async def health(request: Request) -> Response:
         serving.require()
         return JSONResponse({"status": "ok"})
@@ -29,5 +38,12 @@ def page_routes(serving: Serving) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
 
-    endpoints = {"/": show, "/status": status, "/health": health, "/metrics": metrics}
+    endpoints = {
+        "/": show,
+        "/status": status,
+        "/monitor": monitor,
+        "/about": describe,
+        "/health": health,
+        "/metrics": metrics,
+    }
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in endpoints.items()]

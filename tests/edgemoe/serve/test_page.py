@@ -1,44 +1,32 @@
-"""The status page: nothing from elsewhere; in a browser its chat, its figures, its key, its sizes and colours."""
+"""The page in Chromium: its chat, its monitor, its sizes, colours and names."""
 
 from __future__ import annotations
 
-import re
 import shutil
-import time
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from servers import a_model, server_of
+from scripted import chatml_model, script
+from servers import server_of
 
-from edgemoe.engine.text import TextStream
 from edgemoe.serve.guard import Access
-from edgemoe.serve.page.document import page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 KEY = "page-key"
 
+HOSTILE = """<think>
+plan <b>x</b>
+</think>
 
-def test_the_page_is_one_static_file():
-    """It names no address, and its headers allow its own style and script alone."""
-    raw, headers = page()
-    text = raw.decode()
-    assert re.findall(r"(?:src|href)=\"([^\"]*)\"", text) == ["data:,"]
-    assert not re.search(r"https?:|@import|url\(|innerHTML|insertAdjacent|document\.write|eval\(", text)
-    policy = headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
+<img src=x onerror="document.title='taken'"> <b>bold</b>
 
+[click](javascript:alert(1)) ![p](https://example.com/p.png) **strong**
 
-def test_the_page_needs_no_key_and_its_figures_do(tiny_store):
-    """Without the key the page comes, and /status is 401; with it the figures add up."""
-    with server_of(a_model(tiny_store), Access(key=KEY)) as server:
-        assert server.client.get("/").headers["content-type"].startswith("text/html")
-        assert server.client.get("/status").status_code == 401
-        found = server.client.get("/status", headers={"authorization": f"Bearer {KEY}"}).json()
-        assert (found["model"], found["state"], found["requests"]) == ("tiny", "ready", [])
-        assert sum(found["memory"].values()) <= found["limit_bytes"]
-        assert found["resident"].keys() == {"vram"}
+```html
+<script>document.title = 'taken'</script>"""
+"""An answer with reasoning, markup, an address that is none of a link, a picture, and code that does not end."""
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +42,19 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def keyed(tiny_store) -> Iterator[object]:
-    """A server with a key, whose answers are 'f' without an end."""
-    model = a_model(tiny_store)
-    endless = model.encode("f")[0]
-    model.sampling = replace(model.sampling, logit_bias=((endless, 1000.0),))
+    """A server with a key and a context of 384 tokens, for answers by a script."""
+    model = chatml_model(tiny_store, context=384, parallel=1)
+    model.sampling = replace(model.sampling, max_new_tokens=1000)
     with server_of(model, Access(key=KEY)) as one:
         yield one
 
 
 @pytest.fixture
 def opened(browser, keyed) -> Iterator[object]:
-    """The page at a phone's size, in the dark, with the key entered; no message on the console but refusals."""
+    """The page at a phone's size, in the dark, with the key; the console has no message but refusals."""
     context = browser.new_context(viewport={"width": 320, "height": 640}, color_scheme="dark")
+    context.set_default_timeout(20_000)
     tab, said = context.new_page(), []
-    tab.set_default_timeout(20_000)
     tab.on("console", lambda message: said.append(message.text))
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.goto(keyed.url)
@@ -76,68 +63,204 @@ def opened(browser, keyed) -> Iterator[object]:
     tab.get_by_text("ready", exact=True).wait_for()
     yield tab
     context.close()
-    assert [line for line in said if "status of 401" not in line and "status of 400" not in line] == []
+    keyed.idle()
+    assert [line for line in said if "status of 40" not in line] == []
+
+
+@pytest.fixture
+def says(keyed, monkeypatch):
+    """Sets the answers: a text, or a function of the prompt's text; returns the prompts so far."""
+    return lambda answers: script(monkeypatch, keyed.serving.model.tokenizer, answers)
+
+
+def send(tab, text: str) -> None:
+    """Sends a message, and waits for its answer's cost."""
+    before = tab.get_by_text("first after").count()
+    tab.get_by_label("Message").fill(text)
+    tab.keyboard.press("Enter")
+    tab.get_by_text("first after").nth(before).wait_for()
+
+
+def bodies(tab) -> list[str]:
+    """The texts of the conversation."""
+    return tab.locator("#log .message .body").all_inner_texts()
 
 
 @pytest.mark.e2e
-def test_a_chat_by_keyboard(opened, keyed):
-    """Enter sends; the answer streams into the log; its request shows progress; Stop ends it; focus comes back."""
-    keyed.serving.model.engine.watch(lambda layer, chosen: time.sleep(0.03))
-    prompt = opened.get_by_label("Message")
+def test_a_chat_by_keyboard(opened, keyed, says):
+    """Enter sends; the answer streams into the log; the monitor shows it; Escape stops it, and what came stays."""
+    says("f" * 300)
+    steps = threading.Semaphore(60)
+    keyed.serving.model.engine.watch(lambda layer, chosen: steps.acquire(timeout=20))
+    prompt, log = opened.get_by_label("Message"), opened.get_by_role("log", name="Conversation")
     prompt.focus()
     opened.keyboard.type("the fox")
     opened.keyboard.press("Shift+Enter")
     opened.keyboard.type("again")
     opened.keyboard.press("Enter")
-    opened.get_by_text("ffff").wait_for()
-    opened.get_by_role("cell", name="answers").wait_for()
-    log = opened.get_by_role("log", name="Conversation")
+    log.get_by_text("ffff").wait_for()
     assert log.get_attribute("aria-busy") == "true"
-    assert log.locator("p").first.inner_text() == "the fox\nagain"
-    stop = opened.get_by_role("button", name="Stop")
-    stop.focus()
-    opened.keyboard.press("Enter")
-    opened.get_by_text("stopped").wait_for()
-    keyed.wait(lambda: not keyed.serving.queue.jobs, 2)
-    keyed.serving.model.engine.watch(lambda layer, chosen: None)
-    assert prompt.input_value() == "the fox\nagain"
-    assert opened.evaluate("document.activeElement.id") == "prompt"
-    opened.get_by_text("None.").wait_for()
-    opened.get_by_role("button", name="Clear").click()
-    assert log.inner_text() == ""
-
-
-@pytest.mark.e2e
-def test_an_answer_is_text_and_an_error_an_alert(opened, keyed, monkeypatch):
-    """Tags of the model stay text; a prompt beyond the context is announced, and stays in the box."""
-    tag = '<img src="x" onerror="document.title=1"><b>bold</b>'
-    monkeypatch.setattr(TextStream, "add", lambda self, token: tag)
-    prompt = opened.get_by_label("Message")
-    prompt.fill("the fox")
-    opened.get_by_role("button", name="Send").click()
-    opened.get_by_text("first after").wait_for()
-    shown = opened.locator(".message.assistant p")
-    assert shown.inner_text().startswith(tag)
-    assert opened.locator(".message img, .message b").count() == 0
-    assert opened.title() == "edgemoe · tiny"
-    prompt.fill("fox " * 400)
-    opened.get_by_role("button", name="Send").click()
-    opened.get_by_role("alert").get_by_text("expected a prompt of at most").wait_for()
-    assert prompt.input_value().startswith("fox fox")
+    opened.get_by_role("link", name="Monitor").click()
+    opened.get_by_role("cell", name="answers").wait_for()
+    opened.get_by_role("link", name="Chat", exact=True).click()
+    opened.keyboard.press("Escape")
+    log.get_by_text("stopped").wait_for()
+    steps.release(10_000)
     keyed.idle()
+    keyed.serving.model.engine.watch(lambda layer, chosen: None)
+    question, answer = bodies(opened)
+    assert question == "the fox\nagain"
+    assert set(answer) == {"f"}
+    assert log.get_attribute("aria-busy") == "false"
+    assert opened.evaluate("document.activeElement.id") == "prompt"
 
 
 @pytest.mark.e2e
-def test_the_page_fits_a_phone_and_both_schemes(opened, browser, keyed):
-    """Nothing is wider than 320 pixels; text stands out from its ground in light and dark; parts have names."""
-    assert opened.evaluate("document.documentElement.scrollWidth") == 320
-    for name in ("Chat", "Now", "Requests", "Memory", "Experts in memory"):
-        assert opened.get_by_role("region", name=name).first.is_visible()
-    assert "8 bits: 16" in opened.locator("#tiers").inner_text()
-    dark = opened.evaluate(CONTRAST)
+def test_an_answer_is_markdown_and_never_markup(opened, says):
+    """Reasoning is folded; tags of the model are text; only http links are links; the cost has bits and bytes."""
+    says(HOSTILE)
+    send(opened, "the fox")
+    answer = opened.locator(".message.assistant")
+    assert answer.locator("img, b, script").count() == 0
+    assert opened.title() == "edgemoe · tiny"
+    assert "<img src=x onerror=\"document.title='taken'\"> <b>bold</b>" in answer.inner_text()
+    assert "<script>" in answer.locator("pre").inner_text()
+    assert answer.locator(".body strong").inner_text() == "strong"
+    assert [link.get_attribute("href") for link in answer.locator("a").all()] == ["https://example.com/p.png"]
+    thought = answer.locator("details.thought")
+    assert not thought.locator("div").is_visible()
+    thought.get_by_text("Thought for").click()
+    assert "plan <b>x</b>" in thought.locator("div").inner_text()
+    cost = answer.locator(".cost summary").inner_text()
+    assert "tokens/s" in cost
+    assert "bits per weight" in cost
+    answer.locator(".cost summary").click()
+    assert "read from disk" in answer.locator(".cost dl").inner_text()
+
+
+@pytest.mark.e2e
+def test_conversations_outlive_a_reload(opened, says):
+    """Answers are replaced by Regenerate, questions by Edit; a reload keeps all; a second conversation is separate."""
+    prompts = says(lambda prompt: f"answer {prompt.count('<|im_start|>')}.{len(prompts)}")
+    send(opened, "one")
+    send(opened, "two")
+    first = bodies(opened)
+    opened.get_by_role("button", name="Regenerate").click()
+    opened.locator("#log .body").last.get_by_text("answer 4.3").wait_for()
+    opened.get_by_text("first after").nth(1).wait_for()
+    assert bodies(opened)[:3] == first[:3]
+    prompt = opened.get_by_label("Message")
+    opened.keyboard.press("ArrowUp")
+    assert prompt.input_value() == "two"
+    opened.get_by_role("button", name="Edit").first.click()
+    send_edited(opened, "three")
+    assert bodies(opened) == ["three", "answer 2.4"]
+    opened.reload()
+    opened.get_by_text("answer 2.4").wait_for()
+    opened.get_by_text("ready", exact=True).wait_for()
+    opened.get_by_role("button", name="Conversations").click()
+    opened.get_by_role("button", name="New conversation").click()
+    opened.get_by_text("begin with an example").wait_for()
+    opened.get_by_role("button", name="What is the capital of France?").click()
+    opened.get_by_text("answer 2.5").wait_for()
+    opened.get_by_text("first after").wait_for()
+    opened.get_by_role("button", name="Conversations").click()
+    opened.get_by_role("button", name="three", exact=True).click()
+    opened.get_by_text("answer 2.4").wait_for()
+    opened.get_by_role("button", name="Conversations").click()
+    opened.get_by_role("button", name="Delete three").click()
+    opened.get_by_text("answer 2.5").wait_for()
+    assert opened.evaluate("Object.keys(localStorage).filter((key) => key.includes('chat')).length") == 1
+
+
+def send_edited(tab, text: str) -> None:
+    """Sends a message in place of another one."""
+    tab.get_by_label("Message").fill(text)
+    tab.keyboard.press("Enter")
+    tab.locator("#log .body").first.get_by_text(text).wait_for()
+    tab.get_by_text("first after").wait_for()
+
+
+@pytest.mark.e2e
+def test_a_full_context_drops_the_oldest_turns(opened, says):
+    """The oldest turns leave the prompt, the page says so and goes on; one question beyond the context is an alert."""
+    prompts = says("yes")
+    for letter in "abc":
+        send(opened, letter * 60)
+    assert opened.get_by_text("The context is full").count() == 0
+    send(opened, "d" * 60)
+    note = opened.get_by_text("The context is full: the oldest 4 messages left it.")
+    assert note.count() == 1
+    assert "b" * 60 not in prompts[-1]
+    assert "c" * 60 in prompts[-1]
+    assert len(bodies(opened)) == 8
+    send(opened, "e")
+    assert note.count() == 1
+    opened.get_by_label("Message").fill("fox " * 200)
+    opened.keyboard.press("Enter")
+    opened.get_by_role("alert").get_by_text("use a larger context or a shorter prompt").wait_for()
+    assert opened.get_by_label("Message").input_value().startswith("fox fox")
+    assert len(bodies(opened)) == 10
+
+
+@pytest.mark.e2e
+def test_settings_and_the_model_go_with_a_request(opened, says):
+    """A system prompt and numbers are in the request, after a reload too; several models are a choice."""
+    names = [{"id": "tiny"}, {"id": "other"}]
+    opened.route("**/v1/models", lambda route: route.fulfill(json={"data": names}))
+    prompts = says("yes")
+    opened.get_by_role("button", name="Settings").click()
+    opened.get_by_label("System prompt").fill("Be brief.")
+    opened.get_by_label("Temperature").fill("0.5")
+    opened.get_by_label("Colours").select_option("light")
+    opened.get_by_role("button", name="Close").click()
+    opened.reload()
+    opened.get_by_role("combobox", name="Model").select_option("other")
+    with opened.expect_request("**/v1/chat/completions") as sent:
+        send(opened, "hello")
+    body = sent.value.post_data_json
+    assert (body["model"], body["temperature"]) == ("other", 0.5)
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert "Be brief." in prompts[-1]
+    assert opened.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+
+
+@pytest.mark.e2e
+def test_the_monitor_and_the_description(opened):
+    """Each chart says its figures, the picture of experts is read by arrow keys, and clients have addresses."""
+    opened.get_by_role("link", name="Monitor").click()
+    picture = opened.get_by_role("img", name="experts; ")
+    picture.wait_for()
+    names = [chart.get_attribute("aria-label") for chart in opened.locator("svg.chart").all()]
+    assert len(names) == 6
+    assert any("limit: " in name for name in names)
+    picture.focus()
+    opened.keyboard.press("ArrowDown")
+    opened.keyboard.press("ArrowRight")
+    assert opened.locator("#heat-cell").inner_text().endswith(" bits in VRAM.")
+    opened.get_by_label("The picture shows").select_option("bits in VRAM")
+    opened.get_by_role("img", name="at 8 bits").wait_for()
+    for name in ("Now", "Requests", "Memory", "Experts in memory", "Queue", "Experts by layer"):
+        assert opened.get_by_role("region", name=name, exact=True).first.is_visible()
+    opened.get_by_role("link", name="About").click()
+    opened.get_by_text("qwen3_moe").wait_for()
+    assert f"{opened.evaluate('location.origin')}/v1" in opened.locator("#clients").inner_text()
+
+
+@pytest.mark.e2e
+def test_the_page_fits_a_phone_and_both_schemes(opened, browser, keyed, says):
+    """Nothing is wider than 320 pixels; text stands out from its ground in light and dark, in each view."""
+    says("| a | b |\n|---|---|\n| long " + "x" * 90 + " | `code` |")
+    send(opened, "the fox")
     light = browser.new_page(color_scheme="light")
     light.goto(keyed.url)
-    assert min(dark, light.evaluate(CONTRAST)) >= 4.5
+    for view in ("chat", "monitor", "about"):
+        for tab in (opened, light):
+            tab.evaluate(f"location.hash = '#{view}'")
+            tab.wait_for_function(f"!document.getElementById('{view}').hidden")
+        assert opened.evaluate("document.documentElement.scrollWidth") == 320
+        assert opened.evaluate(f"document.getElementById('{view}').scrollWidth") <= 320
+        assert min(opened.evaluate(CONTRAST), light.evaluate(CONTRAST)) >= 4.5, view
     grounds = [tab.evaluate("getComputedStyle(document.body).backgroundColor") for tab in (opened, light)]
     assert grounds[0] != grounds[1]
     light.close()
@@ -153,8 +276,8 @@ CONTRAST = """() => {
     const own = getComputedStyle(element).backgroundColor;
     return own === "rgba(0, 0, 0, 0)" ? ground(element.parentElement) : own;
   };
-  const texts = document.querySelectorAll("h1, h2, dt, dd, label, summary, button:enabled, .soft, th");
-  const ratios = [...texts].map((e) => {
+  const kinds = "h1, h2, h3, dt, dd, label, summary, button:enabled, .soft, th, td, a, .body, .note";
+  const ratios = [...document.querySelectorAll(kinds)].filter((e) => e.checkVisibility()).map((e) => {
     const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort();
     return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   });

@@ -1,0 +1,207 @@
+// The chat: one answer at a time comes in, whichever conversation is shown.
+
+let current = newConversation();
+let running = null;
+let editing = null;
+
+const showConversation = (one) => {
+  current = one;
+  rememberCurrent(one);
+  setEditing(null);
+  fail("");
+  showMessages(one);
+  showList();
+};
+
+const showList = () => {
+  $("list").replaceChildren(...newestFirst().map((one) => {
+    const item = make("li"), open = button(one.title, () => {
+      closeDrawer();
+      showConversation(one);
+      $("prompt").focus();
+    }, "open");
+    if (one.id === current.id) {
+      item.dataset.current = "";
+      open.setAttribute("aria-current", "true");
+    }
+    const remove = button("Delete", () => removeConversation(one));
+    remove.setAttribute("aria-label", `Delete ${one.title}`);
+    item.append(open, remove);
+    return item;
+  }));
+};
+
+const removeConversation = (one) => {
+  if (running?.conversation === one) running.controller.abort();
+  deleteConversation(one);
+  if (one.id === current.id) showConversation(newestFirst()[0] || newConversation());
+  else showList();
+  $("new").focus();
+};
+
+const busy = (is) => {
+  $("send").disabled = is;
+  $("stop").disabled = !is;
+  $("log").setAttribute("aria-busy", String(is));
+  if (!is) $("live").textContent = "";
+};
+
+const setEditing = (index) => {
+  editing = index;
+  $("editing").hidden = index === null;
+};
+
+const edit = (index) => {
+  setEditing(index);
+  $("prompt").value = current.messages[index].content;
+  $("prompt").focus();
+};
+
+const noteOf = (messages) => `The context is full: the oldest ${plural(messages, "message")} left it. The page keeps them.`;
+
+// Counts what the context holds, then streams an answer to the last question.
+const stream = async (conversation, message, signal) => {
+  const left = await leftOut(conversation, signal);
+  const question = conversation.messages.at(-1);
+  if (left > conversation.left) question.note = noteOf(left - conversation.left);
+  conversation.left = left;
+  conversation.messages.push(message);
+  if (current === conversation) showMessages(conversation);
+  let saved = performance.now();
+  await answer(conversation, message, () => {
+    redraw(message);
+    if (performance.now() - saved > 2000) {
+      saved = performance.now();
+      saveConversation(conversation);
+    }
+  }, signal);
+};
+
+// Answers the last question. Without a word of an answer the conversation is as it was `before`, and the question goes
+// back to the message box.
+const respond = async (conversation, before, text) => {
+  const message = { role: "assistant", content: "", model: modelChoice().model };
+  const left = conversation.left;
+  running = { controller: new AbortController(), conversation, message };
+  fail("");
+  busy(true);
+  conversation.updated = Date.now();
+  showMessages(conversation);
+  saveConversation(conversation);
+  showList();
+  let problem = "";
+  try {
+    await stream(conversation, message, running.controller.signal);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    problem = stopped ? "" : error.message;
+    message.end = stopped ? "stopped" : "cut off by an error";
+    if (!message.content && !message.reasoning) {
+      Object.assign(conversation, { messages: before, left });
+      if (!$("prompt").value && current === conversation) $("prompt").value = text;
+    }
+  }
+  message.progress = undefined;
+  running = null;
+  busy(false);
+  if (conversations.has(conversation.id)) saveConversation(conversation);
+  if (current === conversation) showMessages(conversation);
+  showList();
+  if (problem) fail(problem);
+  $("prompt").focus();
+};
+
+const send = async () => {
+  const text = $("prompt").value.trim();
+  if (!text || running) return;
+  const before = [...current.messages];
+  if (editing !== null) {
+    current.messages = current.messages.slice(0, editing);
+    if (current.left >= current.messages.length) current.left = 0;
+  }
+  current.messages.push({ role: "user", content: text });
+  setEditing(null);
+  $("prompt").value = "";
+  await respond(current, before, text);
+};
+
+const regenerate = async () => {
+  if (running) return;
+  const before = [...current.messages];
+  if (current.messages.at(-1)?.role === "assistant") current.messages = current.messages.slice(0, -1);
+  await respond(current, before, "");
+};
+
+const startNew = () => {
+  closeDrawer();
+  showConversation(current.messages.length ? newConversation() : current);
+  $("prompt").focus();
+};
+
+const closeDrawer = () => {
+  $("side").classList.remove("open");
+  $("drawer").setAttribute("aria-expanded", "false");
+};
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    $("composer").requestSubmit();
+  } else if (event.key === "ArrowUp" && !$("prompt").value && !running) {
+    const last = current.messages.findLastIndex((message) => message.role === "user");
+    if (last >= 0) {
+      event.preventDefault();
+      edit(last);
+    }
+  }
+});
+$("prompt").addEventListener("paste", (event) => {
+  const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
+  if (file) fail("A picture cannot be sent: the server's models take text alone.");
+});
+$("stop").addEventListener("click", () => running?.controller.abort());
+$("new").addEventListener("click", startNew);
+$("edit-cancel").addEventListener("click", () => {
+  setEditing(null);
+  $("prompt").value = "";
+  $("prompt").focus();
+});
+$("drawer").addEventListener("click", () => {
+  const open = $("side").classList.toggle("open");
+  $("drawer").setAttribute("aria-expanded", String(open));
+  if (open) $("new").focus();
+});
+$("forget").addEventListener("click", () => {
+  running?.controller.abort();
+  for (const one of newestFirst()) deleteConversation(one);
+  showConversation(newConversation());
+  $("settings").close();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !$("settings").open) {
+    if (running) running.controller.abort();
+    else if (editing !== null) $("edit-cancel").click();
+    else if ($("side").classList.contains("open")) {
+      closeDrawer();
+      $("drawer").focus();
+    }
+  } else if (event.key.toLowerCase() === "n" && event.ctrlKey && event.altKey) {
+    event.preventDefault();
+    location.hash = "#chat";
+    startNew();
+  }
+});
+addEventListener("pagehide", () => { if (running && conversations.has(running.conversation.id)) saveConversation(running.conversation); });
+// Another tab has changed a conversation.
+addEventListener("storage", (event) => {
+  if (!event.key?.startsWith(PREFIX) || running) return;
+  const one = event.newValue && readConversation(event.key);
+  if (one) conversations.set(one.id, one);
+  else conversations.delete(event.key.slice(PREFIX.length));
+  if (one && one.id === current.id) showConversation(one);
+  else showList();
+});
