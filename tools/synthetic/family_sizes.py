@@ -116,8 +116,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 4, "num_dense_layers": 2, "intermediate_size": 7168}
         | {"layer_types": ["conv", "conv", "full_attention", "conv", "conv", "conv"]},
     ),
+    "kimi-linear-48b-a3b": ("kimi_linear", {"num_experts_per_token": 8}),
+    "ling-3.0-flash": ("bailing_hybrid", {}),
+    "mistral-small-4": ("mistral4", {}),
+    "a.x-k2-light": ("axk2", {}),
+    "glm-5": ("glm_moe_dsa", {}),
+    "laguna-xs.2": ("laguna", {}),
+    "mellum2-12b-a2.5b": ("mellum", {}),
+    "mimo-v2-flash": ("mimo_v2_flash", {}),
+    "hy3-preview": ("hy_v3", {}),
+    "solar-open-100b": ("solar_open", {}),
+    "kolibri-1": ("kolibri1", {}),
 }
-"""Model -> its family's model_type, and the values of its config that determine a layer's sizes."""
+"""Model -> its family's model_type, and the values of its config that determine a layer's sizes, where they are not
+transformers' own.
+"""
 
 WHOLE = {
     "qwen3-30b-a3b": (48, 128),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
@@ -34,6 +35,7 @@ from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.policy.tier_prices import place_of
 from edgemoe.prefetch.step import FetcherStep
 from edgemoe.storage.base import ExpertKey
+from tools.timing.count_calls import CallCounter
 
 pytestmark = needs_native
 
@@ -404,6 +406,56 @@ def test_rows_of_several_sequences_are_those_of_each_alone(store, open_engine, f
         assert all(torch.equal(got[i], want[i][at]) for i in numbers)
     assert len(fused_calls) > before
     assert engine.take_use().scheduled == used.scheduled
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("store", ["qwen3_next"], indirect=True)
+def test_the_most_rows_of_a_step_are_those_of_sequences_alone(store, open_engine):
+    """64 sequences of four kinds in one step have the bits of single-token steps, whatever their place."""
+    single, prompts, want = open_engine(store, exact=True), [PROMPT[: 2 + i] for i in range(4)], []
+    for prompt in prompts:
+        sequence = single.sequences.new()
+        single.prefill(sequence, prompt)
+        want.append(single.step(Step((Segment(sequence, (DECODED[len(prompt)],)),)))[0])
+        single.sequences.end(sequence)
+    engine = open_engine(store, exact=True, parallel=64)
+    assert engine.runner.fused.most_rows == 64
+    sequences = [engine.sequences.new() for _ in range(64)]
+    for i, sequence in enumerate(sequences):
+        engine.prefill(sequence, prompts[i % 4])
+    segments = [Segment(sequence, (DECODED[len(prompts[i % 4])],)) for i, sequence in enumerate(sequences)]
+    got = engine.step(Step(tuple(segments)))
+    assert torch.equal(got, torch.stack(want * 16))
+
+
+def python_calls(engine: Engine) -> int:
+    """Median number of Python calls of a token, all experts resident."""
+    engine.fill()
+    sequence, counter, counts = engine.sequences.new(), CallCounter(), []
+    engine.prefill(sequence, PROMPT)
+    for token in DECODED[:5]:
+        step = Step((Segment(sequence, (token,)),))
+        counter.start()
+        engine.step(step)
+        counts.append(sum(counter.stop().values()))
+    threading.setprofile(None)
+    return sorted(counts)[2]
+
+
+@pytest.mark.e2e
+def test_a_token_takes_as_many_python_calls_as_of_qwen3_moe(store_of, open_engine):
+    """At most 1.3 times as many, for lists without a Call."""
+    names = (
+        "qwen3_moe, one dense layer",
+        "gpt_oss",
+        "qwen3_next",
+        "deepseek_v2",
+        "nemotron_h",
+        "gemma4_text",
+    )
+    first, *others = (python_calls(open_engine(store_of(name))) for name in names)
+    assert first > 0
+    assert max(others) <= 1.3 * first
 
 
 @on_a_model

@@ -41,7 +41,7 @@ def _linear(rows: int, cols: int, bias: bool) -> Structures:
 
 
 def _operations(size: int) -> Structures:
-    """Attention, a gated delta net, experts, and shared experts that a gate scales: every kind."""
+    """Attention, a gated delta net, experts, shared experts that a gate scales, and operations of single numbers."""
     projected, attended = (HEADS + 2 * KV_HEADS) * DIM, HEADS * DIM
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "dim": DIM, "rotated": DIM // 2, "value_dim": DIM}
     shape["scaling"] = DIM**-0.5
@@ -66,13 +66,22 @@ def _operations(size: int) -> Structures:
         (4, GATE, BLOCK, 1, size, table),
         (5, BLOCK, HIDDEN, size, size, None),
         (15, HIDDEN, HIDDEN, size, size, None),
+        (11, NORMED, BLOCK, size, size, table),
+        (16, GATE, BLOCK, 1, size, None),
+        (4, NORMED, BLOCK, size, size, np.linspace(-2, 2, 1 << 16, dtype=np.float32)),
+        (15, BLOCK, BLOCK, size, size, None),
+        (5, BLOCK, HIDDEN, size, size, None),
     ]
     more = {0: {"number": 1e-6}, 6: {"routed": NORMED}, 15: {"number": 0.9}}
+    by_row = {"wide": 1, "rotation": 1}
+    wide = {len(listed) - 3: {"wide": 1}, len(listed) - 2: by_row}
+    """Scale by a table of float32, and Multiply with factors of the rows."""
     names = ("kind", "input", "output", "input_cols", "output_cols", "parameters")
     fields = [
         {name: value for name, value in zip(names, each, strict=True) if value is not None}
         | more.get(each[0], {})
-        for each in listed
+        | wide.get(i, {})
+        for i, each in enumerate(listed)
     ]
     return Structures(c.Operation, *fields)
 
@@ -193,6 +202,10 @@ def layer_calls() -> Iterator[Call]:
             (
                 *(POOL, Structures(c.DecoderLayer, *layers), np.zeros(2, np.int64), LAYERS),
                 *(Structures(c.SequenceKV, *sequences), rows, _workspace(model, size, rows, exact), 4),
-                Structures(c.Rotation, tables | {"cols": DIM // 2}),
+                Structures(
+                    c.Rotation,
+                    tables | {"cols": DIM // 2},
+                    {"cosine": bf16(rows, 1, outliers=False), "cols": 1},
+                ),
             ),
         )
