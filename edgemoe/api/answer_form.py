@@ -98,7 +98,9 @@ class AnswerForm:
         if not prefix and self.reasoning and self.begins_in_reasoning(prompt):
             prefix = self.reasoning[0]
         parser = ResponseParser(self._template, prefix=prefix, tools=list(tools or []))
-        return AnswerReader(parser, self._special, calls=tools is not None, limit=limit)
+        field = self._template.fields.get("tool_calls")
+        closing = None if field is None or field.content == "json" else field.close_re
+        return AnswerReader(parser, self._special, calls=tools is not None, limit=limit, closing=closing)
 
     def begins_in_reasoning(self, prompt: str) -> bool:
         """Whether a prompt ends within reasoning, which the answer goes on with."""

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from transformers.utils.chat_parsing import ResponseParser
 
+from edgemoe.api.python_calls import read_calls
+
 Kind = Literal["content", "reasoning_content"]
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -58,6 +60,8 @@ class AnswerReader:
         special: the tokenizer's special tokens, which are no part of an answer's text.
         calls: whether calls are parts of their own; otherwise they are content.
         limit: number of calls after which the answer ends; None: no limit.
+        closing: a compiled pattern that a whole call has, such as a closing tag; None: a call may end with the answer,
+            and its JSON says whether it is whole.
 
     Attributes:
         calls: the tool calls that were read so far.
@@ -65,9 +69,16 @@ class AnswerReader:
     """
 
     def __init__(
-        self, parser: ResponseParser, special: Sequence[str], *, calls: bool, limit: int | None = None
+        self,
+        parser: ResponseParser,
+        special: Sequence[str],
+        *,
+        calls: bool,
+        limit: int | None = None,
+        closing: Any = None,
     ) -> None:
         self._parser, self._special, self._with_calls, self._most = parser, special, calls, limit
+        self._closing = closing
         self._raw = ""  # text after the last part that has gone out
         self._broken = False
         self._spaces: dict[str, str] = {}
@@ -119,7 +130,8 @@ class AnswerReader:
             kind: Kind = "reasoning_content" if name in REASONING else "content"
             if name == "tool_calls":
                 if closed:
-                    calls = self._called(event["value"]) if self._with_calls else None
+                    whole = self._with_calls and (self._closing is None or self._closing.search(self._raw))
+                    calls = self._called(event["value"]) if whole else None
                     parts += [("content", self._raw)] if calls is None else calls
                     self._raw = ""
             elif event["type"] == "region_chunk":
@@ -131,8 +143,9 @@ class AnswerReader:
                 self._raw = ""
 
     def _called(self, value: Any) -> list[Call] | None:
-        """The calls of a region's value; None: it is something else."""
+        """The calls of a region's value, a text as Python writes them; None: it is something else."""
         calls = []
+        value = read_calls(value) if isinstance(value, str) else value
         for entry in value if isinstance(value, list) else [value]:
             function = entry.get("function", entry) if isinstance(entry, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edgemoe.api.python_calls import write_calls
+
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """Names that chat templates have for the reasoning of an earlier answer."""
 
@@ -17,6 +19,13 @@ _SHORT_IDS = "length != 9"
 
 _NULL_WITH_CALLS = "<｜tool▁calls▁begin｜>"
 """In the templates of DeepSeek, which write the calls of an answer only where its content is null."""
+
+
+_NUMBERED_IDS = "<|tool_call_argument_begin|>"
+"""In the templates of Kimi, which write a call's id in the place of its name: functions.NAME:NUMBER."""
+
+_PYTHON_CALLS = "<|tool_list_start|>"
+"""In the templates of LFM2, which leave the calls of an answer out: they are a part of its text."""
 
 
 def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[dict[str, Any]]]:
@@ -32,6 +41,10 @@ def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[
     given = [_named(_present(message, template), template) for message in messages]
     if _SHORT_IDS in template:
         given = [_with_short_ids(message) for message in given]
+    if _NUMBERED_IDS in template:
+        given = _with_numbered_ids(given)
+    if _PYTHON_CALLS in template and "tool_calls" not in template:
+        given = [_with_calls_as_text(message) for message in given]
     forms = [given]
     if any(message.get("tool_calls") for message in given):
         forms.append([_with_text_arguments(message) for message in given])
@@ -80,6 +93,32 @@ def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
 def _short(name: str) -> str:
     """Nine letters and digits that stand for an id; one of that form stays."""
     return name if re.fullmatch("[A-Za-z0-9]{9}", name) else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+
+def _with_numbered_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with calls numbered from 0 on, and each result under the number of its call."""
+    ids, changed, count = dict[str, str](), [], 0
+    for message in messages:
+        calls = list(_calls(message))
+        for call in calls:
+            name = f"functions.{call['function']['name']}:{count}"
+            ids[call.get("id") or name] = call["id"] = name
+            count += 1
+        answers = message.get("tool_call_id")
+        more = (
+            {"tool_calls": calls} if calls else {"tool_call_id": ids.get(answers, answers)} if answers else {}
+        )
+        changed.append(message | more)
+    return changed
+
+
+def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its calls at the end of its text, as LFM2 writes them."""
+    calls = [call["function"] for call in _calls(message)]
+    if not calls:
+        return message
+    text = f"{message.get('content') or ''}<|tool_call_start|>{write_calls(calls)}<|tool_call_end|>"
+    return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": text}
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:

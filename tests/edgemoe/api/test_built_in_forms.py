@@ -186,6 +186,12 @@ def test_odd_answers_take_linear_time(form):
     calls = (
         "<tool_call>f<arg_key>",
         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+        '<minimax:tool_call><invoke name="f">',
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f">',
+        "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{",
+        "<|tool_call>call:f{",
+        "[TOOL_CALLS]f[ARGS]{",
+        "<|tool_call_start|>",
         " to=functions.f<|channel|>commentary json<|message|>",
     )
     start = time.process_time()

@@ -123,7 +123,7 @@ def test_answers_in_channels(in_channels, answer, form, either, call):
     )
 
 
-LISTED = next(form.calls for form in BUILT_IN if form.mark == "[TOOL_CALLS]")
+LISTED = next(form.calls for form in BUILT_IN if form.marks == ("[TOOL_CALLS]", "[/INST]"))
 ITEM = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 
 
