@@ -65,6 +65,7 @@ class LoadOptions(TypedDict, total=False):
     hot_margin: Number
     hot_warmup: int | None
     hot_prompt_weight: Number
+    rule: str | None
     depth: str | None
     critical: str | None
     importance: str | None

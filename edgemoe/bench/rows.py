@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgemoe.policy.settings import RANKING, RunSettings
+from edgemoe.policy.settings import PAPER_CACHE, PAPER_RANKING, RANKING, RunSettings
 
 PAPER_RETENTION = 0.75
 """Mean retention of the rows with several levels."""
 
 ROW_FIELDS = {
-    "ours": ("levels", "exact", "tpot_target", "speculate", "eviction"),
-    "paper": ("levels", "exact", "tpot_target", "speculate", "bits"),
+    "ours": ("rule", "levels", "exact", "tpot_target", "speculate", "eviction"),
+    "paper": ("rule", "levels", "exact", "tpot_target", "speculate", "bits"),
 }
 """Ablation -> fields of RunSettings that are its rows' own."""
 
@@ -47,8 +47,9 @@ def ablation_rows(
     scheduled level (conservative reuse), as the paper's cache does.
 
     Args:
-        which: "paper": the table by the paper's rules. "ours": the table with blocks split by kind, promotions of
-            missing planes and every predicted expert read ahead, and with rows that use this program's own rules.
+        which: "paper": the table by the paper's rules, and a row of four levels. "ours": the table with blocks split
+            by kind, promotions of missing planes and every predicted expert read ahead, and with rows that use this
+            program's own rules.
         max_level: highest level of the store, in bits.
         settings: fields of RunSettings that every row takes in which they have an effect; none of ROW_FIELDS[which].
         on_gpu: the rows run on a GPU. The rows of table 3 then copy every expert into its memory before they compute
@@ -59,11 +60,9 @@ def ablation_rows(
         the rows, and a sentence for each row that this store cannot run.
     """
     place = {"in_place": "off"} if on_gpu else {}
-    rows, note = _paper_rows(place), ""
-    if which == "ours":
-        rows = _our_rows(place)
-        if max_level < 8:
-            note = f"{rows.pop().name}: left out, the store's highest level is {max_level}"
+    rows, note = _our_rows(place) if which == "ours" else _paper_rows(place), ""
+    if max_level < 8:
+        note = f"{rows.pop().name}: left out, the store's highest level is {max_level}"
     taken = tuple(replace(row, settings=_with(row.settings, settings or {})) for row in rows)
     return taken, (note,) if note else ()
 
@@ -81,11 +80,10 @@ def _table(cached: RunSettings, mixed: RunSettings, ahead: str) -> list[BenchRow
 
 
 def _paper_rows(place: Mapping[str, Any]) -> list[BenchRow]:
-    four = RunSettings.uniform(4, eviction="lru-pool", promotion="whole", scan="off", **place)
-    mixed = four.with_(
-        levels=(4, 2), exact=False, retention=PAPER_RETENTION, critical="ceil", importance="heavy-hitters"
-    )
-    return _table(four, mixed, "critical")
+    four = RunSettings.uniform(4, **PAPER_CACHE, **place)
+    mixed = four.with_(levels=(4, 2), exact=False, rule="paper", retention=PAPER_RETENTION, **PAPER_RANKING)
+    levels = mixed.with_(levels=(8, 4, 2, 0), speculate="critical")
+    return [*_table(four, mixed, "critical"), BenchRow("cache + 8/4/2/0 + prefetch", levels)]
 
 
 def _our_rows(place: Mapping[str, Any]) -> list[BenchRow]:

@@ -153,11 +153,14 @@ def _table(measure: MeasureOptions, ranking: RankingOptions, hot: HotnessOptions
     """Returns the arms of the table; without a text its default is shorter."""
     from edgemoe.evaluate import studies
     from edgemoe.evaluate.compensation.arms import compensated_arms
+    from edgemoe.policy.settings import PAPER_RANKING
 
     if measure.policy == "auto":
         raise UserError("a policy to measure", "--policy auto", "give --policy dymoe or hotness")
     hotness = take_hotness({"policy": measure.policy, **vars(hot)}, automatic=False)
     given = {name: value for name, value in vars(ranking).items() if value is not None and value is not False}
+    if given.get("rule") == "paper":
+        given = PAPER_RANKING | given
     if hotness:
         effects.require_no_ranking_beside_hotness({"retention": _first(measure.retention)} | given)
     arms = _ranked_table(measure, given)

@@ -17,7 +17,7 @@ from edgemoe.policy.settings import format_levels
 BF16 = "bf16"
 """Name of the reference's row."""
 
-CHOICE_FIELDS = ("importance", "heavy_hitters", "depth", "critical", "renormalise")
+CHOICE_FIELDS = ("rule", "importance", "heavy_hitters", "depth", "critical", "renormalise")
 """Fields of RunSettings, besides levels and retention, on which quality depends; reports name them the same."""
 
 
@@ -51,6 +51,8 @@ class EvalRow:
     tokens: int = 0
     """Predicted tokens that perplexity is over."""
     task_accuracy_by_kind: dict[str, float] | None = None
+    rule: str | None = None
+    """What decided the levels where an option says so."""
     importance: str | None = None
     heavy_hitters: float | None = None
     depth: str | None = None

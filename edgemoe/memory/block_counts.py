@@ -31,7 +31,7 @@ def fraction_at(
 ) -> float:
     """Expected fraction, 0 to 1, of a new token's unskipped experts that `settings` puts at `level` or above.
 
-    One or two levels put a known number of each layer's experts there. Where damage decides and is not known yet,
+    Without damage, levels put a known number of each layer's experts there. Where damage decides and is not known yet,
     typical errors and the gate weights of SAMPLE_TOKENS random tokens stand for it.
 
     Args:
@@ -51,7 +51,9 @@ def fraction_at(
     known = damage or _typical(layers, experts, top_k)
     policy = LevelPolicy(settings, known.layers, experts, known)
     if not settings.priced:
-        return sum(policy.critical(layer, top_k) for layer in known.layers) / (len(known.layers) * top_k)
+        counts = [policy.counts(layer, top_k) for layer in known.layers]
+        unskipped = len(counts) * top_k if settings.levels[-1] else sum(each[-1] for each in counts)
+        return sum(each[settings.levels.index(level)] for each in counts) / unskipped
     every = max(known.choices.shape[1] // SAMPLE_TOKENS, 1)
     sample = zip(known.layers, known.choices[:, ::every], known.gates[:, ::every], strict=True)
     levels = torch.stack([policy.levels(*each, None, decode=True) for each in sample])

@@ -11,7 +11,7 @@ import torch
 
 from edgemoe.policy.damage import Damage, cheapest, prices
 from edgemoe.policy.importance import expert_importance
-from edgemoe.policy.schedule import critical_counts, retention, two_levels
+from edgemoe.policy.schedule import level_at, ranked_levels, retention, threshold_counts
 from edgemoe.policy.settings import RunSettings
 from edgemoe.policy.tier_prices import TierPrices
 from edgemoe.storage.base import LEVELS
@@ -27,7 +27,8 @@ class DecodeRule:
     Args:
         kind: UNIFORM, RANKED or PRICED.
         levels: high to low.
-        critical: RANKED: how many experts, the likeliest first, get the high level.
+        counts: RANKED: for each level but the lowest, how many experts, the likeliest first, are at that level or
+            above.
         damage: PRICED: float32 [experts, levels], contiguous.
         price: PRICED: float32 [places, levels], contiguous; level i of expert e costs gate^2 * damage[e, i] +
             price[places[e], i].
@@ -37,10 +38,14 @@ class DecodeRule:
 
     kind: int
     levels: tuple[int, ...]
-    critical: int
+    counts: tuple[int, ...] = ()
     damage: torch.Tensor | None = None
     price: torch.Tensor | None = None
     places: torch.Tensor | None = None
+
+    def by_place(self, slots: int) -> list[int]:
+        """UNIFORM or RANKED: the levels of a token's experts, the likeliest first."""
+        return [level_at(place, self.levels, self.counts) for place in range(slots)]
 
 
 class LevelPolicy:
@@ -52,8 +57,8 @@ class LevelPolicy:
     [[4, 4, 2, 2]]
 
     Args:
-        settings: levels, bits, retention, critical, importance, heavy_hitters, depth, speculate and compensation are
-            used.
+        settings: rule, levels, bits, retention, critical, importance, heavy_hitters, depth, speculate and compensation
+            are used.
         layers: numbers of the model's layers that have experts, ascending; retention falls over these alone.
         experts: number of experts in a layer.
         damage: the damage of the model's experts.
@@ -83,7 +88,8 @@ class LevelPolicy:
         levels = settings.scheduled
         count = len(self._places)
         fractions = [retention(place, count, settings.retention, settings.depth) for place in range(count)]
-        self._counts = cache(partial(critical_counts, fractions, rounding=settings.critical))
+        thresholds = 1 if settings.priced else max(len(levels) - 1, 1)
+        self._counts = cache(partial(threshold_counts, fractions, thresholds, rounding=settings.critical))
         self.ahead = levels if len(levels) <= 2 else tuple(level for level in levels if level < 8)
         """The levels that are read ahead, high to low: never 8 where a schedule has more than two."""
 
@@ -169,9 +175,8 @@ class LevelPolicy:
         )
 
     def _ranked(self, layer: int, importance: torch.Tensor) -> torch.Tensor:
-        """The paper's two levels [rows, M] of the M experts that each row chooses among."""
-        high, low = self.settings.levels
-        return two_levels(importance, high, low, self.critical(layer, importance.shape[1]))
+        """The paper's levels [rows, M] of the M experts that each row chooses among."""
+        return ranked_levels(importance, self.settings.levels, self.counts(layer, importance.shape[1]))
 
     def _cheapest(
         self, layer: int, choice: torch.Tensor, gates: torch.Tensor, *, decode: bool
@@ -190,11 +195,11 @@ class LevelPolicy:
         limit = self.limits.get(layer, LEVELS[0])
         levels = tuple(min(level, limit) for level in self.settings.scheduled)
         if layer not in self._places or len(levels) == 1:
-            return DecodeRule(UNIFORM, levels[:1], 0)
+            return DecodeRule(UNIFORM, levels[:1])
         if not self.settings.priced:
-            return DecodeRule(RANKED, levels, self.critical(layer, slots))
+            return DecodeRule(RANKED, levels, self.counts(layer, slots))
         held = self.tiers.places[layer] if self.tiers else None
-        return DecodeRule(PRICED, levels, 0, self._damage(layer), self._prices, held)
+        return DecodeRule(PRICED, levels, (), self._damage(layer), self._prices, held)
 
     def predicted(
         self, layer: int, rows: Sequence[Sequence[int]], by_rule: Sequence[Sequence[int]] | None = None
@@ -222,7 +227,10 @@ class LevelPolicy:
         return {expert: level for expert, level in by_order.items() if level}
 
     def _by_order(self, layer: int, count: int) -> list[int]:
-        """Levels of `ahead` for the experts of a row by their order."""
+        """Levels for the experts of a row by their order: the paper's, or levels of `ahead`."""
+        if self.settings.rule == "paper":
+            counts = self.counts(layer, count)
+            return [level_at(place, self.settings.levels, counts) for place in range(count)]
         levels = self.ahead
         critical = count if len(levels) == 1 else self.critical(layer, count)
         return [levels[0]] * critical + [levels[-1] if len(levels) == 1 else levels[1]] * (count - critical)
@@ -233,8 +241,12 @@ class LevelPolicy:
         return experts if every else experts[: self.critical(layer, len(experts))]
 
     def critical(self, layer: int, count: int) -> int:
-        """t_l, how many of the M chosen experts of a layer get the high level (DyMoE eq. 5)."""
-        return self._counts(count)[self._places[layer]]
+        """t_l, how many of the M chosen experts of a layer are above the lowest level (DyMoE eq. 5)."""
+        return self.counts(layer, count)[-1]
+
+    def counts(self, layer: int, count: int) -> tuple[int, ...]:
+        """How many of the M chosen experts of a layer are at each level or above, but for the lowest level."""
+        return self._counts(experts=count)[self._places[layer]]
 
     def _damage(self, layer: int) -> torch.Tensor:
         """Damage [experts, levels] of a layer's experts for a gate weight of 1."""

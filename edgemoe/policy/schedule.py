@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -52,21 +53,53 @@ def critical_counts(fractions: Sequence[float], experts: int, rounding: str) -> 
     return tuple(counts)
 
 
-def two_levels(importance: torch.Tensor, high: int, low: int, count: int) -> torch.Tensor:
-    """The paper's rule: the most important experts of each row get the high level.
+def threshold_counts(
+    fractions: Sequence[float], thresholds: int, experts: int, rounding: str
+) -> tuple[tuple[int, ...], ...]:
+    """How many of M experts in every layer are at each level or above, but for the lowest level, which has the others.
+
+    Eq. 5 gives the experts above the lowest level. Each level above it has r(l) of those: with four levels r(l) M
+    experts are above the lowest, r(l)^2 M above the lowest but one, and r(l)^3 M at the highest.
+
+    >>> threshold_counts((1.0, 0.5), 3, 8, "ceil")
+    ((8, 8, 8), (1, 2, 4))
+
+    Args:
+        fractions: r(l) of every layer.
+        thresholds: number of levels, less one.
+        experts: M, number of chosen experts in each layer.
+        rounding: see critical_counts.
+
+    Returns:
+        for each layer the counts of its levels, high to low, which never fall.
+    """
+    by_threshold = [
+        critical_counts([fraction**power for fraction in fractions], experts, rounding)
+        for power in range(1, thresholds + 1)
+    ]
+    # Each threshold carries its own rests, so a higher level's count may be above a lower one's in single layers.
+    return tuple(tuple(accumulate(counts, min))[::-1] for counts in zip(*by_threshold, strict=True))
+
+
+def ranked_levels(importance: torch.Tensor, levels: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """The paper's rule: the most important experts of each row get the highest level, and so on.
 
     Args:
         importance: [rows, M]; the first of equals is the more important.
-        high, low: levels.
-        count: t_l, critical experts of a row.
+        levels: high to low.
+        counts: for each level but the lowest, the experts of a row at that level or above.
 
     Returns:
         int64 [rows, M], levels.
     """
-    if count >= importance.shape[1]:
-        return torch.full(importance.shape, high)
+    by_place = torch.tensor([level_at(place, levels, counts) for place in range(importance.shape[1])])
     order = importance.argsort(dim=1, descending=True, stable=True)
-    return torch.full(importance.shape, low).scatter_(1, order[:, :count], high)
+    return torch.empty_like(order).scatter_(1, order, by_place.expand_as(order))
+
+
+def level_at(place: int, levels: Sequence[int], counts: Sequence[int]) -> int:
+    """The level of the expert at one place among the experts of a row, the most important of which is at place 0."""
+    return levels[sum(place >= count for count in counts)]
 
 
 def row_sums(x: torch.Tensor) -> torch.Tensor:

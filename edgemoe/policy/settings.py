@@ -17,6 +17,9 @@ from edgemoe.prefetch.base import MODES
 from edgemoe.storage.base import LEVELS
 from edgemoe.storage.sizes import format_size
 
+RULES = ("damage", "paper")
+"""What decides the bits of experts: the damage of fewer bits and their price, or DyMoE's importance and schedule."""
+
 DEPTHS = ("cosine", "equal")
 """How retention falls over the layers: by DyMoE eq. 4, or not at all."""
 
@@ -42,6 +45,7 @@ MOST_DRAFTS = 7
 """Most guesses in a step."""
 
 RANKING = (
+    "rule",
     "retention",
     "bits",
     "tpot_target",
@@ -55,6 +59,12 @@ RANKING = (
 
 LOW_RETENTION = 0.5
 """Lowest retention without a doubt: DyMoE's lambda is 0 there."""
+
+PAPER_RANKING = {"importance": "heavy-hitters", "critical": "ceil", "depth": "cosine"}
+"""Fields of RunSettings that rank experts as DyMoE does (eq. 1-5)."""
+
+PAPER_CACHE = {"eviction": "lru-pool", "promotion": "whole", "scan": "off"}
+"""Fields of RunSettings that keep experts as DyMoE does (section 4.4.2)."""
 
 _CHOICES = {
     "importance": SIGNALS,
@@ -76,10 +86,11 @@ class RunSettings:
 
     Args:
         levels: bits per expert, high to low: (4, 2), (8, 4, 2, 0), (4,).
+        rule: one of RULES. None: damage with three or more levels, mean bits or a time per token, else the paper's.
         retention: mean fraction r of critical experts over the layers, above 0, at most 1. Without effect with one
-            level. With three or more levels it stands for mean bits (bits.bits_of_retention).
-        bits: mean bits per weight; two levels then go by damage too, instead of by the paper's rule. None:
-            retention.
+            level. Where levels go by damage it stands for mean bits (bits.bits_of_retention); by the paper's rule it
+            has thresholds for all levels (schedule.threshold_counts).
+        bits: mean bits per weight, by damage. None: retention.
         tpot_target: seconds that a new token should take: the bits of new tokens change while the model runs, from
             `bits` or the retention's bits on. None: they stay.
         exact: compute at exactly the scheduled level, even where more planes are resident.
@@ -110,6 +121,7 @@ class RunSettings:
     """
 
     levels: tuple[int, ...] = (8,)
+    rule: str | None = None
     retention: float = 0.75
     bits: float | None = None
     tpot_target: float | None = None
@@ -158,11 +170,20 @@ class RunSettings:
             )
         if self.hotness:
             self._require_hot()
+        self._require_rule()
         for name, allowed in _CHOICES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value not in allowed:
                 option = "draft" if name == "drafts" else option
                 raise UserError(f"--{option} {' or '.join(allowed)}", repr(value), "choose one of them")
+
+    def _require_rule(self) -> None:
+        """Refuses an unknown rule, and means that the paper's rule does not have."""
+        if self.rule not in (None, *RULES):
+            raise UserError(f"--rule {' or '.join(RULES)}", repr(self.rule), "choose one of them")
+        if self.rule == "paper" and (self.bits is not None or self.tpot_target is not None):
+            found = "--bits" if self.bits is not None else "--tpot-target"
+            raise UserError("levels by retention, for --rule paper", found, "give --retention instead")
 
     def _require_hot(self) -> None:
         """Refuses what contradicts precision by hotness."""
@@ -193,8 +214,10 @@ class RunSettings:
     @cached_property
     def priced(self) -> bool:
         """Whether levels go by damage and the price of a bit (damage.py), and not by the paper's ranking."""
-        if self.hotness:
+        if self.hotness or len(self.levels) == 1:
             return False
+        if self.rule is not None:
+            return self.rule == "damage"
         return len(self.levels) > 2 or self.bits is not None or self.tpot_target is not None
 
     @property
@@ -250,6 +273,7 @@ class RunSettings:
             mean = f"{self.bits:g} bits"
         else:
             mean = f"r {self.retention:g}"
+        mean += f" by {self.rule}" if self.rule else ""
         return f"{format_levels(self.levels)} {mean}{more}"
 
 

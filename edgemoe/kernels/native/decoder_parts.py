@@ -79,11 +79,11 @@ def level_rule(rule: DecodeRule) -> LevelRule:
     structure = LevelRule(
         rule=rule.kind,
         count=len(rule.levels),
-        critical=rule.critical,
         experts=0 if rule.damage is None else len(rule.damage),
         **{name: table.data_ptr() for name, table in tables.items() if table is not None},
     )
     structure.level[: len(rule.levels)] = rule.levels
+    structure.counts[: len(rule.counts)] = rule.counts
     return structure
 
 

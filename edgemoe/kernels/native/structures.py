@@ -143,7 +143,8 @@ class LevelRule(ctypes.Structure):
     _fields_ = [
         *_fields(_INT, "rule count"),
         ("level", _INT * MOST_LEVELS),
-        *_fields(_INT, "critical experts"),
+        ("counts", ctypes.c_int16 * MOST_LEVELS),
+        ("experts", _INT),
         *_fields(_POINTER, "damage price held"),
     ]
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgemoe.policy.levels import RANKED, DecodeRule
+from edgemoe.policy.levels import DecodeRule
 from edgemoe.policy.tier_prices import PLACES
 
 PLACE = 5
@@ -44,9 +44,7 @@ def rules_of(rules: Sequence[DecodeRule], slots: int, *, exact: bool, renormalis
                 rule.price
             )  # the same at every place where the rule does not tell them apart
         else:
-            high, low = rule.levels[0], rule.levels[-1]
-            critical = rule.critical if rule.kind == RANKED else slots
-            layer[_SLOTS_AT:] = torch.tensor([high if slot < critical else low for slot in range(slots)])
+            layer[_SLOTS_AT:] = torch.tensor(rule.by_place(slots))
     return numbers
 
 

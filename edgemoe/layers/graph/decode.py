@@ -32,7 +32,7 @@ from edgemoe.layers.graph.choose_launches import choose_launches
 from edgemoe.layers.graph.groups import GraphGroups
 from edgemoe.layers.graph.memory import TokenMemory
 from edgemoe.layers.graph.module_launches import experts_of
-from edgemoe.policy.levels import RANKED, UNIFORM, LevelPolicy
+from edgemoe.policy.levels import PRICED, LevelPolicy
 from edgemoe.storage.base import ExpertKey
 
 Items = tuple[int, NDArray[np.int64]]
@@ -234,11 +234,8 @@ class GraphDecode:
     def _levels(self, step: StepContext, layer: int, choice: Sequence[int], gates: torch.Tensor) -> list[int]:
         """The level of each of a token's experts, in the router's order."""
         rule = self._rules[layer]
-        if rule.kind == UNIFORM:
-            return [rule.levels[0]] * len(choice)
-        if rule.kind == RANKED:
-            high, low = rule.levels
-            return [high] * rule.critical + [low] * (len(choice) - rule.critical)
+        if rule.kind != PRICED:
+            return rule.by_place(len(choice))
         levels = step.policy.levels(layer, torch.tensor([choice]), gates, None, decode=True)
         found: list[int] = levels[0].tolist()
         self._priced.append((layer, choice, gates[0].clone(), found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgemoe.console.durations import parse_duration
@@ -56,11 +57,18 @@ def run_settings(max_level: int, *, fits: bool = True, hot: bool = False, **opti
     # The library's own default, in RunSettings, is off.
     own = {"levels": levels, "exact": exact, "remapping": remapping, "compensation": compensation}
     own |= {"drafts": chosen.pop("draft", "off"), "hotness": hotness}
-    settings = RunSettings(**{"speculate": "auto"} | chosen | own)
+    settings = RunSettings(**{"speculate": "auto"} | _of_paper(chosen) | chosen | own)
     effects.require_paper_rules(settings, chosen)
     effects.require_effect(settings, chosen)
     effects.warn_of_doubt(settings)
     return settings
+
+
+def _of_paper(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that --rule paper stands for, where no option of theirs is given."""
+    from edgemoe.policy.settings import PAPER_CACHE, PAPER_RANKING
+
+    return PAPER_RANKING | PAPER_CACHE if chosen.get("rule") == "paper" else {}
 
 
 def _automatic(

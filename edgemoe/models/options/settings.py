@@ -120,6 +120,14 @@ class StepOptions(RunOptions):
 class RankingOptions:
     """Options of studies: how DyMoE ranks experts."""
 
+    rule: str | None = option(
+        "What decides the bits of each expert: damage, what fewer bits of it cost, as `edgemoe calibrate` has "
+        "measured; or paper, DyMoE to the letter for any levels: heavy hitters in a prompt, gate weights of a new "
+        "token, the cosine over depth, and with three or more levels a threshold for each; then its cache too: one "
+        "pool by LRU, whole promotions, no rule for scans. Options that are given replace parts of it. Default: "
+        "damage with three or more levels or --bits, else importance with our rounding and cache.",
+        autocompletion=one_of("damage", "paper"),
+    )
     depth: str | None = option(
         "How the fraction of critical experts falls over the layers: cosine (DyMoE) or equal. Default: cosine.",
         autocompletion=one_of("cosine", "equal"),

@@ -367,6 +367,9 @@ def test_a_store_without_level_8_leaves_a_row_out():
     assert len(notes) == 1
     assert "8/4/2/0" in notes[0]
     assert ablation_rows("ours", 8)[1] == ()
+    rows, notes = ablation_rows("paper", 4)
+    assert [row.name for row in rows][-1] == "cache + 4/0 + prefetch"
+    assert "cache + 8/4/2/0 + prefetch: left out" in notes[0]
 
 
 @pytest.mark.parametrize("which", ["paper", "ours"])
@@ -378,12 +381,13 @@ def test_rows_of_table_3_copy_experts_on_a_gpu(which):
 
 
 def test_the_papers_rows_have_the_papers_rules():
-    """Each row of table 3 by hand; nothing else differs from the program's defaults."""
+    """Each row of table 3, and four levels, by hand; nothing else differs from the program's defaults."""
     rows, notes = ablation_rows("paper", 8)
     assert notes == ()
     same = {"eviction": "lru-pool", "promotion": "whole", "scan": "off"}
     four = {"levels": (4,), "exact": True}
     mixed = {"levels": (4, 2), "retention": 0.75, "importance": "heavy-hitters", "critical": "ceil"}
+    mixed |= {"rule": "paper"}
     ahead = {"speculate": "critical"}
     assert {row.name: row.settings for row in rows} == {
         "load on demand": RunSettings(**same | four, cache=False),
@@ -392,4 +396,5 @@ def test_the_papers_rows_have_the_papers_rules():
         "cache + 4/2": RunSettings(**same | mixed),
         "cache + 4/2 + prefetch": RunSettings(**same | mixed | ahead),
         "cache + 4/0 + prefetch": RunSettings(**same | mixed | ahead | {"levels": (4, 0)}),
+        "cache + 8/4/2/0 + prefetch": RunSettings(**same | mixed | ahead | {"levels": (8, 4, 2, 0)}),
     }

@@ -57,7 +57,7 @@ def test_options_of_studies_are_options_of_bench_and_eval_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--study", "dept=equal"), "got 'dept=equal': write KEY=VALUE, KEY one of depth, critical"),
+        (("--study", "dept=equal"), "got 'dept=equal': write KEY=VALUE, KEY one of rule, depth"),
         (("--study", "depth"), "got 'depth': write KEY=VALUE"),
         (("--levels", "4/2", "--study", "depth=sine"), "--depth cosine or equal, got 'sine'"),
         (("--study", "importance=load"), "two or more levels for --importance load"),

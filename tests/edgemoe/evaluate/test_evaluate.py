@@ -511,6 +511,31 @@ def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
     assert [row["effective_retention"] for row in rows if row["phase"] == "decode"] == [0.5]
 
 
+def test_the_papers_rule_is_evaluated(command, tiny_store, text):
+    """Four levels by thresholds: top-2 at r = 0.4 has one expert at 8 bits and none at 4 or 2."""
+    words = (
+        "--model",
+        tiny_store,
+        "--text",
+        text,
+        "--tokens",
+        32,
+        "--window",
+        32,
+        "--levels",
+        "8/4/2/0",
+        "--json",
+    )
+    error, out, _ = command(*words, "--retention", 0.4, "--rule", "paper", "--depth", "equal")
+    assert error is None
+    rows = json.loads(out)["rows"]
+    names = ("rule", "depth", "critical", "importance")
+    assert {tuple(row[name] for name in names) for row in rows} == {
+        ("paper", "equal", "ceil", "heavy-hitters")
+    }
+    assert [row["bits_per_weight_read"] for row in rows if row["phase"] == "decode"] == [4.25]
+
+
 def test_rounding_is_studied_both_ways():
     """The study of critical experts has each setting with both roundings, in decode, under distinct names."""
     arms = study_arms("critical")

@@ -57,6 +57,15 @@ def test_levels_are_those_of_the_policy(levels, retention, depth, critical):
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("retention", [0.3, 0.6, 0.75, 0.9])
+@pytest.mark.parametrize("critical", CRITICAL)
+def test_thresholds_are_those_of_the_policy(retention, critical):
+    """Both sides choose alike by the paper's rule for four levels."""
+    settings = RunSettings(levels=(8, 4, 2, 0), rule="paper", retention=retention, critical=critical)
+    check_levels(settings)
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("levels", [(4, 2), (8, 4, 2, 0), (4, 0)])
 def test_levels_by_bits_are_those_of_the_policy(levels):
     """Both sides choose alike by mean bits."""

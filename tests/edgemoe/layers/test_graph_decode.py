@@ -58,6 +58,7 @@ SETTINGS = {
     "exact 2": {"levels": (2,)},
     "4/2": {"levels": (4, 2), "retention": 0.75},
     "8/4/2/0": {"levels": (8, 4, 2, 0), "retention": 0.75, "exact": False},
+    "8/4/2/0 by the paper": {"levels": (8, 4, 2, 0), "rule": "paper", "retention": 0.75},
     "4/0, renormalised": {"levels": (4, 0), "retention": 0.6, "renormalise": True},
 }
 

@@ -274,6 +274,11 @@ def test_one_line_says_what_the_limit_holds(levels, vram, text):
             RunSettings(levels=(4, 2), retention=0.75),
             "4 for the 75 % of experts that matter most to a token, 2 for the",
         ),
+        (
+            RunSettings(levels=(8, 4, 2, 0), rule="paper", retention=0.75),
+            "2 for the 75 % of experts that matter most to a token, 0 for the others; 4 for 75 % of the experts that "
+            "have 2 or more; 8 for 75 % of the experts that have 4 or more; 0 leaves an expert out",
+        ),
         (RunSettings(levels=(4, 2), tpot_target=0.05), "4 or 2, as many as a token in 50 ms allows"),
         (RunSettings.uniform(4), "4"),
     ],
@@ -355,6 +360,13 @@ def test_two_levels_split_by_the_schedules_own_mean(levels, critical, want):
     settings = RunSettings(levels=levels, retention=0.75, critical=critical)
     assert fraction_at(settings, levels[0], layers=6, experts=32, top_k=4) == want
     assert fraction_at(settings, 2, layers=6, experts=32, top_k=4) == 1
+
+
+def test_the_papers_levels_split_by_its_thresholds():
+    """Top-4, one layer, r = 0.5: ceil of 0.5, 1 and 2 experts are at 8, 4 and 2, as parts of the 2 that are kept."""
+    settings = RunSettings(levels=(8, 4, 2, 0), rule="paper", retention=0.5, critical="ceil")
+    got = [fraction_at(settings, level, layers=1, experts=32, top_k=4) for level in (8, 4, 2)]
+    assert got == [0.5, 0.5, 1]
 
 
 @pytest.mark.parametrize(("retention", "measured"), DEMO_FRACTIONS.items())

@@ -34,6 +34,44 @@ def test_rules_for_two_levels_are_refused_where_levels_go_by_damage(levels, opti
     run_settings(8, levels="4/2", **option)
 
 
+def test_the_papers_rule_is_the_paper():
+    """--rule paper stands for all of DyMoE's rules, of which options replace single ones."""
+    paper = run_settings(8, levels="8/4/2/0", rule="paper", retention=0.75)
+    assert not paper.priced
+    assert (paper.importance, paper.critical, paper.depth) == ("heavy-hitters", "ceil", "cosine")
+    assert (paper.eviction, paper.promotion, paper.scan) == ("lru-pool", "whole", "off")
+    assert paper.name == "8/4/2/0 r 0.75 by paper"
+    other = run_settings(8, levels="8/4/2/0", rule="paper", importance="load", eviction="lfru")
+    assert (other.importance, other.critical, other.eviction) == ("load", "ceil", "lfru")
+    damage = run_settings(8, levels="4/2", rule="damage")
+    assert (damage.priced, damage.mean_bits) == (True, 3.5)
+    assert run_settings(8, levels="4/2").rule is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"levels": "8/4/2/0", "rule": "paper", "bits": 3.5},
+            "levels by retention, for --rule paper, got --bits",
+        ),
+        ({"rule": "paper", "tpot_target": "50ms"}, "for --rule paper, got --tpot-target"),
+        ({"levels": "4", "rule": "paper"}, "two or more levels for --rule paper"),
+        ({"levels": "4/2", "rule": "paper", "policy": "hotness"}, "--policy dymoe for --rule paper"),
+        ({"levels": "4/2", "rule": "other"}, "--rule damage or paper, got 'other'"),
+        (
+            {"levels": "4/2", "rule": "damage", "importance": "load"},
+            "for --importance load, got .* by damage",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_rules_that_contradict_other_options_are_refused(options, said):
+    """The message names the option that contradicts the rule."""
+    with pytest.raises(UserError, match=said):
+        run_settings(8, **options)
+
+
 def test_critical_look_ahead_counts_critical_experts():
     """There --depth and --critical have an effect, whatever decides the levels."""
     for option in RANKING[:2]:

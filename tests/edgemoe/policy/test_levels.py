@@ -48,6 +48,26 @@ def test_heavy_hitters_decide_before_gate_weights():
     assert got[0].tolist() == [4, 4, 4, 2]  # ceil(0.8 * 6) = 5: expert 2's gate breaks the tie with 3
 
 
+def test_the_papers_rule_has_a_threshold_for_each_level():
+    """Last layer at r = 0.75: r(l) = 0.5. Of four experts half are above 0, a quarter above 2 and an eighth, so one, at
+    8; of a prompt's six experts 3, 2 and 1, by its only heavy hitter."""
+    rule = policy((8, 4, 2, 0), 0.75, rule="paper", critical="ceil", importance="heavy-hitters")
+    assert rule.levels(2, INDEX, WEIGHTS, None, decode=True).tolist() == [[8, 2, 0, 0], [0, 0, 2, 8]]
+    assert rule.levels(0, INDEX, WEIGHTS, None, decode=True).unique().tolist() == [8]
+    got = rule.levels(2, INDEX, WEIGHTS, torch.tensor([0.9, 0.0]), decode=False)
+    assert got.tolist() == [
+        [8, 4, 0, 0],
+        [8, 4, 0, 2],
+    ]  # experts 0, 1 and 5, by their gates where hits are equal
+    assert rule.decode_rule(2, 4).by_place(4) == [8, 2, 0, 0]
+
+
+def test_the_papers_look_ahead_reads_its_levels():
+    """Predicted experts have the levels of their order, but never 8; the ones at 0 are not read."""
+    rule = policy((8, 4, 2, 0), 0.75, rule="paper", critical="ceil", speculate="full")
+    assert rule.predicted(2, [[5, 1, 0, 7]]) == {5: 4, 1: 2}
+
+
 @pytest.mark.parametrize("critical", ["ceil", "carry"])
 def test_a_layer_keeps_an_expert(critical):
     """At r = 0.5 the cosine ends at 0: one expert of the last layer stays high, in decode and in prefill."""
@@ -66,7 +86,7 @@ def test_the_rest_is_carried_over_layers():
         rule = policy((4, 2), 0.75, critical=critical)
         levels = [rule.levels(layer, chosen, gates, None, decode=True) for layer in range(3)]
         assert [int((one == 4).sum()) for one in levels] == want
-        assert [rule.decode_rule(layer, 2).critical for layer in range(3)] == want
+        assert [rule.decode_rule(layer, 2).counts for layer in range(3)] == [(count,) for count in want]
 
 
 @pytest.mark.parametrize("layers", [range(1, 5), range(3, 12), range(0, 8, 2)])
@@ -74,7 +94,7 @@ def test_the_rest_is_carried_over_layers():
 def test_the_mean_is_over_layers_with_experts(layers, depth):
     """Dense layers before or between others change neither the mean retention nor the first one's."""
     rule = LevelPolicy(RunSettings(levels=(4, 2), retention=0.75, depth=depth), layers, experts=64)
-    critical = [rule.decode_rule(layer, 8).critical for layer in layers]
+    critical = [rule.decode_rule(layer, 8).counts[0] for layer in layers]
     assert sum(critical) / len(critical) / 8 == pytest.approx(0.75, abs=1 / 8 / len(critical))
     assert critical[0] == (8 if depth == "cosine" else 6)
 

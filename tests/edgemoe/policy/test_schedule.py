@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from edgemoe.policy.schedule import (
     critical_counts,
+    level_at,
+    ranked_levels,
     retention,
-    two_levels,
+    threshold_counts,
 )
 
 
@@ -84,5 +86,27 @@ def test_counts_in_exact_arithmetic(fractions, experts):
 def test_two_levels_by_hand():
     """Two of four experts are critical: the two most important of each row are high."""
     importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1]])
-    assert two_levels(importance, 4, 0, 2).tolist() == [[0, 4, 4, 0], [4, 4, 0, 0]]
-    assert two_levels(importance, 4, 2, 4).tolist() == [[4] * 4, [4] * 4]
+    assert ranked_levels(importance, (4, 0), (2,)).tolist() == [[0, 4, 4, 0], [4, 4, 0, 0]]
+    assert ranked_levels(importance, (4, 2), (4,)).tolist() == [[4] * 4, [4] * 4]
+
+
+def test_four_levels_by_hand():
+    """r = 0.75 of eight experts: 0.75^3, 0.75^2 and 0.75 of them are 3.4, 4.5 and 6, so 4, 5 and 6 rounded up."""
+    assert threshold_counts((0.75,), 3, 8, "ceil") == ((4, 5, 6),)
+    got = ranked_levels(torch.arange(8.0).unsqueeze(0), (8, 4, 2, 0), (4, 5, 6))
+    assert got.tolist() == [[0, 0, 2, 4, 8, 8, 8, 8]]
+    assert [level_at(place, (8, 4, 2, 0), (1, 1, 2)) for place in range(4)] == [8, 2, 0, 0]
+
+
+@given(
+    fractions=st.lists(st.floats(0, 1), min_size=1, max_size=40),
+    experts=st.integers(1, 16),
+    rounding=st.sampled_from(["ceil", "carry"]),
+)
+def test_thresholds_never_fall(fractions, experts, rounding):
+    """The last threshold is eq. 5's own count, and one at a higher level is never above it."""
+    got = threshold_counts(fractions, 3, experts, rounding)
+    assert tuple(counts[-1] for counts in got) == critical_counts(fractions, experts, rounding)
+    assert all(1 <= high <= middle <= low for high, middle, low in got)
+    if rounding == "ceil":
+        assert [counts[0] for counts in got] == [max(math.ceil(f**3 * experts - 1e-9), 1) for f in fractions]

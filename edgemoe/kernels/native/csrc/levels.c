@@ -21,10 +21,17 @@ static int64_t cheapest(const level_rule *rule, int64_t expert, float weight) {
     return rule->level[best];
 }
 
+/* The level of the expert at a place among a token's experts. */
+static int64_t ranked(const level_rule *rule, int64_t place) {
+    int64_t i = 0;
+    while (i < rule->count - 1 && place >= rule->counts[i]) i++;
+    return rule->level[i];
+}
+
 void edgemoe_levels(const level_rule *rule, const float *gates, const int64_t *chosen, int64_t k, int64_t *levels) {
     for (int64_t i = 0; i < k; i++) {
         if (rule->rule == PRICED) levels[i] = cheapest(rule, chosen[i], gates[i] * gates[i]);
-        else levels[i] = rule->level[rule->rule == RANKED && i >= rule->critical];
+        else levels[i] = rule->rule == RANKED ? ranked(rule, i) : rule->level[0];
     }
 }
 

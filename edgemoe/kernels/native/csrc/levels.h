@@ -10,7 +10,7 @@ typedef struct {
     int64_t rule;               /* UNIFORM: all at level[0]; RANKED or PRICED */
     int64_t count;              /* of levels */
     int64_t level[MOST_LEVELS]; /* high to low */
-    int64_t critical;           /* RANKED: the first so many experts are at level[0], the others at level[1] */
+    int16_t counts[MOST_LEVELS]; /* RANKED: the first counts[i] experts are at level[i] or above; not set for the last level */
     int64_t experts;            /* PRICED: rows of damage */
     const float *damage;        /* PRICED: [experts, count], for a gate weight of 1; a level costs gate^2 * damage + price */
     const float *price;         /* PRICED: [places, count] */

@@ -31,6 +31,7 @@ SETTINGS = [
     RunSettings(levels=(4, 0), retention=0.5, renormalise=True),
     RunSettings(levels=(8, 4, 2, 0), bits=3.3),
     RunSettings(levels=(8, 4, 2, 0), bits=2.9, exact=True, renormalise=True),
+    RunSettings(levels=(8, 4, 2, 0), rule="paper", retention=0.6),
 ]
 
 
