@@ -87,7 +87,7 @@ def ranked_levels(importance: torch.Tensor, levels: Sequence[int], counts: Seque
     Args:
         importance: [rows, M]; the first of equals is the more important.
         levels: high to low.
-        counts: for each level but the lowest, the experts of a row at that level or above.
+        counts: experts per row at each level or above, without the lowest level.
 
     Returns:
         int64 [rows, M], levels.

@@ -18,7 +18,7 @@ from edgemoe.storage.base import LEVELS
 from edgemoe.storage.sizes import format_size
 
 RULES = ("damage", "paper")
-"""What decides the bits of experts: the damage of fewer bits and their price, or DyMoE's importance and schedule."""
+"""Rules for the bits of experts: by the damage of fewer bits and their price, or by DyMoE's importance and schedule."""
 
 DEPTHS = ("cosine", "equal")
 """How retention falls over the layers: by DyMoE eq. 4, or not at all."""
