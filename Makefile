@@ -51,7 +51,7 @@ test-fast: $(VENV)/.installed-dev
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not e2e and not gpu and not triton" $(ARGS)
 
 test-folders: $(VENV)/.installed-dev
-	$(TESTS) -m folders $(ARGS) tests/edgemoe/families tests/edgemoe/layers tests/tools/reliability
+	$(TESTS) -m folders $(ARGS) tests/edgemoe/families tests/edgemoe/layers tests/edgemoe/kernels/triton tests/tools/reliability
 
 test-lowest .venv-lowest/.installed: VENV := .venv-lowest
 test-lowest: .venv-lowest/.installed

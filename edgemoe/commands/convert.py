@@ -74,7 +74,7 @@ class StoreOptions:
         autocompletion=one_of("auto", "cpu-avx512", "cpu-avx2", "cpu-avx2-paired", "cpu-generic", "cuda"),
     )
     dense_bits: str | None = option(
-        "Bits of the weights outside the experts: bf16, 8, or on a CPU alone 6, 5 or 4 (embedding and head keep 8). "
+        "Bits of the weights outside the experts: bf16, 8, 6, 5 or 4 (embedding and head keep 8). "
         "auto: the fewest that add at most a quarter of what experts of 4 bits cost, measured on a text of the model, "
         "or 8 where these add at most .0006 nats. "
         "Default: 8, or the bits of a store that was begun.",
@@ -152,6 +152,3 @@ def _check(
         if needed and not source.exists():
             wanted = f"a checkpoint on disk for {name}"
             raise UserError(wanted, f"{source}", "download it first, and give its directory")
-    if store.dense_bits == AUTO and store.layout == "cuda":
-        wanted = "a store for a CPU, for --dense-bits auto"
-        raise UserError(wanted, "--layout cuda", "choose --dense-bits 8, or another layout")

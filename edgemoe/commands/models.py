@@ -56,8 +56,8 @@ DenseBitsOption = Annotated[
     str | None,
     typer.Option(
         "--dense-bits",
-        help="Bits of the weights outside the experts, where the model is converted now: bf16 or 8, or on a CPU alone "
-        "6, 5 or 4. Default: 8.",
+        help="Bits of the weights outside the experts, where the model is converted now: bf16, 8, 6, 5 or 4. "
+        "Default: 8.",
         show_default=False,
         autocompletion=one_of("bf16", "8", "6", "5", "4"),
     ),

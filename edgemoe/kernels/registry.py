@@ -80,6 +80,7 @@ def _device_kernels() -> list[Compute]:
     return [Compute("triton", LAYOUTS["cuda"], PlaneForm, TritonExpertKernel), planes]
 
 
+@cache
 def triton_runs(place: torch.device) -> bool:
     """Whether Triton's kernels compute on a place: a CUDA device, with Triton installed."""
     return place.type == "cuda" and importlib.util.find_spec("triton") is not None

@@ -7,10 +7,9 @@ converted slices.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import nn
 
 from edgemoe.kernels import torch_rules
 from edgemoe.kernels.native import library as native
+from edgemoe.kernels.registry import triton_runs
 from edgemoe.layers.device_norm import TritonNorm
 from edgemoe.machine.cpu import fast_bf16
 from edgemoe.storage.store import dense_groups
@@ -115,8 +115,8 @@ class DenseLinear(nn.Module):
         """Multiplies bf16 [..., K] with the weight to bf16 [..., N]; `rows_alike` and the number of rows choose how."""
         flat = x.reshape(-1, self.in_features)
         rows, quantized = flat.shape[0], self.grouped or self.scale is not None
-        single = rows == 1 and not self.grouped and x.dtype == torch.bfloat16
-        if x.device.type != "cpu" and single and multiplies_rows():
+        single = rows == 1 and x.dtype == torch.bfloat16
+        if single and triton_runs(x.device):
             return self.one_row(flat).view(*x.shape[:-1], self.out_features)
         if x.device.type != "cpu":
             y = self._by_slices(flat) if quantized else F.linear(flat, self.weight)
@@ -135,7 +135,7 @@ class DenseLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
     def one_row(self, flat: torch.Tensor) -> torch.Tensor:
-        """Multiplies one row bf16 [1, K] by Triton's kernel, which reads 8-bit weights as they are: bf16 [1, N]."""
+        """Multiplies one row bf16 [1, K] by Triton's kernel, which reads 4 to 8 bits as they lie: bf16 [1, N]."""
         from edgemoe.kernels.triton.dense import Matrix, multiply
 
         y = flat.new_empty(1, self.out_features)
@@ -160,13 +160,13 @@ class DenseLinear(nn.Module):
     def _weights(self, rows: slice) -> torch.Tensor:
         """Weights of some rows, without their scales."""
         weight = self.weight.data
-        return dense_groups.slice_of(weight, rows.start, rows.stop) if self.grouped else weight[rows]
+        if not self.grouped:
+            return weight[rows]
+        if triton_runs(weight.device):
+            from edgemoe.kernels.triton.decode_groups import decoded_rows
 
-
-@cache
-def multiplies_rows() -> bool:
-    """Whether Triton's kernels multiply the single rows of a device: where Triton is installed, as for experts."""
-    return importlib.util.find_spec("triton") is not None
+            return decoded_rows(weight, rows.start, rows.stop)
+        return dense_groups.slice_of(weight, rows.start, rows.stop)
 
 
 Watch = Callable[[DenseLinear, torch.Tensor], None]

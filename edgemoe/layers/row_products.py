@@ -14,7 +14,7 @@ class RowProducts:
     """Multiplies rows with linear layers, one row by Triton's kernel, which takes several layers of a type per launch.
 
     Args:
-        linears: layers with equal numbers of columns, in bf16 or with 8-bit weights, on the device.
+        linears: layers with equal numbers of columns, on the device.
     """
 
     def __init__(self, linears: Sequence[DenseLinear]) -> None:
@@ -22,9 +22,9 @@ class RowProducts:
 
         self._linears = list(linears)
         self._sizes = [linear.out_features for linear in linears]
-        kinds: dict[tuple[bool, bool], list[int]] = {}
+        kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
         for index, linear in enumerate(linears):
-            kinds.setdefault((linear.scale is None, linear.bias is None), []).append(index)
+            kinds.setdefault((linear.weight.dtype, linear.bias is None), []).append(index)
         self._launches: list[tuple[list[int], list[Any]]] = []
         for indices in kinds.values():
             for start in range(0, len(indices), MOST_MATRICES):
@@ -34,7 +34,7 @@ class RowProducts:
     @classmethod
     def try_from(cls, linears: Sequence[Any]) -> RowProducts | None:
         """Makes one of layers that the kernel multiplies with; None where one of them is of another type."""
-        known = all(type(each) is DenseLinear and not each.grouped for each in linears)
+        known = all(type(each) is DenseLinear for each in linears)
         return cls(linears) if known and len({each.in_features for each in linears}) == 1 else None
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:

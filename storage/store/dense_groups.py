@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from edgemoe.storage.record.layout import LAYOUTS
-from edgemoe.storage.record.planes import Bytes, dequantize, merge, quantize, split
+from edgemoe.storage.record.planes import Bytes, dequantize, quantize, split
 from edgemoe.storage.store.dense_shapes import DTYPE, GROUP, ROWS, bits_of, matrix_shape, stored_shape
 
 _LAYOUT = LAYOUTS["cpu-avx2-paired"]
@@ -74,16 +74,30 @@ def packed(codes: torch.Tensor, parameters: torch.Tensor, bits: int) -> torch.Te
 
 
 def unpacked(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [N, K], whose lower 8 - bits bits are 0, and parameters, as `packed` takes them."""
+    """Codes uint8 [N, K], whose lower 8 - bits bits are 0, and parameters, as `packed` takes them; on any device."""
     rows, cols, bits = len(matrix), columns_of(matrix), bits_of(tuple(matrix.shape))
     parameters, base, d4, *later = _parts(matrix)
-    nibbles = np.concatenate((d4.flatten().numpy(), base.flatten().numpy()))
-    merge(nibbles)
-    codes = _LAYOUT.unpack(torch.from_numpy(nibbles).view(2, -1), rows, cols)
-    if later:
-        rest = torch.from_numpy(_next_nibbles(later[0].flatten().numpy(), bits - 4))
-        codes = codes << (bits - 4) | _LAYOUT.unpack(rest.view(2, -1), rows, cols)
+    # [blocks, 4 columns, columns of a pair, rows], and of each byte [halves of rows, pairs].
+    shape = rows // ROWS, cols // 4, 2, 16
+    upper = (_fields(base, 2).view(*shape, 2, 2) << 2) | _fields(d4, 2).view(*shape, 2, 2)
+    codes = upper.permute(0, 4, 3, 1, 5, 2).reshape(rows, cols)
+    for plane in later:
+        codes = (codes << (bits - 4)) | _next_codes(plane, rows, cols, bits - 4)
     return codes << (8 - bits), parameters
+
+
+def _next_codes(plane: torch.Tensor, rows: int, cols: int, width: int) -> torch.Tensor:
+    """The bits after the fourth, uint8 [N, K]: the reverse of `_next_plane`."""
+    # [blocks, 4 or 8 columns, columns of a pair, rows, pairs], and of each byte [4 columns, halves of rows, eights].
+    fours = 2 // width
+    fields = _fields(plane, width).view(rows // ROWS, cols // 4 // fours, 2, 8, 2, fours, 2, 2)
+    return fields.permute(0, 6, 7, 3, 1, 5, 4, 2).reshape(rows, cols)
+
+
+def _fields(plane: torch.Tensor, width: int) -> torch.Tensor:
+    """uint8 [..., 8 / width]: the fields of `width` bits of each byte, from the lowest."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=plane.device)
+    return (plane.unsqueeze(-1) >> shifts) & ((1 << width) - 1)
 
 
 def decoded(matrix: torch.Tensor) -> torch.Tensor:
@@ -131,14 +145,3 @@ def _next_plane(nibbles: Bytes, width: int) -> Bytes:
     if width == 1:
         step = step[::2] | step[1::2] << 4
     return step.reshape(-1).astype(np.uint8)
-
-
-def _next_nibbles(plane: Bytes, width: int) -> Bytes:
-    """The reverse of `_next_plane`."""
-    step = plane.reshape(-1, 2, 16)
-    if width == 1:
-        step = np.stack((step & 15, step >> 4), 1).reshape(-1, 2, 16)
-    mask = (1 << width) - 1
-    first, last = ((step >> r * width & mask) | (step >> (r + 2) * width & mask) << 4 for r in range(2))
-    pairs = np.stack((first, last), 2).reshape(-1, 2)
-    return np.ascontiguousarray(pairs.T).reshape(-1)

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from edgemoe.kernels.triton.dense_groups import multiply_grouped
 from edgemoe.kernels.triton.fixed_point import dot_weights, fixed_point
 from edgemoe.kernels.triton.products import OPTIONS
 
@@ -33,8 +34,9 @@ class Matrix:
     """A linear layer.
 
     Args:
-        weight: bf16 [N, K], or int8 [N, K] with the scale; contiguous, on the device.
-        scale: bf16 [N]; None: the weight is bf16.
+        weight: bf16 [N, K], int8 [N, K] with the scale, or uint8 of 4 to 6 bits (storage.store.dense_groups);
+            contiguous, on the device.
+        scale: bf16 [N]; None: the weight is not int8.
         bias: bf16 [N], or None.
     """
 
@@ -48,9 +50,12 @@ def multiply(x: torch.Tensor, matrices: Sequence[Matrix], out: torch.Tensor) -> 
 
     Args:
         x: bf16 [K], contiguous.
-        matrices: matrices with K columns each; all with a scale or all without, all with a bias or all without.
+        matrices: matrices with K columns each, all of one type and number of bits, all with a bias or all without.
         out: bf16, as many elements as the matrices have rows: the products one after another.
     """
+    if matrices[0].weight.dtype == torch.uint8:
+        multiply_grouped(x, [(matrix.weight, matrix.bias) for matrix in matrices], out)
+        return
     arguments: list[torch.Tensor | int | None] = []
     for matrix in matrices:
         arguments += [matrix.weight, matrix.scale, matrix.bias, len(matrix.weight)]

@@ -151,9 +151,4 @@ def _checked(options: Options) -> dict[str, Any]:
     if bits not in DENSE_BITS:
         wanted = "bf16, 8, 6, 5 or 4 bits for the dense weights"
         raise UserError(wanted, str(bits), "choose --dense-bits bf16 or 8")
-    if bits < 8 and options["layout"] == "cuda":
-        wanted = "dense weights of 8 or 16 bits, for a GPU"
-        raise UserError(
-            wanted, f"--dense-bits {bits} --layout cuda", "choose --dense-bits 8, or another layout"
-        )
     return options | {"layout": choose_layout(options["layout"])}

@@ -25,7 +25,7 @@ MOST_PARALLEL = 64
 def require_settings(
     settings: RunSettings, directory: Path, manifest: Manifest, device: Device | None
 ) -> None:
-    """Refuses a level that a store does not have, copies into no device, and dense weights of 4 to 6 bits on one.
+    """Refuses a level that a store does not have, and copies into no device.
 
     Raises:
         UserError: with the option that is to be changed.
@@ -35,12 +35,6 @@ def require_settings(
             f"a store with level {settings.levels[0]}",
             f"{directory}, converted with --max-level {manifest.max_level}",
             "choose a lower level, or convert the model again with a higher one",
-        )
-    if device and manifest.dense_bits < 8:
-        raise UserError(
-            f"dense weights of 8 or 16 bits, for --device {device.name}",
-            f"{directory}, converted with --dense-bits {manifest.dense_bits}",
-            "give --device cpu, or convert the model again with --dense-bits 8",
         )
     if settings.in_place == "off" and not device:
         raise UserError("a GPU, for --in-place off", "--device cpu", "leave it out")

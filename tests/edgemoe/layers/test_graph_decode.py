@@ -39,6 +39,15 @@ MODELS = {
     "olmoe": {"clip_qkv": None, "num_experts_per_tok": 2},  # norms over all heads together
     # biases, and dense weights at 8 bits per weight
     "qwen3_moe, 8 bits": {"attention_bias": True, "num_experts_per_tok": 2},
+    # one layer, whose projections have 4 to 6 bits in groups
+    **{
+        f"qwen3_moe, {bits} bits": {
+            "num_hidden_layers": 1,
+            "num_experts_per_tok": 2,
+            "attention_bias": bits == 5,
+        }
+        for bits in (4, 5, 6)
+    },
     "qwen3_moe, small": {"num_attention_heads": 1, "num_key_value_heads": 1, "num_experts_per_tok": 2},
     "qwen3_moe, yarn": {
         "num_experts_per_tok": 2,
@@ -67,8 +76,9 @@ SETTINGS = {
 def store(request, tmp_path_factory) -> Path:
     """A random model of a family, converted."""
     name = getattr(request, "param", "qwen3_moe, small")
-    bits = 8 if "8 bits" in name else 16
-    return graph_store(tmp_path_factory.mktemp("graph"), name.partition(",")[0], bits=bits, **MODELS[name])
+    family, _, rest = name.partition(", ")
+    bits = int(rest[0]) if rest.endswith("bits") else 16
+    return graph_store(tmp_path_factory.mktemp("graph"), family, bits=bits, **MODELS[name])
 
 
 @pytest.fixture
@@ -98,6 +108,11 @@ def require_equal_answers(open_on: Callable[..., Engine], monkeypatch, **how) ->
         ("mixtral", "4/2", {"experts": 5, "dram_experts": 4}),
         ("olmoe", "4/0, renormalised", {"experts": 5, "dram_experts": 4}),
         ("qwen3_moe, 8 bits", "exact 2", {"experts": 5, "dram_experts": 4}),
+        ("qwen3_moe, 6 bits", "exact 8", {}),
+        *(
+            pytest.param(f"qwen3_moe, {bits} bits", "exact 8", {}, marks=pytest.mark.folders)
+            for bits in (4, 5)
+        ),
     ],
     indirect=["store"],
 )
@@ -105,7 +120,7 @@ def test_a_new_token_is_computed_as_by_modules(open_on, monkeypatch, name, limit
     """Logits equal transformers' modules but for rounding; equal experts are requested and counted.
 
     Each family and each kind of rule once, as Triton's interpreter takes long: norms over all heads, windows, biases
-    and 8-bit dense weights, with misses of every kind.
+    and dense weights of 4 to 8 bits, with misses of every kind.
     """
     require_equal_answers(open_on, monkeypatch, **SETTINGS[name], **limits)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from device_double import DoubleDevice
 from engine_rig import in_planes, limited
@@ -95,15 +93,6 @@ def test_copies_into_a_device_need_one(tiny_store):
     with pytest.raises(UserError, match="a GPU, for --in-place off, got --device cpu: leave it out"):
         store.plan(vram_limit=None, settings=settings.with_(in_place="off"))
     store.plan(vram_limit=None, settings=settings)
-
-
-def test_dense_weights_of_4_bits_are_refused_on_a_device(tiny_store):
-    """A plan refuses them, before anything is loaded; on a CPU it takes them."""
-    store, settings = StoreModel.open(tiny_store), RunSettings.uniform(4)
-    grouped = replace(store, manifest=replace(store.manifest, dense_bits=4))
-    grouped.plan(vram_limit=None, settings=settings)
-    with pytest.raises(UserError, match=r"dense weights of 8 or 16 bits, for --device .* --dense-bits 8"):
-        replace(grouped, device=DoubleDevice()).plan(vram_limit=None, settings=settings)
 
 
 @pytest.mark.parametrize("mode", ["base", "full", "critical"])

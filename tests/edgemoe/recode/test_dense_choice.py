@@ -86,17 +86,10 @@ def test_an_interrupted_choice_is_made_again_with_the_same_bytes(run, checkpoint
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--max-level", "4"), "a store with level 8, with which --dense-bits auto"),
-        (("--layout", "cuda"), "for a CPU"),
-    ],
-)
-def test_a_store_that_cannot_be_measured_is_refused_before_it_is_made(
-    run, checkpoint, tmp_path, options, message
-):
+def test_a_store_that_cannot_be_measured_is_refused_before_it_is_made(run, checkpoint, tmp_path):
     """The message names the option; nothing is written."""
-    code, _, err = run("convert", checkpoint, tmp_path / "store", "--dense-bits", "auto", *options)
-    assert (code, message in " ".join(err.split())) == (2, True)
+    arguments = "convert", checkpoint, tmp_path / "store", "--dense-bits", "auto", "--max-level", "4"
+    code, _, err = run(*arguments)
+    wanted = "a store with level 8, with which --dense-bits auto"
+    assert (code, wanted in " ".join(err.split())) == (2, True)
     assert not (tmp_path / "store").exists()

@@ -218,6 +218,27 @@ def test_captured_launches_answer_as_modules_do(open_on, experts_only, level):
     assert (got - want).norm() < ROUNDING * want.norm()
 
 
+@pytest.mark.parametrize(
+    ("family", "bits"), [("qwen3_moe", 4), ("qwen3_moe", 5), ("qwen3_moe", 6), ("glm4_moe", 4)]
+)
+def test_dense_weights_in_groups_answer_as_on_a_cpu(open_on, open_engine, tmp_path, family, bits):
+    """New tokens of captured launches and of captured modules, and prompts, whose rows are decoded to bf16.
+
+    They differ from a CPU's by the rounding of its activations to 8 bits, and do not depend on the limits.
+    """
+    save(random_model(family), tmp_path / "source", fused=True)
+    store = tmp_path / "store"
+    convert_checkpoint(tmp_path / "source", store, max_level=8, layout="cuda", dense_bits=bits)
+    engine = open_on(of=store, levels=(8,))
+    assert isinstance(engine.runner.fused, GraphDecode)
+    got = logits(engine)
+    assert torch.equal(logits(open_on(3, 16, of=store, levels=(8,))), got)
+    modules = logits(open_on(of=store, levels=(8,)).by_modules())
+    assert (got - modules).norm() < ROUNDING * modules.norm()
+    want = logits(open_engine(store, level=8))
+    assert (got - want).norm() < 2 * ROUNDING * want.norm()
+
+
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
 def test_captured_launches_code_keys_and_values_as_modules_do(open_on, experts_only, kv):
     """New tokens read the codes of a prompt's modules, and answer as modules do but for rounding."""
