@@ -37,7 +37,7 @@ class ReasoningTags:
     """
 
     def __init__(self, tokenizer: Any, form: AnswerForm | None) -> None:
-        self._tokenizer, self._form = tokenizer, form
+        self._tokenizer, self.form = tokenizer, form
 
     @classmethod
     def of(cls, tokenizer: Any) -> ReasoningTags:
@@ -50,7 +50,7 @@ class ReasoningTags:
     @property
     def known(self) -> bool:
         """Whether the model has reasoning between two texts."""
-        return self._form is not None and self._form.reasoning is not None
+        return self.form is not None and self.form.reasoning is not None
 
     def require(self) -> None:
         """Refuses a model whose reasoning cannot be found in its answers.
@@ -68,9 +68,9 @@ class ReasoningTags:
         Args:
             prompt: text before the answer, special tokens included, or its end.
         """
-        if self._form is None or self._form.reasoning is None:
+        if self.form is None or self.form.reasoning is None:
             return None
-        form, (opening, close) = self._form, self._form.reasoning
+        form, (opening, close) = self.form, self.form.reasoning
         begun = form.begins_in_reasoning(prompt)
         return Reasoning(opening, close, begun, form.after_reasoning, form.lead, self._closing)
 
@@ -86,10 +86,10 @@ class ReasoningTags:
 
         The closing tag alone where the template leaves reasoning out, or writes more than spaces around the tag.
         """
-        assert self._form is not None
-        assert self._form.reasoning is not None
-        close = self._form.reasoning[1]
-        usual = close + self._form.after_reasoning
+        assert self.form is not None
+        assert self.form.reasoning is not None
+        close = self.form.reasoning[1]
+        usual = close + self.form.after_reasoning
         answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
         variables = dict.fromkeys(WITHOUT_THINKING, True)
         try:
@@ -98,4 +98,4 @@ class ReasoningTags:
         except (UserError, ModelRefused):
             return usual
         written = text.partition(_THOUGHT)[2].partition(_ANSWER)[0]
-        return written if written.strip() == close and not self._form.after_reasoning else usual
+        return written if written.strip() == close and not self.form.after_reasoning else usual

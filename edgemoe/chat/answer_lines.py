@@ -76,6 +76,7 @@ def stats_lines(answer: Answer) -> list[str]:
     peak = format_part(answer.peak_vram_bytes, answer.limit_bytes)
     parts = [
         ("last answer", f"{answer.new_tokens} tokens at {tpot}"),
+        ("reasoning", f"{answer.reasoning_tokens} of these tokens" if answer.reasoning_tokens else ""),
         ("first token", f"after {answer.ttft_s:.2f} s; {reused}"),
         ("experts", _tiers(answer)),
         ("bits per weight", _levels(answer)),

@@ -1,23 +1,19 @@
-"""Answers that a model writes in channels, as gpt-oss does, as text with tags around the reasoning."""
+"""Answers in channels, as gpt-oss has them, or with tags of other spellings, as text with tags around reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.answer_reader import AnswerReader, Delta
 from edgemoe.console.answer_text import CLOSE, OPEN
-from edgemoe.errors import ModelRefused
 
 
-def channel_form(tokenizer: Any) -> AnswerForm | None:
-    """The form of a model's answers where channels have their text; None: it comes as it is."""
-    try:
-        form = AnswerForm.of(tokenizer)
-    except ModelRefused:  # which matters to calls of tools alone
-        return None
-    return form if form and form.lead else None
+def channel_form(form: AnswerForm | None) -> AnswerForm | None:
+    """The form of a model's answers where channels have their text, or reasoning has other tags than a terminal knows;
+    None: the text comes as it is.
+    """
+    return form if form and (form.lead or form.reasoning not in (None, (OPEN, CLOSE))) else None
 
 
 class TaggedText:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from edgemoe.api.model import Model
 from edgemoe.api.status import Progress
 from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.api.thinking import WITHOUT_THINKING
 from edgemoe.chat.channels import TaggedText, channel_form
 from edgemoe.chat.saved_kv import SavedKV
 from edgemoe.console.answer_text import OPEN
@@ -37,7 +38,8 @@ class Conversation:
 
     def __init__(self, model: Model, system: str | None = None) -> None:
         self._model, self._tokenizer = model, model.tokenizer
-        self._channels = channel_form(model.tokenizer)
+        self._tags = model.tags()
+        self._channels = channel_form(self._tags.form)
         self._sampler = Sampler(replace(model.sampling, special_tokens=self._channels is not None))
         self._system: list[Message] = []
         self._turns: list[Message] = []
@@ -53,7 +55,13 @@ class Conversation:
         return self._sampler.sampling
 
     def set_sampling(self, sampling: Sampling) -> None:
-        """Changes the sampling of later answers; the random state continues where the seed is the same."""
+        """Changes the sampling of later answers; the random state continues where the seed is the same.
+
+        Raises:
+            UserError: a budget of reasoning, and a model whose tags of reasoning are not known.
+        """
+        if sampling.thinking_budget is not None:
+            self._tags.require()
         self._sampler = self._sampler.changed(sampling)
 
     @property
@@ -190,7 +198,9 @@ class Conversation:
         self.reasons = end.rstrip().endswith(OPEN)
         tagged = TaggedText(self._channels.reader(end, None), on_text) if self._channels else None
         on_piece = tagged.write if tagged else on_text
-        self._generation = self._model.begin(tokens, self._sampler, start, on_piece)
+        self._generation = self._model.begin(
+            tokens, self._sampler, start, on_piece, reasoning=self._tags.after(end)
+        )
         answer = self._model.run(self._generation)
         content = answer.text
         if tagged:
@@ -201,7 +211,8 @@ class Conversation:
 
     def _shown(self, turns: Sequence[Message]) -> list[int]:
         """Encodes some turns with the system message."""
-        return encode_chat(self._tokenizer, [*self._system, *turns])
+        more = WITHOUT_THINKING if self.sampling.thinking_budget == 0 else {}
+        return encode_chat(self._tokenizer, [*self._system, *turns], more)
 
     def _fitting(self, turns: list[Message]) -> tuple[list[int], int]:
         """Encodes the turns that the context holds, with the system message.

@@ -58,6 +58,7 @@ class Tuning:
             "repeat-penalty": f"{sampling.repetition_penalty:g}",
             "stop": " ".join(sampling.stop_strings) or NONE,
             "max-new-tokens": "-1" if sampling.max_new_tokens == UNLIMITED else str(sampling.max_new_tokens),
+            "thinking-budget": "-1" if sampling.thinking_budget is None else str(sampling.thinking_budget),
             "seed": str(sampling.seed),
         }
 
@@ -200,6 +201,10 @@ def _sampling(
     return change
 
 
+def _budget(value: str) -> int | None:
+    return None if value == "-1" else int(value)
+
+
 SETTINGS = {
     "levels": Setting(
         "bits from critical to sub-critical experts, such as 4/2,",
@@ -277,6 +282,11 @@ SETTINGS = {
         _sampling("max-new-tokens", lambda n: UNLIMITED if n in ("0", "-1") else int(n), lambda n: n >= 1),
         example="512",
         unset="-1",
+    ),
+    "thinking-budget": Setting(
+        "a number of tokens from 0, or -1 for no limit,",
+        _sampling("thinking-budget", _budget, lambda n: n is None or n >= 0),
+        example="500",
     ),
     "seed": Setting(
         "a whole number", _sampling("seed", int, lambda n: abs(n) < 1 << 63, random=True), example="1"

@@ -129,6 +129,18 @@ def _set(chat: Chat, argument: str) -> None:
     chat.say(f"set: {', '.join(f'{name} {values[name]}' for name in names)}")
 
 
+_THINK = {"on": "-1", "off": "0"}
+"""Words for budgets of reasoning."""
+
+
+def _think(chat: Chat, argument: str) -> None:
+    if argument:
+        _set(chat, f"thinking-budget {_THINK.get(argument, argument)}")
+        return
+    budget = chat.conversation.sampling.thinking_budget
+    chat.say("reasoning has no limit" if budget is None else f"at most {budget} tokens of reasoning")
+
+
 def _system(chat: Chat, argument: str) -> None:
     if not argument:
         chat.say(chat.conversation.system or "there is no system message")
@@ -196,6 +208,9 @@ COMMANDS = {
     "clear": Command("", "remove all turns", _clear),
     "regen": Command("", "answer the last question again", _regen),
     "set": Command("[NAME VALUE]", f"show or change settings: {', '.join(SETTINGS)}", _set),
+    "think": Command(
+        "[N]", "at most N tokens of reasoning before an answer; on: no limit, off: none", _think
+    ),
     "system": Command("[TEXT]", 'show or set the system message; "" removes it', _system),
     "save": Command("FILE", "write the conversation to a JSON file, and its KV to disk", _save),
     "load": Command("FILE", "continue a conversation from such a file", _load),
@@ -207,6 +222,7 @@ COMMANDS = {
 
 COMPLETIONS: Completions = {f"/{name}": {} for name in COMMANDS} | {
     "/set": {name: {choice: {} for choice in setting.choices} for name, setting in SETTINGS.items()},
+    "/think": {word: {} for word in _THINK},
     "/save": None,
     "/load": None,
 }

@@ -73,7 +73,7 @@ def serve_command(
     serving = Serving(
         requests.name or _name(opening.model),
         limit=opening.parallel + requests.queue,
-        limits=Limits(answer_seconds=limit),
+        limits=Limits(answer_seconds=limit, thinking_budget=requests.thinking_budget),
     )
     say_with_time(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))

@@ -45,6 +45,10 @@ class SamplingOptions:
         min=0.01,
         max=100,
     )
+    thinking_budget: int | None = option(
+        "Most tokens of the model's reasoning, after which it gives its answer; 0: no reasoning. Default: no limit.",
+        min=0,
+    )
     stop: list[str] | None = option("End an answer before this text; can be given several times.")
     seed: int = option("Seed of all random choices: the same seed gives the same answer.", 0)
 
@@ -58,7 +62,8 @@ def chosen_sampling(directory: Path, tokenizer: Any, options: SamplingOptions) -
         options: the options.
 
     Raises:
-        UserError: --top-p, --top-k or --min-p at temperature 0; an empty --stop.
+        UserError: --top-p, --top-k or --min-p at temperature 0; an empty --stop; --thinking-budget for a model whose
+            reasoning cannot be found.
     """
     from edgemoe.engine.sampling import UNLIMITED, Sampling
     from edgemoe.models.ends import ends_of
@@ -72,17 +77,27 @@ def chosen_sampling(directory: Path, tokenizer: Any, options: SamplingOptions) -
         seed=options.seed,
         max_new_tokens=options.max_new_tokens if options.max_new_tokens > 0 else UNLIMITED,
     )
+    _require_effect(options, own.temperature, tokenizer)
+    chosen: dict[str, Any] = {
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repeat_penalty,
+        "thinking_budget": options.thinking_budget,
+    }
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return replace(own, stop_strings=tuple(options.stop or ()), **chosen)
+
+
+def _require_effect(options: SamplingOptions, temperature: float, tokenizer: Any) -> None:
+    """Refuses options without effect: a choice of tokens where there is none, a budget where there is no reasoning."""
     for name in ("top_p", "top_k", "min_p"):
-        if getattr(options, name) is not None and own.temperature == 0:
+        if getattr(options, name) is not None and temperature == 0:
             raise UserError(
                 f"a temperature above 0 for {flag(name)} {getattr(options, name)}",
                 "temperature 0, where there is no choice",
                 "give --temperature 0.7 or another one with it",
             )
-    chosen: dict[str, Any] = {
-        "top_k": options.top_k,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repeat_penalty,
-    }
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    return replace(own, stop_strings=tuple(options.stop or ()), **chosen)
+    if options.thinking_budget is not None:
+        from edgemoe.api.thinking import ReasoningTags
+
+        ReasoningTags.of(tokenizer).require()

@@ -83,6 +83,10 @@ class RequestOptions:
         "Requests that may wait while others run; further ones of a client get 429 and Retry-After.", 8, min=0
     )
     request_timeout: str | None = option("Most time of one request, such as 600s. Default: no limit.")
+    thinking_budget: int | None = option(
+        "Most tokens of reasoning for requests that say nothing of it; 0: no reasoning. Default: no limit.",
+        min=0,
+    )
     name: str | None = option("Name of the model for clients. Default: the last part of --model.")
 
 

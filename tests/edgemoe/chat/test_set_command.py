@@ -43,6 +43,8 @@ SKIPPING = Tuning(RunSettings(levels=(4, 0)), MIXED.sampling)
         (GREEDY, "stop", "the end.", ("sampling", "stop_strings"), ("the end.",)),
         (GREEDY, "max-new-tokens", "1", ("sampling", "max_new_tokens"), 1),
         (GREEDY, "max-new-tokens", "-1", ("sampling", "max_new_tokens"), UNLIMITED),
+        (GREEDY, "thinking-budget", "500", ("sampling", "thinking_budget"), 500),
+        (MIXED, "thinking-budget", "0", ("sampling", "thinking_budget"), 0),
     ],
 )
 def test_one_setting_changes_and_no_other(now, name, value, where, want):
