@@ -65,7 +65,9 @@ class DenseCoding:
         if name not in self._made:
             names = self._next()
             wholes = {each: self._family.in_whole(each) for each in names}
-            hessians = hessians_of(self._store, self._windows, set(wholes.values()), self._request)
+            sizes = [self._hessian_bytes(each) for each in names]
+            others = sum(sizes) + max(sizes)  # of one layer's inputs in the window that runs, too
+            hessians = hessians_of(self._store, self._windows, set(wholes.values()), self._request, others)
             with one_core_each(self._threads) as pool:
                 tasks = (
                     (self._bytes(each), partial(self._one, each, hessians[wholes[each]])) for each in names
@@ -80,12 +82,16 @@ class DenseCoding:
         """The next matrices whose Hessians fit."""
         names, size = list[str](), 0
         while self._left:
-            more = 4 * self._weights.shape(self._left[0])[1] ** 2
+            more = self._hessian_bytes(self._left[0])
             if names and size + more > MEMORY:
                 break
             names.append(self._left.pop(0))
             size += more
         return names
+
+    def _hessian_bytes(self, name: str) -> int:
+        """Bytes of the Hessian of a matrix's inputs."""
+        return 4 * int(self._weights.shape(name)[1]) ** 2
 
     def _bytes(self, name: str) -> int:
         """Bytes that a matrix takes while it is coded."""

@@ -17,6 +17,7 @@ from edgemoe.evaluate.score import Text, prompt_logits, setting_quality
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
 from edgemoe.recode.dense_candidates import DenseCandidates
+from edgemoe.recode.plans import logit_bytes, plan_for_run
 from edgemoe.recode.request import WINDOW, RecodeRequest
 from edgemoe.storage.store.dense_choice import DenseChoice
 from edgemoe.storage.store.manifest import Manifest
@@ -79,10 +80,8 @@ class DenseTrial:
         return made
 
     def _engine(self, store: StoreModel, level: int) -> Engine:
-        settings, request = RunSettings.uniform(level), self._request
-        plan = store.plan(
-            vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=settings, context=WINDOW
-        )
+        settings = RunSettings.uniform(level)
+        plan = plan_for_run(store, self._request, settings, logit_bytes(store), "logits")
         return Engine(store, plan, settings)
 
     def _write(self, engine: Engine, logits: LogitFile) -> list[Window]:

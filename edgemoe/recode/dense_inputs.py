@@ -11,12 +11,17 @@ from edgemoe.engine.engine import Engine
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
-from edgemoe.recode.request import WINDOW, RecodeRequest
+from edgemoe.recode.plans import plan_for_run
+from edgemoe.recode.request import RecodeRequest
 from edgemoe.recode.sample import hessian_of
 
 
 def hessians_of(
-    store: StoreModel, windows: Sequence[Window], names: Collection[str], request: RecodeRequest
+    store: StoreModel,
+    windows: Sequence[Window],
+    names: Collection[str],
+    request: RecodeRequest,
+    others: int,
 ) -> dict[str, torch.Tensor]:
     """Sums the products of each matrix's inputs, while the windows go once through the store at its highest level.
 
@@ -25,6 +30,7 @@ def hessians_of(
         windows: the sample.
         names: names of the matrices in the model.
         request: the limits.
+        others: most bytes of the result, and of what is added to it at a time.
 
     Returns:
         name -> float32 [K, K], which matrices with the same input share.
@@ -41,8 +47,8 @@ def hessians_of(
         added = hessian_of(rows, torch.ones(len(rows), 1))
         found[layer.names] = found[layer.names].add_(added) if layer.names in found else added
 
-    settings, limits = RunSettings.uniform(store.manifest.max_level), (request.vram_limit, request.dram_limit)
-    plan = store.plan(vram_limit=limits[0], dram_limit=limits[1], settings=settings, context=WINDOW)
+    settings = RunSettings.uniform(store.manifest.max_level)
+    plan = plan_for_run(store, request, settings, others, "sums of inputs")
     with Engine(store, plan, settings) as engine, engine.watched(watch):
         sequence = engine.sequences.new()
         for window in windows:

@@ -1,0 +1,100 @@
+"""recode.plans: a run without limits takes free memory alone, and says how much; a kernel's limit agrees."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from cgroups import needs_cgroup
+
+from edgemoe.console.sizes import parse_size
+from edgemoe.engine.engine import StoreModel
+from edgemoe.errors import DoesNotFit
+from edgemoe.machine import process
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.policy.settings import RunSettings
+from edgemoe.recode.plans import plan_for_run
+from edgemoe.recode.request import WINDOW, RecodeRequest
+from tools.checkout import child_environment
+
+MIB = 1 << 20
+
+
+def test_a_plan_leaves_other_memory_of_the_run_free(tiny_store, monkeypatch, capsys):
+    """With all of it free every expert is resident; with less, fewer; with too little, a refusal names both."""
+    store, settings = StoreModel.open(tiny_store), RunSettings.uniform(8)
+    monkeypatch.setattr(process, "resident_bytes", lambda: 10**12)
+    monkeypatch.setattr(process, "available_memory", lambda: 10**12)
+    request = RecodeRequest(None, 0, "low")
+    whole = plan_for_run(store, request, settings, MIB, "logits")
+    resident = store.plan(vram_limit=1 << 40, settings=settings, context=WINDOW)
+    assert whole.vram_blocks == resident.vram_blocks
+    used, each = whole.used_bytes(store.form), store.form.bytes_at(8)
+    assert "for the model, 1.05 MB for logits" in capsys.readouterr().err
+    monkeypatch.setattr(process, "available_memory", lambda: MIB + used - 3 * each)
+    less = plan_for_run(store, request, settings, MIB, "logits")
+    assert less.used_bytes(store.form) <= used - 3 * each
+    assert less.vram_limit_bytes >= less.minimum_vram_bytes
+    monkeypatch.setattr(process, "available_memory", lambda: MIB + whole.minimum_vram_bytes // 2)
+    with pytest.raises(DoesNotFit, match=r"of free memory, 1\.05 MB of it for logits"):
+        plan_for_run(store, request, settings, MIB, "logits")
+    given = RecodeRequest(None, 0, "low", vram_limit=whole.minimum_vram_bytes)
+    assert plan_for_run(store, given, settings, MIB, "logits").vram_limit_bytes == whole.minimum_vram_bytes
+
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from edgemoe.machine import process
+from edgemoe.machine.cgroups import cgroups
+from edgemoe.memory.overhead import PROCESS_BYTES
+from edgemoe.models.options.groups import Opening
+from edgemoe.models.open import open_model
+from edgemoe.policy.settings import RunSettings
+from edgemoe.recode import dense_choice
+from edgemoe.recode.plans import logit_bytes
+from edgemoe.recode.request import WINDOW, RecodeRequest
+
+dense_choice.WINDOWS, dense_choice.CANDIDATES = 1, (4,)
+store = open_model(Opening(Path(sys.argv[1])))
+whole = store.plan(vram_limit=1 << 62, settings=RunSettings.uniform(8), context=WINDOW)
+used, least = whole.used_bytes(store.form), whole.minimum_vram_bytes
+room = (used + least) // 2 + logit_bytes(store) + max(PROCESS_BYTES - process.resident_bytes(), 0)
+(folder, version), *_ = cgroups("memory")
+file = folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")
+file.write_text(str(int(file.read_text()) - process.available_memory() + room))
+made = dense_choice.DenseTrial(store, Path(sys.argv[2]), RecodeRequest(None, 0, "low"), ()).run()
+print(json.dumps([used, made.dense_choice.tokens]))
+"""
+
+
+@needs_cgroup
+@pytest.mark.e2e
+def test_a_choice_of_dense_bits_stays_inside_a_kernels_limit(checkpoint, tmp_path):
+    """In a memory cgroup with room for some of the experts the choice ends, and nothing is killed."""
+    convert_checkpoint(checkpoint, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    report = tmp_path / "report.json"
+    limited = [
+        sys.executable,
+        *(["-m", "tools.peers.limited", "--memory", "3G", "--keep-cache", "--json"]),
+        report,
+    ]
+    child = subprocess.run(
+        [*limited, "--", sys.executable, "-c", CHILD, tmp_path / "store", checkpoint],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    used, tokens = json.loads(child.stdout)
+    assert tokens == WINDOW
+    said = re.findall(r"at most (\S+ \S+) for the model", " ".join(child.stderr.split()))
+    assert said
+    assert all(parse_size(size.replace(" ", "")) < used for size in said[:1])
+    usage = json.loads(report.read_text())
+    assert usage["oom_kills"] == 0
+    assert usage["peak_bytes"] is None or usage["peak_bytes"] <= usage["limit_bytes"]
