@@ -51,9 +51,9 @@ const ago = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s ago` : `${Mat
 // sample's value, or null where it has none; options: format of a value, most (the top of the scale), limit (a dashed
 // line), stacked, and whether there is a legend.
 const chart = (target, samples, series, { format, most = 0, limit = null, stacked = false, legend = true }) => {
-  const shown = thinned(samples, 300), now = shown.at(-1)?.t ?? 0, span = Math.max(now - (shown[0]?.t ?? now), 60);
+  const shown = thinned(samples, 300), now = shown.at(-1)?.t ?? 0, span = Math.max(now - (shown[0]?.t ?? now), 30);
   const totals = shown.map((sample) => series.map((one) => one.of(sample) ?? 0).reduce((a, b) => (stacked ? a + b : Math.max(a, b)), 0));
-  const top = Math.max(most, limit ?? 0, ...totals) * 1.05 || 1;
+  const highest = Math.max(most, limit ?? 0, ...totals), top = highest > most || limit !== null ? 1.05 * highest : most || 1;
   const x = (sample) => (100 - 100 * (now - sample.t) / span).toFixed(2);
   const y = (value) => (100 - 100 * value / top).toFixed(2);
   const svg = shape("svg", { class: "chart", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img" });

@@ -45,6 +45,7 @@ const costRows = ({ timings, counts, model }) => {
     ["experts computed", levels.join(", ") || "none"],
     ["time", `${(timings.prompt_ms / 1000).toFixed(2)} s for the prompt, ${(timings.predicted_ms / 1000).toFixed(2)} s for the answer`],
   ];
+  if (counts.reasoning_tokens != null) rows.push(["thinking", `${counts.reasoning_tokens} of ${timings.predicted_n} tokens`]);
   if (counts.bytes_read.dram) rows.splice(3, 0, ["read from DRAM", size(counts.bytes_read.dram)]);
   if (counts.hit_rate.dram) rows.push(["hits", `${percent(counts.hit_rate.vram || 0)} in VRAM, ${percent(counts.hit_rate.dram)} in DRAM`]);
   if (counts.predicted_kl != null) rows.push(["expected loss by fewer bits", `${counts.predicted_kl.toPrecision(2)} nats per token`]);

@@ -5,7 +5,9 @@ const STATES = { waiting: "waits", prompt: "prompt runs", decoding: "answers", e
 const PARTS = { driver: "driver", dense: "dense weights", workspace: "workspace", compensators: "compensators", experts: "experts", kv: "KV", kept: "kept KV" };
 const LEVEL_COLOURS = { 8: 0, 4: 1, 2: 2 };
 const samples = [];
+const PICTURE_SECONDS = 3;
 let before = null;
+let pictured = -PICTURE_SECONDS;
 
 const isShown = (view) => !$(view).hidden && !document.hidden;
 
@@ -93,7 +95,7 @@ const byTier = (status, names) => Object.entries(names).filter(([tier]) => tier 
 const showCharts = (status) => {
   const bytes = (value) => `${size(value)}/s`, rate = (value) => `${value.toFixed(1)}/s`, count = (value) => value.toFixed(0);
   chart($("bytes-chart"), samples, byTier(status, { ssd: "from disk", dram: "from DRAM" }).map((one) => ({ ...one, of: (sample) => sample[one.tier] })), { format: bytes });
-  chart($("hits-chart"), samples, byTier(status, { vram: "VRAM", dram: "DRAM" }).map((one) => ({ ...one, of: (sample) => sample.hits?.[one.tier] })), { format: percent, most: 0.95 });
+  chart($("hits-chart"), samples, byTier(status, { vram: "VRAM", dram: "DRAM" }).map((one) => ({ ...one, of: (sample) => sample.hits?.[one.tier] })), { format: percent, most: 1 });
   chart($("tokens-chart"), samples, [{ name: "new tokens", colour: 0, of: (one) => one.tokens }], { format: rate });
   chart($("queue-chart"), samples, [{ name: "running", colour: 0, of: (one) => one.running }, { name: "waiting", colour: 1, of: (one) => one.waiting }], { format: count, most: 4 });
 };
@@ -113,11 +115,18 @@ const showStatus = (status) => {
   showCharts(status);
 };
 
+const lookAtExperts = async () => {
+  const now = performance.now() / 1000;
+  if (!isShown("monitor") || $("state").textContent !== "ready" || now - pictured < PICTURE_SECONDS) return;
+  pictured = now;
+  showPictures(await get("monitor"));
+};
+
 const look = async () => {
   try {
     showStatus(await get("status"));
     $("key-box").hidden = true;
-    if (isShown("monitor") && $("state").textContent === "ready") showPictures(await get("monitor"));
+    await lookAtExperts();
   } catch (error) {
     say(error.status === 401 ? "needs the key" : error.status === 503 ? "loading" : error.status ? `error ${error.status}` : "no connection");
   }

@@ -9,7 +9,7 @@ from typing import Any
 from edgemoe.serve.serving import Serving
 from edgemoe.storage.base import ExpertKey
 
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 3.0
 """Shortest time between two looks at the tiers, however many pages are open."""
 
 _HOTTEST = 255

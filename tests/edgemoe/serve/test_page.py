@@ -138,6 +138,136 @@ def test_an_answer_is_markdown_and_never_markup(opened, says):
     assert "read from disk" in answer.locator(".cost dl").inner_text()
 
 
+MARKDOWN = {
+    "a *b* **c** ~~d~~ `e*f*`": "<p>a <em>b</em> <strong>c</strong> <del>d</del> <code>e*f*</code></p>",
+    "2 * 3 * 4, snake_case_name and 5*3": "<p>2 * 3 * 4, snake_case_name and 5*3</p>",
+    "***both*** \\*no\\*": "<p><strong><em>both</em></strong> *no*</p>",
+    "# One\ntwo\n\n---": "<h1>One</h1><p>two</p><hr>",
+    "- a\n- b\n  1. c\n  2. d\n- [x] e": "<ul><li>a</li><li>b<ol><li>c</li><li>d</li></ol></li>"
+    '<li class="task">☑ e</li></ul>',
+    "3. a\n\n   b": '<ol start="3"><li>a<p>b</p></li></ol>',
+    "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
+    "a\nb": "<p>a<br>b</p>",
+    "&amp; <b>x</b>": "<p>&amp;amp; &lt;b&gt;x&lt;/b&gt;</p>",
+    "[a](JaVaScRiPt:alert(1)) [b](data:text/html,x)": "<p><span>a</span> <span>b</span></p>",
+    "see https://a.b/c_d_e.": '<p>see <a href="https://a.b/c_d_e" target="_blank" rel="noopener noreferrer nofollow">'
+    "https://a.b/c_d_e</a>.</p>",
+    '[q](https://a.b/"onclick="x)': '<p><a href="https://a.b/&quot;onclick=&quot;x" target="_blank" '
+    'rel="noopener noreferrer nofollow">q</a></p>',
+    "| a | b |\n|--|-:|\n| <i> | 2 |": '<div class="cells"><table>'
+    '<thead><tr><th>a</th><th style="text-align: right;">b</th>'
+    '</tr></thead><tbody><tr><td>&lt;i&gt;</td><td style="text-align: right;">2</td></tr></tbody></table></div>',
+    "````\n```\n</code><img>\n````": '<div class="code">'
+    '<div class="bar"><span>code</span><button class="quiet" type="button">'
+    'Copy</button></div><pre tabindex="0"><code>```\n&lt;/code&gt;&lt;img&gt;</code></pre></div>',
+}
+"""Text -> its elements."""
+
+SHOW = """([text, cuts]) => {
+  const target = document.createElement("div"), markdown = new Markdown(target);
+  for (const cut of cuts) markdown.update(text.slice(0, cut), true);
+  markdown.update(text);
+  return target.innerHTML;
+}"""
+"""Shows a text as it grows to some lengths, then all of it; returns its elements."""
+
+OPEN = """(text) => {
+  const target = document.createElement("div");
+  new Markdown(target).update(text, true);
+  return target.innerHTML;
+}"""
+"""Shows a text that is not complete yet; returns its elements."""
+
+ELEMENTS = """(texts) => {
+  const target = document.createElement("div"), seen = new Set(), started = performance.now();
+  for (const text of texts) {
+    new Markdown(target).update(text, true);
+    for (const element of target.querySelectorAll("*")) {
+      seen.add([element.tagName, ...element.getAttributeNames()].join(" "));
+    }
+    if (target.textContent.length > 2 * text.length + 100) throw new Error("more text than was written");
+    target.replaceChildren();
+  }
+  return [...seen];
+}"""
+"""Shows texts that end in the middle; returns the names of elements with the names of their attributes."""
+
+
+@pytest.mark.e2e
+def test_markdown_becomes_elements(opened):
+    """Each form has its elements, the same in one piece and as it grows; open marks count as closed while it does."""
+    for text, elements in MARKDOWN.items():
+        assert opened.evaluate(SHOW, [text, []]) == elements
+        assert opened.evaluate(SHOW, [text, [*range(len(text))]]) == elements
+    for text, elements in {
+        "a **b": "<p>a <strong>b</strong></p>",
+        "a `b": "<p>a <code>b</code></p>",
+        "a [b](https://c": "<p>a b</p>",
+    }.items():
+        assert opened.evaluate(OPEN, text) == elements
+
+
+@pytest.mark.e2e
+def test_hostile_markdown_stays_text(opened):
+    """Tags, handlers and deep nesting of any kind, cut anywhere, make none but the renderer's own elements."""
+    tags = (
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "<svg/onload=alert(1)>",
+        "</p><iframe>",
+    )
+    forms = (
+        "{}",
+        "`{}",
+        "**{}",
+        "[{}](https://a.b/{})",
+        "![{}]({})",
+        "> {}",
+        "- {}",
+        "|{}|\n|-|\n|{}|",
+        "```{}\n{}",
+    )
+    texts = [form.replace("{}", tag) for form in forms for tag in tags]
+    texts += [
+        mark * 3000 for mark in (">", "- ", "*", "_a", "`", "[", "![", "**a", "|", "#", "1. ", "[a](", "\\")
+    ]
+    texts += [
+        "".join(" " * i + "- a\n" for i in range(300)),
+        "a" * 40_000,
+        "* " * 10_000 + "x",
+        " " * 20_000 + "x",
+    ]
+    allowed = {
+        *(
+            "P",
+            "BR",
+            "STRONG",
+            "EM",
+            "DEL",
+            "CODE",
+            "SPAN",
+            "HR",
+            "LI",
+            "UL",
+            "OL",
+            "BLOCKQUOTE",
+            "H1",
+            "OL start",
+        ),
+        *(
+            "A href target rel",
+            "DIV class",
+            "BUTTON type class",
+            "BUTTON class type",
+            "PRE tabindex",
+            "TABLE",
+            "THEAD",
+        ),
+        *("TBODY", "TR", "TH", "TD"),
+    }
+    assert set(opened.evaluate(ELEMENTS, texts)) <= allowed
+
+
 @pytest.mark.e2e
 def test_conversations_outlive_a_reload(opened, says):
     """Answers are replaced by Regenerate, questions by Edit; a reload keeps all; a second conversation is separate."""
@@ -257,7 +387,7 @@ def test_the_page_fits_a_phone_and_both_schemes(opened, browser, keyed, says):
     for view in ("chat", "monitor", "about"):
         for tab in (opened, light):
             tab.evaluate(f"location.hash = '#{view}'")
-            tab.wait_for_function(f"!document.getElementById('{view}').hidden")
+            tab.locator(f"#{view}").wait_for()
         assert opened.evaluate("document.documentElement.scrollWidth") == 320
         assert opened.evaluate(f"document.getElementById('{view}').scrollWidth") <= 320
         assert min(opened.evaluate(CONTRAST), light.evaluate(CONTRAST)) >= 4.5, view

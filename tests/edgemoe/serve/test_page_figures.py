@@ -88,8 +88,8 @@ def test_pictures_show_what_the_tiers_have(keyed):
     assert max(warmth for row in found["heat"] for warmth in re.findall("..", row)) == "ff"
 
 
-def test_pictures_are_made_once_a_second(keyed):
-    """The tiers are looked at again only after a second."""
+def test_pictures_are_made_rarely(keyed):
+    """The tiers are read again only after REFRESH_SECONDS, however many pages are open."""
     now = [0.0]
     pictures = ExpertPictures(keyed.serving, clock=lambda: now[0])
     first = pictures.answer()
