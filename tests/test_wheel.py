@@ -138,7 +138,8 @@ def test_the_wheel_has_every_file_of_the_packages(source: Path, wheel: Path) -> 
         commands = archive.read(metadata.replace("METADATA", "entry_points.txt")).decode()
     modules = {name for name in names if ".dist-info/" not in name and not name.endswith(".so")}
     assert modules == wanted
-    assert {"edgemoe/demo/model.safetensors", "edgemoe/serve/page/page.html", "edgemoe/py.typed"} <= modules
+    page = {f"edgemoe/serve/page/{name}" for name in ("page.html", "chat.css", "chat.js")}
+    assert {"edgemoe/demo/model.safetensors", "edgemoe/py.typed", *page} <= modules
     assert commands.split("\n")[:2] == ["[console_scripts]", "edgemoe = edgemoe.cli:main"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (read["Name"], read["Version"]) == ("edgemoe", __version__)

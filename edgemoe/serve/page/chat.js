@@ -198,10 +198,11 @@ document.addEventListener("keydown", (event) => {
 addEventListener("pagehide", () => { if (running && conversations.has(running.conversation.id)) saveConversation(running.conversation); });
 // Another tab has changed a conversation.
 addEventListener("storage", (event) => {
-  if (!event.key?.startsWith(PREFIX) || running) return;
+  const id = event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : "";
+  if (!id || id === running?.conversation.id) return;
   const one = event.newValue && readConversation(event.key);
-  if (one) conversations.set(one.id, one);
-  else conversations.delete(event.key.slice(PREFIX.length));
-  if (one && one.id === current.id) showConversation(one);
+  if (one) conversations.set(id, one);
+  else conversations.delete(id);
+  if (one && id === current.id) showConversation(one);
   else showList();
 });

@@ -85,7 +85,7 @@ const answerView = (message, box) => {
 const messageElement = (conversation, message, index) => {
   const box = make("article", undefined, `message ${message.role}`);
   const gone = index < conversation.left;
-  box.append(make("h3", `${message.role === "user" ? "You" : "Model"}${gone ? " (has left the context)" : ""}`, "who"));
+  box.append(make("h2", `${message.role === "user" ? "You" : "Model"}${gone ? " (has left the context)" : ""}`, "who"));
   box.classList.toggle("gone", gone);
   let draw = () => {};
   if (message.role === "user") box.append(make("div", message.content, "body"));

@@ -2,7 +2,7 @@
 
 const SETTINGS = "edgemoe:settings";
 const KEY = "edgemoe:key";
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "thinking_budget", "seed"];
 const FIELDS = [...NUMBERS, "system", "thinking", "theme"];
 
 const readSettings = () => {

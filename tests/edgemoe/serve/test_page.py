@@ -202,7 +202,7 @@ def test_markdown_becomes_elements(opened):
     for text, elements in {
         "a **b": "<p>a <strong>b</strong></p>",
         "a `b": "<p>a <code>b</code></p>",
-        "a [b](https://c": "<p>a b</p>",
+        "a [b](https://c.d/e": "<p>a b</p>",
     }.items():
         assert opened.evaluate(OPEN, text) == elements
 
@@ -342,6 +342,7 @@ def test_settings_and_the_model_go_with_a_request(opened, says):
     opened.get_by_role("button", name="Settings").click()
     opened.get_by_label("System prompt").fill("Be brief.")
     opened.get_by_label("Temperature").fill("0.5")
+    opened.get_by_label("Most tokens of thinking").fill("7")
     opened.get_by_label("Colours").select_option("light")
     opened.get_by_role("button", name="Close").click()
     opened.reload()
@@ -349,10 +350,13 @@ def test_settings_and_the_model_go_with_a_request(opened, says):
     with opened.expect_request("**/v1/chat/completions") as sent:
         send(opened, "hello")
     body = sent.value.post_data_json
-    assert (body["model"], body["temperature"]) == ("other", 0.5)
+    assert (body["model"], body["temperature"], body["thinking_budget"]) == ("other", 0.5, 7)
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert "Be brief." in prompts[-1]
     assert opened.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    opened.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full'); }; }")
+    send(opened, "and now")
+    opened.get_by_role("alert").get_by_text("This browser has no room").wait_for()
 
 
 @pytest.mark.e2e
