@@ -29,8 +29,10 @@ const showAbout = async () => {
   pairs($("clients"), addresses());
   try {
     const found = await get("about");
+    const { models = [] } = await get("status");
+    const others = models.length > 1 ? [["models", models.map((one) => `${one.model} (${one.state})`).join(", ")]] : [];
     pairs($("facts"), [
-      ["model", found.model], ["family", found.family], ["layers", `${found.layers}`],
+      ["model", found.model], ...others, ["family", found.family], ["layers", `${found.layers}`],
       ["experts", `${found.experts_per_layer} per layer, ${found.experts_per_token} for each token`],
       ["vocabulary", `${found.vocabulary} tokens`], ["context", `${found.context} tokens`],
       ["answers at once", `${found.parallel}`], ["device", found.device], ["edgemoe", found.version],

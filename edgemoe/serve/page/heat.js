@@ -64,14 +64,15 @@ const moveCell = (rows, columns) => {
 };
 
 const showPictures = (found) => {
-  const first = !pictures;
+  const tiers = Object.keys(found.levels), select = $("heat-kind"), kind = select.value;
   pictures = found;
-  if (first) {
-    $("heat-kind").append(...Object.keys(found.levels).map((tier) => {
+  if (select.options.length !== 1 + tiers.length) { // the first, and whenever another model has other tiers
+    select.replaceChildren(select.options[0], ...tiers.map((tier) => {
       const option = make("option", `bits in ${tier.toUpperCase()}`);
       option.value = tier;
       return option;
     }));
+    select.value = tiers.includes(kind) ? kind : "heat";
   }
   drawPicture();
 };

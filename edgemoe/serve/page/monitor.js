@@ -115,24 +115,31 @@ const showStatus = (status) => {
   showCharts(status);
 };
 
-const lookAtExperts = async () => {
+const wantsPicture = (status) => {
   const now = performance.now() / 1000;
-  if (!isShown("monitor") || $("state").textContent !== "ready" || now - pictured < PICTURE_SECONDS) return;
+  if (!isShown("monitor") || status.state !== "ready" || now - pictured < PICTURE_SECONDS) return false;
   pictured = now;
-  showPictures(await get("monitor"));
+  return true;
 };
 
 const look = async () => {
+  let status, found;
   try {
-    showStatus(await get("status"));
-    $("key-box").hidden = true;
-    await lookAtExperts();
+    status = await get("status");
+    found = wantsPicture(status) ? await get("monitor") : null;
   } catch (error) {
     say(error.status === 401 ? "needs the key" : error.status === 503 ? "loading" : error.status ? `error ${error.status}` : "no connection");
+    return;
   }
+  $("key-box").hidden = true;
+  showStatus(status);
+  if (found) showPictures(found);
 };
 
 const poll = async () => {
-  await look();
-  setTimeout(poll, document.hidden ? 5000 : 1000);
+  try {
+    await look();
+  } finally {
+    setTimeout(poll, document.hidden ? 5000 : 1000);
+  }
 };

@@ -374,6 +374,11 @@ def test_the_monitor_and_the_description(opened):
     assert opened.locator("#heat-cell").inner_text().endswith(" bits in VRAM.")
     opened.get_by_label("The picture shows").select_option("bits in VRAM")
     opened.get_by_role("img", name="at 8 bits").wait_for()
+    one = {"layers": [0], "experts": 2, "heat": ["ff00"], "levels": {"vram": ["80"], "dram": ["04"]}}
+    opened.route("**/monitor", lambda route: route.fulfill(json=one))
+    opened.get_by_role("img", name="1 layer of 2 experts: 1 at 8 bits, 1 absent.").wait_for()
+    opened.get_by_label("The picture shows").select_option("bits in DRAM")
+    opened.get_by_role("img", name="1 layer of 2 experts: 1 at 4 bits, 1 absent.").wait_for()
     for name in ("Now", "Requests", "Memory", "Experts in memory", "Queue", "Experts by layer"):
         assert opened.get_by_role("region", name=name, exact=True).first.is_visible()
     opened.get_by_role("link", name="About").click()
