@@ -48,7 +48,10 @@ class Variation:
         name: the row's name in tables; no other variation of a study has it.
         remapping: how tokens agree.
         only: experts that may change; None: all but the likeliest.
-        third: the third of the model's layers, counted from 0, that uses the remapping; None: all layers.
+        part: the part of the model's layers (lynx.arms.PARTS), counted from 0, that uses the remapping; None: all
+            layers.
+        quarter: the quarter of a step's tokens that may change, by how sure their router is, counted from the least
+            sure (Lynx's figure 5); None: all tokens.
         phases: the phases that use the remapping, where the first half of a window is a prompt; None: the whole
             window is decoded.
         alpha: resident experts come first within bins of 1/alpha of a logit, instead; 0: tokens agree.
@@ -59,7 +62,8 @@ class Variation:
     name: str
     remapping: Remapping = field(default_factory=Remapping)
     only: Movable | None = None
-    third: int | None = None
+    part: int | None = None
+    quarter: int | None = None
     phases: tuple[Phase, ...] | None = None
     alpha: float = 0.0
     static: tuple[str, float] | None = None

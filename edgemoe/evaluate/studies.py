@@ -135,7 +135,8 @@ def study_arms(study: str) -> list[Arm]:
     - critical: the number of critical experts rounded up, or down with the rest carried to the next layer;
     - skipping: with and without scaling the other gate weights up where experts are skipped;
     - lynx: experts that the tokens of a batch agree on (Lynx's figures 11 and 14), at 4 bits;
-    - lynx-sensitivity: one bin, rank or third of the depth alone may change, or one phase (Lynx's figures 5 to 9);
+    - lynx-sensitivity: one quarter of the tokens by confidence, bin, rank or sixth of the depth alone may
+      change, or one phase (Lynx's figures 5 to 9);
     - lynx-tasks: chat tasks answered several at once, with agreement and without, by batch (Lynx's figure 10),
       and by alpha and beta;
     - compensation: low-rank compensators of a part of a token's experts, by count, place, rank, rule and base level;

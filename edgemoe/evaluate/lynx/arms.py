@@ -14,8 +14,11 @@ LYNX_BATCHES = (8, 16, 32, 64)
 LYNX_BINS = ((1, 1), (1, 2), (2, 4), (4, 8), (2, 6))
 """(alpha, bins) of the study of remapped experts; beta / alpha of 2 is the paper's reading, as far as it says."""
 
-THIRDS = 3
-"""Parts of the depth, of which the study of sensitivity remaps one at a time."""
+PARTS = 6
+"""Parts of the depth, of which the study of sensitivity remaps one at a time: the layers of a model of six."""
+
+QUARTERS = 4
+"""Parts of a step's tokens, by how sure their router is, of which the study of sensitivity remaps one at a time."""
 
 SENSITIVITY_BATCH = 16
 MOST_RANKS = 8
@@ -50,7 +53,8 @@ def sensitivity_arms() -> list[Arm]:
         Variation("all"),
         *(Variation(f"bin {i}", only=Movable(bins=(i,))) for i in range(lynx.bins + 1)),
         *(Variation(f"rank {i + 1}", only=Movable(ranks=(i,))) for i in range(MOST_RANKS)),
-        *(Variation(f"third {i + 1} of the layers", third=i) for i in range(THIRDS)),
+        *(Variation(f"sixth {i + 1} of the layers", part=i) for i in range(PARTS)),
+        *(Variation(f"quarter {i + 1} of the tokens", quarter=i) for i in range(QUARTERS)),
         Variation("neither phase", phases=()),
         *(Variation(f"{phase} alone", phases=(phase,)) for phase in PHASES),
     ]

@@ -8,7 +8,7 @@ import torch
 
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.arm import Variation
-from edgemoe.evaluate.lynx.arms import THIRDS
+from edgemoe.evaluate.lynx.arms import PARTS, QUARTERS
 from edgemoe.experts.step import Reroute
 from edgemoe.policy.remapping import prefer_resident
 
@@ -17,18 +17,35 @@ def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
     """Makes the rule by which the tokens of every step of several agree, as far as a variation lets them.
 
     Args:
-        variation: says which experts, layers and phases may change.
+        variation: says which tokens, experts, layers and phases may change.
         layers: numbers of the layers with experts, ascending.
     """
-    third, count = variation.third, len(layers)
-    free = {layer for i, layer in enumerate(layers) if third is None or THIRDS * i // count == third}
+    part, count = variation.part, len(layers)
+    free = {layer for i, layer in enumerate(layers) if part is None or PARTS * i // count == part}
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
+        own = logits.float().argsort(dim=1, descending=True, stable=True)[:, :top_k]
         if layer not in free or len(logits) == 1:
-            return logits.float().argsort(dim=1, descending=True, stable=True)[:, :top_k]
-        return variation.remapping.choose(logits, top_k, variation.only)
+            return own
+        agreed = variation.remapping.choose(logits, top_k, variation.only)
+        if variation.quarter is None:
+            return agreed
+        return torch.where((quarters(logits) == variation.quarter).unsqueeze(1), agreed, own)
 
     return choose
+
+
+def quarters(logits: torch.Tensor) -> torch.Tensor:
+    """The quarter of each of a step's tokens, by the variance of its router's probabilities: 0 the least sure.
+
+    Args:
+        logits: [T, E], any float dtype.
+
+    Returns:
+        int64 [T], 0 to 3; of equals the earlier token is the less sure.
+    """
+    order = logits.float().softmax(1).var(1).argsort(stable=True)
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)) * QUARTERS // len(order))
 
 
 def resident_first(engine: Engine, alpha: float) -> Reroute:

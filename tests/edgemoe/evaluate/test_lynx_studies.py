@@ -17,7 +17,7 @@ from edgemoe.evaluate.arm import Arm, Variation
 from edgemoe.evaluate.lynx import chats
 from edgemoe.evaluate.lynx.cached import cached_plan
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
-from edgemoe.evaluate.lynx.rules import agreeing, resident_first
+from edgemoe.evaluate.lynx.rules import agreeing, quarters, resident_first
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow, gain, setting_row, with_pairs
 from edgemoe.evaluate.run import run_eval
@@ -69,7 +69,7 @@ def sensitivity(*variations: Variation) -> list[Arm]:
 
 @pytest.mark.e2e
 def test_parts_of_the_freedom_change_less_than_all_of_it(evaluate):
-    """Nothing keeps every choice; all has the counts of --lynx; a rank or a third changes fewer pairs than all."""
+    """Nothing keeps every choice; all has the counts of --lynx; a rank, layers or tokens change fewer pairs."""
     rows = evaluate(
         [
             Arm(FOUR, ("decode",), "lynx", 4),
@@ -77,8 +77,9 @@ def test_parts_of_the_freedom_change_less_than_all_of_it(evaluate):
                 Variation("nothing", only=Movable(bins=())),
                 Variation("all"),
                 Variation("rank 2", only=Movable(ranks=(1,))),
-                Variation("third 1 of the layers", third=0),
-                Variation("third 2 of the layers", third=1),
+                Variation("sixth 1 of the layers", part=0),
+                Variation("sixth 4 of the layers", part=3),
+                *(Variation(f"quarter {i + 1} of the tokens", quarter=i) for i in range(4)),
             ),
         ]
     )
@@ -88,11 +89,12 @@ def test_parts_of_the_freedom_change_less_than_all_of_it(evaluate):
     assert everything.remapped > 0
     assert everything.active < 1
     assert 0 < rows["rank 2"].remapped <= everything.remapped
-    # The tiny model has experts in layers 0 and 2: the first half and, of thirds, the second one.
-    first, second = (rows[f"third {i} of the layers"] for i in (1, 2))
+    # The tiny model has experts in two layers, which are the first and the fourth of six parts.
+    first, second = (rows[f"sixth {i} of the layers"] for i in (1, 4))
     assert first.remapped > 0
     assert second.remapped > 0
     assert first.active > everything.active
+    assert all(0 < rows[f"quarter {i + 1} of the tokens"].remapped < everything.remapped for i in range(4))
     lines = quality_lines(list(rows.values()))
     assert any("rank 2" in line for line in lines)
 
@@ -121,15 +123,30 @@ def test_phases_agree_alone(evaluate):
 PHASED = {"neither phase": (), "prefill alone": ("prefill",), "decode alone": ("decode",)}
 
 
-def test_a_third_of_the_layers_agrees():
-    """Six layers, two a third; one row keeps its own order, and so do layers of other thirds."""
+def test_a_sixth_of_the_layers_agrees():
+    """Six layers, one per part; one row keeps its own order, and so do layers of other parts."""
     logits = torch.tensor([[5.0, 2.1, 2.0], [0.0, 1.0, 5.0]])
     agreed, own = [[0, 2], [2, 0]], [[0, 1], [2, 1]]
-    for third, free in ((0, (2, 3)), (1, (5, 7)), (2, (8, 9)), (None, (2, 3, 5, 7, 8, 9))):
-        choose = agreeing(Variation("", third=third), (2, 3, 5, 7, 8, 9))
+    for part, free in ((0, (2,)), (1, (3,)), (4, (8,)), (None, (2, 3, 5, 7, 8, 9))):
+        choose = agreeing(Variation("", part=part), (2, 3, 5, 7, 8, 9))
         for layer in (2, 3, 5, 7, 8, 9):
             assert choose(layer, logits, 2).tolist() == (agreed if layer in free else own)
             assert choose(layer, logits[:1], 2).tolist() == own[:1]
+
+
+def test_a_quarter_of_the_tokens_agrees():
+    """Tokens by the variance of their probabilities: the flattest is the least sure, and only its experts change."""
+    sure = torch.tensor([3.0, 1.0, 9.0, 6.0])
+    logits = sure.unsqueeze(1) * torch.tensor([[1.0, 0.52, 0.5, 0.0]])
+    assert quarters(logits).tolist() == [1, 0, 3, 2]
+    assert quarters(torch.zeros(8, 5)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    logits[3] = torch.tensor([0.0, 0.0, 9.0, 0.0])  # its votes are for expert 2
+    own = logits.argsort(dim=1, descending=True, stable=True)[:, :2].tolist()
+    agreed = agreeing(Variation(""), (0,))(0, logits, 2).tolist()
+    assert agreed != own
+    for quarter, token in enumerate(quarters(logits).argsort().tolist()):
+        got = agreeing(Variation("", quarter=quarter), (0,))(0, logits, 2).tolist()
+        assert got == [agreed[i] if i == token else own[i] for i in range(4)]
 
 
 def test_resident_experts_come_first(open_engine, tiny_store):
