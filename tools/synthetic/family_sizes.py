@@ -149,7 +149,11 @@ def config_of(name: str, layers: int, experts: int, vocab: int) -> Any:
     known = AutoConfig.for_model(model_type).to_dict()
     counts = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
     number = next(key for key in counts if key in known)
-    common = {"num_hidden_layers": layers, "vocab_size": vocab, "max_position_embeddings": 4096}
+    common: dict[str, int | None] = {
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+    }
     common |= dict.fromkeys(
         ("pad_token_id", "bos_token_id", "eos_token_id")
     )  # theirs may not be in the vocabulary

@@ -5,11 +5,13 @@
 A layer has fewer experts than the model's, since a token reads its chosen ones alone, at 4 bits per weight, and the
 dense weights at 8 bits with the vocabulary of --vocab. "By modules" are tokens that transformers' modules compute, in
 turn with the others. The bound is the time in which this machine reads the bytes of a token from memory, at the best
-rate of all rows, measured as in `edgemoe bench`. Stores are made in --place, and stay there.
+rate of all rows, measured as in `edgemoe bench`. "Python" are the Python calls of a token, as tools.timing.count_calls
+counts them. Stores are made in --place, and stay there.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from edgemoe.storage.store.manifest import DENSE_BITS
 from tools.command_line import make_parser, positive
 from tools.synthetic.family_sizes import MODELS, config_of
 from tools.synthetic.family_writing import make_family_store
+from tools.timing.count_calls import CallCounter
 
 TURN = 5
 """Tokens of one way of computing before the other one's turn."""
@@ -58,9 +61,19 @@ def measure(store: StoreModel, after: int, tokens: int) -> dict[str, float]:
                     engine.step(Step((Segment(sequence, ((11 * i + turn) % store.shape.vocab,)),)))
                     if turn > 1:
                         arms[name].append(1000 * (time.perf_counter() - start))
-        rate = max(rate, read_memory())
+        rate, calls = max(rate, read_memory()), _calls(engine, Segment(sequence, (11,)))
     read = store.dense_bytes_per_token + store.form.bytes_at(4) * store.shape.top_k * _routed(store)
-    return {name: median(values) for name, values in arms.items()} | {"bytes": read, "rate": rate}
+    times = {name: median(values) for name, values in arms.items()}
+    return times | {"bytes": read, "rate": rate, "calls": calls}
+
+
+def _calls(engine: Engine, segment: Segment) -> int:
+    """Python calls of a token."""
+    counter = CallCounter()
+    threading.setprofile(None)
+    counter.start()
+    engine.step(Step((segment,)))
+    return counter.stop().total()
 
 
 def _routed(store: StoreModel) -> int:
@@ -88,13 +101,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     rate = max(times["rate"] for _, _, times in rows)
     print(f"{rate / 1e9:.1f} GB/s from memory, {given.layers} layers", end="\n\n")
     print(
-        "| model | after | MB | ms per token | by modules | bound | share of the bound |\n|---|---|---|---|---|---|---|"
+        "| model | after | MB | ms per token | by modules | bound | share of the bound | Python |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     for name, after, times in rows:
         bound = 1000 * times["bytes"] / rate
         cells = " | ".join(f"{each:.2f}" for each in (times["ms"], times["by modules"], bound))
         share = 100 * bound / times["ms"]
-        print(f"| {name} | {after} | {times['bytes'] / 1e6:.0f} | {cells} | {share:.0f} % |")
+        print(
+            f"| {name} | {after} | {times['bytes'] / 1e6:.0f} | {cells} | {share:.0f} % | {times['calls']:.0f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -42,4 +42,5 @@ def test_a_row(name, tmp_path, monkeypatch, capsys):
     ms, by_modules, bound = map(float, cells[3:6])
     assert 0 < bound < ms
     assert by_modules > ms / 4
+    assert 50 < int(cells[7]) < 200
     families.main([name, *options, "--place", str(tmp_path)])  # the store is there
