@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 from edgemoe.api.answer_form import AnswerForm
 from edgemoe.api.answer_reader import AnswerReader
@@ -49,36 +50,42 @@ class ChatPrompt:
     reasoning: Reasoning | None = None
 
 
+def capabilities_of(tokenizer: Any) -> list[str]:
+    """The capabilities of a model's chats: `tools` and `thinking`, where the form of its answers shows them."""
+    form = _form_of(tokenizer)
+    if form is None:
+        return []
+    found = {"tools": form.reads_calls, "thinking": form.reasoning is not None}
+    return [name for name, has in found.items() if has]
+
+
+def _form_of(tokenizer: Any) -> AnswerForm | None:
+    try:
+        return AnswerForm.of(tokenizer)
+    except ModelRefused as error:
+        logging.getLogger("edgemoe").warning("answers are plain text: %s", error)
+        return None
+
+
 class ChatPrompts:
     """Makes the prompts of a model's chats, and keeps its answers with calls (Replays). Thread-safe.
 
     Args:
         model: answers the chats.
+        replays: answers with calls of the same model, when it was open before; None: no such answers.
     """
 
-    def __init__(self, model: Model) -> None:
-        self._model, self.replays = model, Replays()
+    def __init__(self, model: Model, replays: Replays | None = None) -> None:
+        self._model, self.replays = model, replays or Replays()
 
     @cached_property
     def _form(self) -> AnswerForm | None:
         """The form of the model's answers; None: plain text, also where the declared form is broken."""
-        try:
-            return AnswerForm.of(self._model.tokenizer)
-        except ModelRefused as error:
-            logging.getLogger("edgemoe").warning("answers are plain text: %s", error)
-            return None
+        return _form_of(self._model.tokenizer)
 
     @cached_property
     def _tags(self) -> ReasoningTags:
         return ReasoningTags(self._model.tokenizer, self._form)
-
-    def capabilities(self) -> list[str]:
-        """The capabilities of this model's chats: `tools` and `thinking`, where the form of its answers shows them."""
-        form = self._form
-        if form is None:
-            return []
-        found = {"tools": form.reads_calls, "thinking": form.reasoning is not None}
-        return [name for name, has in found.items() if has]
 
     def make(
         self,

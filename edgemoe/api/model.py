@@ -252,9 +252,14 @@ class Model:
         """Starts reading experts into free blocks while no request is under way, on the thread of futures."""
         self._scheduler.start(fill=True)
 
-    def save(self, tokens: Sequence[int]) -> None:
-        """Writes the KV of these tokens to disk, as far as it is kept; from now on all requests' KV too."""
-        self._scheduler.save(tokens)
+    def save(self, tokens: Sequence[int] = (), into: PrefixCache | None = None) -> None:
+        """Writes the KV of these tokens to disk, as far as it is kept; from now on all requests' KV too.
+
+        Args:
+            tokens: token ids.
+            into: a cache other than the model's own, which gets all KV that is kept.
+        """
+        self._scheduler.save(tokens, into)
 
     def saved_kv(self, tokens: Sequence[int] = ()) -> tuple[str, int] | None:
         """Returns a hash of all that KV depends on except tokens, and how many of the tokens have KV on disk.

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from edgemoe.api.load import Loading, load_model
+from edgemoe.api.load import Loading
 from edgemoe.commands.options.groups import grouped
-from edgemoe.commands.options.serve import AddressOptions, RequestOptions, url_of
+from edgemoe.commands.options.serve import (
+    AddressOptions,
+    RequestOptions,
+    ServedOpening,
+    ServedOptions,
+    url_of,
+)
 from edgemoe.commands.options.shared import StudyOption
+from edgemoe.commands.served_models import models_by_name, served_models
 from edgemoe.console.durations import parse_duration
 from edgemoe.console.log_lines import log_with_time, say_with_time
 from edgemoe.errors import UserError
 from edgemoe.machine.packages import install_extra
 from edgemoe.models.demo import DEMO
 from edgemoe.models.options.effects import require_several
-from edgemoe.models.options.groups import PrefixCacheOptions, SharedOpening
+from edgemoe.models.options.groups import PrefixCacheOptions
 from edgemoe.models.options.prefix_cache import require_directory
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import StepOptions
 from edgemoe.models.options.study import with_studies
 
-if TYPE_CHECKING:
-    from contextlib import ExitStack
-    from pathlib import Path
-
-    from edgemoe.api.model import Model
-    from edgemoe.serve.serving import Serving
-
 EXAMPLES = (
-    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve "
+    "Examples: edgemoe serve | edgemoe serve --model DIR --vram-limit 12GB --parallel 4 | edgemoe serve --model qwen3 "
+    "--model gpt-oss --vram-limit 12GB --idle-unload 10m | edgemoe serve "
     "--prefix-cache-dir ~/kv --prefix-cache-limit 20GB | edgemoe serve --host 0.0.0.0 --api-key-file KEY "
     "| curl http://127.0.0.1:8080/v1/models"
 )
@@ -42,44 +42,44 @@ PACKAGES = ("llguidance", "starlette", "uvicorn", "pydantic", "prometheus_client
 @grouped
 def serve_command(
     *,
-    opening: SharedOpening,
+    models: ServedOptions,
+    opening: ServedOpening,
     address: AddressOptions,
     requests: RequestOptions,
     disk: PrefixCacheOptions,
     steps: StepOptions,
     study: StudyOption = None,
 ) -> None:
-    """Serve a model over HTTP.
+    """Serve models over HTTP.
 
     Clients of OpenAI, Anthropic and ollama can use it (docs/serving.md), and a browser at its address. The port answers
-    at once; /health turns from 503 to 200 when the model is loaded. Ctrl-C ends after the requests that run.
+    at once; /health turns from 503 to 200 when the model is loaded. Of several models the request's `model` chooses,
+    and the limit is for all together. Ctrl-C ends after the requests that run.
     """
     require_extra()
     key, proxies = address.key(), address.proxies()
     limit = None if requests.request_timeout is None else parse_duration(requests.request_timeout)
-    loading = Loading(opening, with_studies(steps, study), disk)
-    _check(loading)  # rejects a wrong option before the port is opened
+    idle = None if requests.idle_unload is None else parse_duration(requests.idle_unload)
+    named, settings = models_by_name(models.model or [DEMO], requests.name), with_studies(steps, study)
+    loadings = {name: Loading(replace(opening, model=model), settings, disk) for name, model in named.items()}
+    _check(next(iter(loadings.values())))  # rejects a wrong option before the port is opened
     from edgemoe.console.loading import starting
 
     with starting("loading the server"):
         from edgemoe.serve.guard import Access
         from edgemoe.serve.limits import Limits
         from edgemoe.serve.server import Address, Server
-        from edgemoe.serve.serving import Serving
 
     listening = Address(address.host, address.port).listen()
     if warning := address.warning(key):
         say_with_time(warning)
-    serving = Serving(
-        requests.name or _name(opening.model),
-        limit=opening.parallel + requests.queue,
-        limits=Limits(answer_seconds=limit, thinking_budget=requests.thinking_budget),
-    )
-    say_with_time(f"serving {serving.name} at {url_of(listening.getsockname())}/v1 (loading)")
+    limits = Limits(answer_seconds=limit, thinking_budget=requests.thinking_budget)
+    served = served_models(loadings, opening.parallel + requests.queue, limits, idle)
+    say_with_time(f"serving {', '.join(named)} at {url_of(listening.getsockname())}/v1 (loading)")
     hosts = (address.host, *(address.allowed_host or ()))
     access = Access(hosts=hosts, origins=tuple(address.cors or ()), key=key, proxies=proxies)
     log_with_time("edgemoe.serve")  # one line per request
-    Server(serving, access, say_with_time).serve_model(partial(_load, serving, loading), listening)
+    Server(served, access, say_with_time).serve_models(listening)
 
 
 def _check(loading: Loading) -> None:
@@ -99,23 +99,3 @@ def require_extra() -> None:
     missing = next((package for package in PACKAGES if find_spec(package) is None), None)
     if missing:
         raise UserError("the packages of a server", f"no {missing}", f"run {install_extra('serve')}")
-
-
-def _load(serving: Serving, loading: Loading, opened: ExitStack) -> Model:
-    """Opens the model, prints what it takes, and keeps how hot its experts are for the next start."""
-    from edgemoe.memory.describe import start_line
-    from edgemoe.models.heat import keeping_heat
-
-    one = opened.enter_context(load_model(loading))
-    engine, store = one.engine, one.engine.store
-    say_with_time(start_line(engine.plan))
-    before, serving.answered = opened.enter_context(
-        keeping_heat(store.directory, store.manifest, engine.heat)
-    )
-    engine.fill_first(before)
-    return one
-
-
-def _name(model: Path) -> str:
-    """The model's name for clients: a Hub name as it is, else a path's last part."""
-    return "demo" if model == DEMO else str(model) if not model.exists() else model.resolve().name

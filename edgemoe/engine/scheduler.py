@@ -86,12 +86,21 @@ class Scheduler:
             if self.kept_sequences:
                 self.kept_sequences.clear()
 
-    def save(self, tokens: Sequence[int]) -> None:
+    def save(self, tokens: Sequence[int], into: PrefixCache | None = None) -> None:
         """Begins to keep KV on disk, with the KV of the first tokens as far as it is kept; returns when it is written.
 
         Not to be called by a callback.
+
+        Args:
+            tokens: token ids.
+            into: a cache other than the scheduler's own, which gets all KV that is kept.
         """
-        if self.kept_sequences and self.disk:
+        if self.kept_sequences and into:
+            with self.paused(), self.engine.peak.counting():
+                for kept in self.kept_sequences.index.entries:
+                    into.offer(kept.sequence, kept.hashes, kept.tokens)
+                into.flush()
+        elif self.kept_sequences and self.disk:
             with self.paused(), self.engine.peak.counting():
                 self.kept_sequences.save(tokens)
                 self.disk.flush()

@@ -13,23 +13,24 @@ from starlette.types import ASGIApp
 from edgemoe.serve.anthropic.endpoints import AnthropicProtocol
 from edgemoe.serve.errors import HANDLED, ApiError, request_error
 from edgemoe.serve.guard import Access, Guard
+from edgemoe.serve.models import Models
 from edgemoe.serve.ollama.endpoints import OllamaProtocol
 from edgemoe.serve.openai_chat.endpoints import OpenAIProtocol
 from edgemoe.serve.openai_responses.endpoints import ResponsesProtocol
 from edgemoe.serve.page.endpoints import page_routes
 from edgemoe.serve.protocol.base import Protocol
 from edgemoe.serve.refused import refused_routes
-from edgemoe.serve.serving import Serving
+from edgemoe.serve.router import RouterProtocol
 
 
-def make_app(serving: Serving, access: Access) -> ASGIApp:
+def make_app(models: Models, access: Access) -> ASGIApp:
     """Makes the ASGI application of a server.
 
     Args:
-        serving: the served model, which may come later.
+        models: the models, which are loaded later.
         access: the clients that may send requests.
     """
-    protocols = protocols_of(serving)
+    protocols = protocols_of(models)
 
     def refuse(path: str, error: ApiError) -> Response:
         protocol = next(each for each in protocols if path.startswith(each.prefix))
@@ -42,18 +43,18 @@ def make_app(serving: Serving, access: Access) -> ASGIApp:
         return Response(status_code=400)
 
     handlers = {**dict.fromkeys(HANDLED, respond), ClientDisconnect: leave}
-    app = Starlette(routes=[*routes_of(serving, protocols), *refused_routes()], exception_handlers=handlers)
+    app = Starlette(routes=[*routes_of(models, protocols), *refused_routes()], exception_handlers=handlers)
     return Guard(app, access, refuse)
 
 
-def protocols_of(serving: Serving) -> list[Protocol]:
-    """Every protocol, over a served model; the first one whose prefix a path has makes the errors of it."""
+def protocols_of(models: Models) -> list[Protocol]:
+    """Every protocol, over the models of a server; the first one whose prefix a path has makes the errors of it."""
     return [
-        protocol(serving)
-        for protocol in (AnthropicProtocol, OllamaProtocol, ResponsesProtocol, OpenAIProtocol)
+        protocol(models)
+        for protocol in (AnthropicProtocol, OllamaProtocol, ResponsesProtocol, RouterProtocol, OpenAIProtocol)
     ]
 
 
-def routes_of(serving: Serving, protocols: Sequence[Protocol]) -> list[Route]:
+def routes_of(models: Models, protocols: Sequence[Protocol]) -> list[Route]:
     """The endpoints of protocols, and the server's own."""
-    return [*page_routes(serving), *(route for protocol in protocols for route in protocol.routes())]
+    return [*page_routes(models), *(route for protocol in protocols for route in protocol.routes())]

@@ -87,6 +87,11 @@ def timed_out() -> ApiError:
     return ApiError(504, message, kind=FAILED, code="timeout", headers={"x-should-retry": "false"})
 
 
+def not_loaded() -> ApiError:
+    """The error of a request that comes while the server starts."""
+    return ApiError(503, "Loading model", kind=UNAVAILABLE, code=503, headers={"retry-after": "5"})
+
+
 def request_error(request: Request, error: Exception) -> ApiError:
     """The error of a request that a handler of HANDLED gets."""
     if isinstance(error, HTTPException):

@@ -15,8 +15,6 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from edgemoe.serve.job import Queue
-
 if TYPE_CHECKING:
     from edgemoe.api.model import Model
     from edgemoe.api.status import Status
@@ -39,16 +37,14 @@ _TIMES = {
 
 
 class Metrics:
-    """Counts the costs of answers, and reads the state of the model. For the event loop's thread.
+    """Counts the costs of answers, and reads the state of open models. For the event loop's thread.
 
-    Args:
-        name: the model's, which is the label model_name of every figure.
-        queue: the requests that wait or run.
+    The name of a model is the label model_name of its figures.
     """
 
-    def __init__(self, name: str, queue: Queue) -> None:
+    def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each figure, which nothing reads
-        self._name, self._registry = name, CollectorRegistry()
+        self._registry = CollectorRegistry()
         label, registry = ["model_name"], self._registry
         self._times = {
             name: Histogram(f"vllm:{name}_seconds", text, label, registry=registry, buckets=_SECONDS)
@@ -56,12 +52,8 @@ class Metrics:
         }
         self._prompt = Counter("vllm:prompt_tokens", "Tokens of prompts.", label, registry=registry)
         self._new = Counter("vllm:generation_tokens", "Tokens of answers.", label, registry=registry)
-        self._queries = Counter(
-            "vllm:prefix_cache_queries",
-            "Tokens of prompts looked for among kept ones.",
-            label,
-            registry=registry,
-        )
+        text = "Tokens of prompts looked for among kept ones."
+        self._queries = Counter("vllm:prefix_cache_queries", text, label, registry=registry)
         self._hits = Counter(
             "vllm:prefix_cache_hits", "Of these, tokens that were kept.", label, registry=registry
         )
@@ -74,6 +66,8 @@ class Metrics:
             [*label, "status"],
             registry=registry,
         )
+        text = "Times that the model was loaded."
+        self._loadings = Counter("edgemoe:model_loadings", text, label, registry=registry)
         self._lengths = {
             kind: Histogram(
                 f"vllm:request_{kind}_tokens",
@@ -84,22 +78,24 @@ class Metrics:
             )
             for kind in ("prompt", "generation")
         }
-        self._live = _Live(name, queue)
+        self._live = _Live()
         registry.register(self._live)
 
-    def watch(self, model: Model) -> None:
-        """Adds the figures of an open model."""
-        self._live.model = model
+    def watch(self, name: str, model: Model | None) -> None:
+        """Adds the figures of a model that has been loaded; None: removes the figures of one that is closed."""
+        if model is not None:
+            self._loadings.labels(name).inc()
+        self._live.watch(name, model)
 
-    def answered(self, answer: Answer) -> None:
-        """Counts an answer."""
-        self._ended.labels(self._name, answer.finish_reason).inc()
-        self._prompt.labels(self._name).inc(answer.prompt_tokens)
-        self._new.labels(self._name).inc(answer.new_tokens)
-        self._queries.labels(self._name).inc(answer.prompt_tokens)
-        self._hits.labels(self._name).inc(answer.cached_tokens)
-        self._lengths["prompt"].labels(self._name).observe(answer.prompt_tokens)
-        self._lengths["generation"].labels(self._name).observe(answer.new_tokens)
+    def answered(self, model: str, answer: Answer) -> None:
+        """Counts an answer of a model."""
+        self._ended.labels(model, answer.finish_reason).inc()
+        self._prompt.labels(model).inc(answer.prompt_tokens)
+        self._new.labels(model).inc(answer.new_tokens)
+        self._queries.labels(model).inc(answer.prompt_tokens)
+        self._hits.labels(model).inc(answer.cached_tokens)
+        self._lengths["prompt"].labels(model).observe(answer.prompt_tokens)
+        self._lengths["generation"].labels(model).observe(answer.new_tokens)
         decode = answer.total_s - answer.ttft_s
         seconds = {
             "time_to_first_token": answer.ttft_s,
@@ -111,11 +107,11 @@ class Metrics:
         }
         for name, value in seconds.items():
             if value is not None:
-                self._times[name].labels(self._name).observe(value)
+                self._times[name].labels(model).observe(value)
 
-    def failed(self, status: int) -> None:
-        """Counts a request that an error has ended."""
-        self._failed.labels(self._name, str(status)).inc()
+    def failed(self, model: str, status: int) -> None:
+        """Counts a request for a model that an error has ended."""
+        self._failed.labels(model, str(status)).inc()
 
     def text(self) -> bytes:
         """Every figure, in Prometheus's text format."""
@@ -123,20 +119,44 @@ class Metrics:
 
 
 class _Live(Collector):
-    """Figures that are read when they are wanted."""
+    """Figures of open models, which are read when they are wanted."""
 
-    def __init__(self, name: str, queue: Queue) -> None:
-        self._name, self._queue = name, queue
-        self.model: Model | None = None
+    def __init__(self) -> None:
+        self._models: dict[str, Model] = {}
+
+    def watch(self, name: str, model: Model | None) -> None:
+        """Adds a model, or removes it."""
+        self._models.pop(name, None)
+        if model is not None:
+            self._models[name] = model
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every figure; none before the model is open."""
-        if self.model is not None:
-            status = self.model.status()
-            yield from self._gauges(status)
-            yield from self._counters(status)
-            if status.disk:
-                yield from self._disk(status.disk)
+        """Yields every figure once, with the samples of all open models; none before a model is open."""
+        figures = dict[str, Metric]()
+        for name, model in list(self._models.items()):
+            for figure in _Figures(name).of(model.status()):
+                known = figures.setdefault(figure.name, figure)
+                if known is not figure:
+                    known.samples += figure.samples
+        yield from figures.values()
+
+
+class _Figures:
+    """The figures of one open model.
+
+    Args:
+        name: the name of the model.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def of(self, status: Status) -> Iterator[Metric]:
+        """Yields every figure of a model's state."""
+        yield from self._gauges(status)
+        yield from self._counters(status)
+        if status.disk:
+            yield from self._disk(status.disk)
 
     def _gauges(self, status: Status) -> Iterator[Metric]:
         yield self._gauge("vllm:num_requests_running", "Sequences that run.", status.running)

@@ -12,7 +12,7 @@ _EMBEDDINGS = "embeddings are not computed here, so use another server for them"
 _LORA = "LoRA adapters are not applied, so merge them into the model before it is converted"
 _TEXT = "the model takes and gives text alone"
 
-_ONE = "the server has the one model that it was started with, so start it with another --model"
+_ONE = "the server has the models that it was started with, so start it with another --model"
 
 REFUSED = {
     "/v1/embeddings": _EMBEDDINGS,

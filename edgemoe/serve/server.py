@@ -1,4 +1,4 @@
-"""The server's process: its port, its signals, and the model that loads meanwhile."""
+"""The server's process: its port, its signals, and the models that load meanwhile."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -20,16 +18,16 @@ from edgemoe.errors import UserError
 from edgemoe.serve.app import make_app
 from edgemoe.serve.connections import Connection, Door
 from edgemoe.serve.guard import HEADER_BYTES, Access
-from edgemoe.serve.serving import Serving
-
-if TYPE_CHECKING:
-    from edgemoe.api.model import Model
+from edgemoe.serve.models import Models
 
 DRAIN_SECONDS = 3.0
 """Time in which requests under way may end after SIGTERM, before they are broken off."""
 
 END_SECONDS = 4.8
 """Time after SIGTERM, or after a second signal, at which the process ends, whatever still runs in it."""
+
+TICK_SECONDS = 1.0
+"""Time between two looks at the models whose time may be over."""
 
 INTERRUPTED = 130
 """Exit code after a second signal."""
@@ -77,23 +75,23 @@ class Address:
 
 
 class Server(uvicorn.Server):
-    """Serves one model at a port. Ctrl-C drains it, SIGTERM for some seconds.
+    """Serves models at a port. Ctrl-C drains it, SIGTERM for some seconds.
 
     A second signal ends the answers under way by an error, and raises KeyboardInterrupt when it has gone out; a third
     one raises it at once.
 
     Args:
-        serving: gets the model.
+        models: the models.
         access: the clients that may send requests.
         say: prints a line for people.
     """
 
-    def __init__(self, serving: Serving, access: Access, say: Callable[[str], None]) -> None:
+    def __init__(self, models: Models, access: Access, say: Callable[[str], None]) -> None:
         logging.getLogger("uvicorn.error").setLevel(
             logging.CRITICAL
         )  # requests that are no HTTP, and its own steps
         config = uvicorn.Config(
-            make_app(serving, access),
+            make_app(models, access),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -105,49 +103,54 @@ class Server(uvicorn.Server):
             forwarded_allow_ips=list(access.proxies),
         )
         super().__init__(config)
-        self._serving, self._say = serving, say
+        self._models, self._say = models, say
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._interrupted = False
 
-    def serve_model(self, load: Callable[[ExitStack], Model], listening: socket.socket) -> None:
-        """Serves until a signal has drained it, and closes what loading has opened.
+    def serve_models(self, listening: socket.socket) -> None:
+        """Serves until a signal has drained it, and closes every model.
 
         Args:
-            load: opens the model and puts what must be closed on the stack, on another thread, while the port answers.
-            listening: the port.
+            listening: the port, which answers while the first model loads.
 
         Raises:
             KeyboardInterrupt: by the second signal; requests are cancelled.
-            the error that ended loading.
+            the error of Models.start.
         """
-        with ExitStack() as opened:
-            loader = threading.Thread(
-                target=self._load, args=(load, opened), name="edgemoe-loader", daemon=True
-            )
-            loader.start()
+        try:
             self.run([listening])
+        finally:
+            self._models.close()
         if self._interrupted:
             raise KeyboardInterrupt
         if self._error:
             raise self._error
 
-    def _load(self, load: Callable[[ExitStack], Model], opened: ExitStack) -> None:
+    async def _start(self) -> None:
+        """Has the first model loaded; where that fails, the server ends."""
         try:
-            model = load(opened)
+            await self._models.start()
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:
             self._error, self.should_exit = error, True
             return
-        model.keep_warm()
-        self._serving.open(model)
         self._say("ready")
+
+    async def _tick(self) -> None:
+        """Has models unloaded whose time is over."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._models.tick()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept connections."""
         self.servers, self._loop = [], asyncio.get_running_loop()
         door = Door(self._open, self._connection)
         self._accepting = [asyncio.create_task(door.accept(each)) for each in sockets or ()]
-        self._watching = asyncio.create_task(door.watch())
+        work = (door.watch(), self._start(), self._tick())
+        self._background = [asyncio.create_task(each) for each in work]
         self.started = True
 
     def _connection(self) -> Connection:
@@ -164,13 +167,13 @@ class Server(uvicorn.Server):
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._break_off)
         self._abort(lambda each: each.waits)
         await super().shutdown(sockets)
-        self._watching.cancel()
+        for task in self._background:
+            task.cancel()
         self._abort(lambda each: True)
 
     def _break_off(self) -> None:
         """Ends the answers under way by an error, and soon the connections of clients that do not read it."""
-        for job in list(self._serving.queue.jobs):
-            job.cancel()
+        self._models.break_off()
         asyncio.get_running_loop().call_later(0.5, self._abort, lambda each: True)
 
     def _abort(self, condition: Callable[[Connection], bool]) -> None:
@@ -190,7 +193,7 @@ class Server(uvicorn.Server):
         if sig == signal.SIGTERM:
             self.config.timeout_graceful_shutdown = round(DRAIN_SECONDS) + 1
             _end_later(0)
-        n = len(self._serving.queue.jobs)
+        n = len(self._models.jobs)
         most = f" or {DRAIN_SECONDS:g} s" if sig == signal.SIGTERM else ""
         after = f" after {n} request{'s' * (n != 1)}{most}; Ctrl-C again ends at once" if n else ""
         self._say(f"ending{after}")

@@ -1,4 +1,4 @@
-"""The state of a server: the model once it is open, its name, the requests under way, and figures."""
+"""One model of a server: its name, the open model, the requests under way, and figures."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from edgemoe.errors import EdgemoeError
-from edgemoe.machine.process import resident_bytes, return_free_memory
-from edgemoe.serve.bodies import Bodies
-from edgemoe.serve.compiling import Compiling
-from edgemoe.serve.errors import UNAVAILABLE, ApiError
+from edgemoe.serve.errors import ApiError, not_loaded
+from edgemoe.serve.intake import Intake, client_of
 from edgemoe.serve.job import Job, Queue, Wanted
-from edgemoe.serve.limits import Limits
 from edgemoe.serve.metrics import Metrics
 from edgemoe.serve.request.chat import ChatRequest, as_messages
 from edgemoe.serve.request.completion import CompletionRequest
-from edgemoe.serve.text_limit import TextLimit
-from edgemoe.serve.workers import Workers
+from edgemoe.serve.text_limit import TextLimit, require_known
 from edgemoe.storage.files.untrusted import foreign_code
 
 if TYPE_CHECKING:
@@ -29,57 +25,80 @@ if TYPE_CHECKING:
     from edgemoe.api.chat_prompt import ChatPrompt, ChatPrompts
     from edgemoe.api.choices import Choices
     from edgemoe.api.model import Model
+    from edgemoe.api.replay import Replays
     from edgemoe.api.template import Message
     from edgemoe.engine.generate import Answer
+    from edgemoe.models.store_model import StoreModel
     from edgemoe.serve.request.sampling import SamplingRequest
 
 _log = logging.getLogger("edgemoe.serve")
 
-KEPT_BYTES = 32 << 20
-"""Growth of the process by a prompt's text from which freed memory goes back to the system."""
+Result = TypeVar("Result")
 
-Found = TypeVar("Found")
+
+class About(NamedTuple):
+    """The files of a model, and its context in tokens, which are known without its weights."""
+
+    store: StoreModel
+    context: int
 
 
 class Serving:
     """One served model. For the event loop's thread.
 
     Args:
-        name: the model's, as clients see it.
+        name: the name that clients see.
         limit: requests at once, waiting ones included.
-        limits: times and sizes of one request; None: the defaults.
+        intake: state that all models of the server share; None: one for this model alone.
+        metrics: figures of all models of the server; None: figures of this model alone.
+        answered: called after every answer.
 
     Attributes:
-        model: None before it is open.
+        model: None while it is not open.
+        about: known once the model was opened or checked; None before.
+        queue: requests that wait for an answer, or get one.
+        tokenizing: requests that wait for tokens or text.
         text_limit: bound on a prompt's characters.
-        bodies: bodies that are read or used.
-        parsing: threads that read bodies.
-        preparing: threads that make prompts.
-        answered: called after every answer.
     """
 
-    def __init__(self, name: str, *, limit: int, limits: Limits | None = None) -> None:
-        self.name, self.limits, self.queue = name, limits or Limits(), Queue(limit)
-        self.created, self.metrics = int(time.time()), Metrics(name, self.queue)
-        self.tokenizing, self.bodies = Queue(limit), Bodies()
-        self.parsing, self.preparing = Workers(2, "bodies"), Workers(2, "prompts")
-        self.compiling = Compiling()
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int,
+        intake: Intake | None = None,
+        metrics: Metrics | None = None,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self.intake, self.metrics = name, intake or Intake(), metrics or Metrics()
+        self.queue, self.tokenizing, self._answered = Queue(limit), Queue(limit), answered
+        self.created = int(time.time())
         self.model: Model | None = None
-        self.answered: Callable[[], None] = lambda: None
-        self.prompt_tokens = self.new_tokens = 0
-        """Tokens of all answers so far."""
+        self.about: About | None = None
+        self._replays: Replays | None = None
+        self.prompt_tokens = self.new_tokens = 0  # of all answers
 
     def open(self, model: Model) -> None:
-        """Begins to serve."""
+        """Begins to serve; answers with calls that an earlier opening gave are remembered."""
         model.engine.peak.bound(lambda: model.engine.memory.most_bytes)
-        self.metrics.watch(model)
         from edgemoe.api.chat_prompt import ChatPrompts
         from edgemoe.engine.token_texts import TokenTexts
 
-        self.chats: ChatPrompts = ChatPrompts(model)
+        self.chats: ChatPrompts = ChatPrompts(model, self._replays)
+        self._replays = self.chats.replays
         self.texts = TokenTexts(model.tokenizer)
-        self.text_limit = TextLimit(model.tokenizer, model.engine.plan.context)
+        self.about = About(model.engine.store, model.engine.plan.context)
+        self.text_limit = TextLimit(model.tokenizer, self.about.context)
         self.model = model
+        self.metrics.watch(self.name, model)
+
+    def close(self) -> Model | None:
+        """Ends serving until the model is opened again, and returns it; no request may be under way."""
+        model, self.model = self.model, None
+        if model:
+            self.metrics.watch(self.name, None)
+            del self.chats, self.texts
+        return model
 
     def require(self) -> Model:
         """Returns the model.
@@ -88,8 +107,7 @@ class Serving:
             ApiError: it is not open yet.
         """
         if self.model is None:
-            wait = {"retry-after": "5"}
-            raise ApiError(503, "Loading model", kind=UNAVAILABLE, code=503, headers=wait)
+            raise not_loaded()
         return self.model
 
     def prompts_of(self, task: ChatRequest | CompletionRequest) -> Callable[[], list[ChatPrompt]]:
@@ -104,7 +122,7 @@ class Serving:
             return partial(self._continued, task.prompts(), task.suffix)
         messages, form = as_messages(task.messages), task.answer_form()
         self.require()
-        template, tools = task.template(self.limits.thinking_budget), task.tool_use()
+        template, tools = task.template(self.intake.limits.thinking_budget), task.tool_use()
         self.text_limit.require_chat(messages, template)
         return lambda: [self.chats.make(messages, template, tools, form)]
 
@@ -117,51 +135,53 @@ class Serving:
         for each in texts:
             self.text_limit.require(each, suffix)
             if not isinstance(each, str):
-                _require_known(each, model.engine.shape.vocab, "prompt")
+                require_known(each, model.engine.shape.vocab, "prompt")
         if not suffix:
             return [ChatPrompt(model.encode(each)) for each in texts]
         return [ChatPrompt(infill_prompt(model.tokenizer, each, suffix)) for each in texts]
 
-    async def start(self, request: Request, task: ChatRequest | CompletionRequest, prompt_field: str) -> Job:
+    async def start(
+        self, request: Request, task: ChatRequest | CompletionRequest, field: str, on_end: Callable[[], None]
+    ) -> Job:
         """Submits each prompt of a request with each of its choices; clients' requests begin in turn.
 
         Args:
-            request: the client's request.
-            task: the chat or completion that it contains.
-            prompt_field: the field that the prompts are in, for errors of them.
+            request: the client's request, which contains `task`.
+            field: the field that the prompts are in, for errors of them.
+            on_end: called when the job is left.
 
         Raises:
-            ApiError: the queue is full, the model is not open yet, or a field, a prompt or a form is wrong.
+            ApiError: the queue is full, or a field, a prompt or a form is wrong.
             ClientDisconnect: the client has left meanwhile.
         """
         try:
-            prompts = await self.parsing.run(self.prompts_of, task)
+            prompts = await self.intake.parsing.run(self.prompts_of, task)
         except EdgemoeError as error:
-            raise _known(error, prompt_field) from error
+            raise _known(error, field) from error
         client, model = client_of(request), self.require()
         self.queue.enter(client)
         try:
             forms = [
                 (prompt, await self._form(request, prompt, task.form_field))
-                for prompt in await self.preparing.run(self._made, prompts)
+                for prompt in await self.intake.prepared(prompts)
             ]
-            answers = await self.preparing.run(self._answers, forms, task)
+            answers = await self.intake.preparing.run(self._answers, forms, task)
             if await request.is_disconnected():
                 raise ClientDisconnect
-            job = Job(model, answers, task.kind, client, self._ended)
+            job = Job(model, answers, task.kind, client, partial(self._ended, on_end))
         except BaseException as error:
             self.queue.leave(client)
-            raise _known(error, prompt_field) from error
+            raise _known(error, field) from error
         self.queue.add(job)
         try:
             await job.submit()
         except BaseException as error:
-            raise _known(error, prompt_field) from error
+            raise _known(error, field) from error
         return job
 
     def _answers(self, forms: Sequence[tuple[ChatPrompt, Choices]], task: SamplingRequest) -> list[Wanted]:
         """Each choice's answer to each prompt, whose form it has."""
-        choices, default = task.choices(), self.limits.thinking_budget
+        choices, default = task.choices(), self.intake.limits.thinking_budget
         return [
             self._wanted(prompt, task.with_budget(prompt.reasoning, form, choice, default))
             for prompt, form in forms
@@ -190,21 +210,21 @@ class Serving:
         if prompt.reader:
             given["special_tokens"] = True
         if prompt.grammar:
-            given["schema"] = await self.compiling.run(
-                request, prompt.grammar, self.limits.compile_seconds, field
-            )
+            seconds = self.intake.limits.compile_seconds
+            given["schema"] = await self.intake.compiling.run(request, prompt.grammar, seconds, field)
         return given
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, on_end: Callable[[], None], job: Job) -> None:
         self.queue.remove(job)
+        on_end()
         answers = [answer for answer in job.answers if answer]
         for answer in answers:
             self.prompt_tokens += answer.prompt_tokens
             self.new_tokens += answer.new_tokens
-            self.metrics.answered(answer)
-            self.answered()
+            self.metrics.answered(self.name, answer)
+            self._answered()
         if len(answers) < len(job.answers):
-            self.metrics.failed(job.error.status if job.error else 499)  # 499: the client left
+            self.metrics.failed(self.name, job.error.status if job.error else 499)  # 499: the client left
         end = (
             str(job.error) if job.error else "answered" if len(answers) == len(job.answers) else "client left"
         )
@@ -219,28 +239,18 @@ class Serving:
             end,
         )
 
-    async def tokenized(self, request: Request, work: Callable[[bytes], Found]) -> Found:
-        """Calls what makes tokens or text of a request's body, once it is the request's turn.
+    async def tokenized(self, request: Request, work: Callable[[], Result]) -> Result:
+        """Calls what makes tokens or text, once it is the request's turn.
 
         Raises:
             ApiError: too many such requests wait, or by `work`.
         """
         client = client_of(request)
-        async with self.bodies.reading(request, self.limits) as body:
-            self.tokenizing.enter(client)
-            try:
-                return await self.preparing.run(self._made, partial(work, body))
-            finally:
-                self.tokenizing.leave(client)
-
-    def _made(self, work: Callable[[], Found]) -> Found:
-        """Calls what tokenizes a text; the memory of long texts goes back to the system."""
-        before = resident_bytes()
+        self.tokenizing.enter(client)
         try:
-            return work()
+            return await self.intake.prepared(work)
         finally:
-            if resident_bytes() - before > KEPT_BYTES:
-                return_free_memory()
+            self.tokenizing.leave(client)
 
     def tokens_of(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text alone, by default without special tokens around it.
@@ -277,23 +287,10 @@ class Serving:
         if len(tokens) > model.engine.plan.context:
             message = f"expected at most {model.engine.plan.context} token ids, got {len(tokens)}: send fewer"
             raise ApiError(400, message, param="tokens")
-        _require_known(tokens, model.engine.shape.vocab, "tokens")
+        require_known(tokens, model.engine.shape.vocab, "tokens")
         with foreign_code("a tokenizer that decodes the model's tokens"):
             return str(model.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
-def _require_known(tokens: Sequence[int], vocab: int, param: str) -> None:
-    """Raises ApiError, naming the field, where a token id is none of the model's."""
-    wrong = next((token for token in tokens if not 0 <= token < vocab), None)
-    if wrong is not None:
-        message = f"expected token ids of 0 to {vocab - 1}, got {wrong}: leave it out"
-        raise ApiError(400, message, param=param)
-
-
 def _known(error: BaseException, param: str) -> BaseException:
     return ApiError.of(error, param) if isinstance(error, EdgemoeError) else error
-
-
-def client_of(request: Request) -> str:
-    """Names the client of a request by its address: all of them have the same key."""
-    return request.client.host if request.client else ""

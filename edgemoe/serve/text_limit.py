@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgemoe.errors import ContextExceeded
+from edgemoe.serve.errors import ApiError
 from edgemoe.storage.files.untrusted import foreign_code
 
 
@@ -48,6 +49,14 @@ class TextLimit:
                 f"a prompt of at most {self._context} tokens, which have at most {self.characters} characters"
             )
             raise ContextExceeded(wanted, f"{count} characters", "send a shorter one, or raise --context")
+
+
+def require_known(tokens: Sequence[int], vocab: int, param: str) -> None:
+    """Raises ApiError, naming the field, where a token id is none of the model's."""
+    wrong = next((token for token in tokens if not 0 <= token < vocab), None)
+    if wrong is not None:
+        message = f"expected token ids of 0 to {vocab - 1}, got {wrong}: leave it out"
+        raise ApiError(400, message, param=param)
 
 
 def _characters(value: object) -> int:

@@ -155,21 +155,22 @@ def scripted_server(work: Path, answers: Wanted, *, context: int = 65536) -> Ite
     """
     import edgemoe
     from edgemoe.serve.guard import Access
+    from edgemoe.serve.models import models_of
     from edgemoe.serve.server import Address, Server
-    from edgemoe.serve.serving import Serving
+    from edgemoe.serve.slot import Source
 
     store, prompts = make_store(work), list[str]()
     listening = Address(port=0).listen()
-    serving = Serving("scripted", limit=8)
     ready = threading.Event()
-    server = Server(serving, Access(), lambda line: ready.set() if line == "ready" else None)
 
     def load(opened: ExitStack) -> Any:
         model = opened.enter_context(edgemoe.load(store, context=context))
         Sampler.next = following(model.tokenizer, answers, prompts)  # type: ignore[method-assign]
         return model
 
-    thread = threading.Thread(target=server.serve_model, args=(load, listening))
+    models = models_of({"scripted": Source(load)}, 8)
+    server = Server(models, Access(), lambda line: ready.set() if line == "ready" else None)
+    thread = threading.Thread(target=server.serve_models, args=(listening,))
     thread.start()
     try:
         if not ready.wait(60):

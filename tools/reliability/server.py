@@ -1,7 +1,7 @@
 """Sends malformed requests, or the load of several clients, to `edgemoe serve`, started here or elsewhere.
 
     python -m tools.reliability.server malformed [--requests 10000] [--url URL] [--json]
-    python -m tools.reliability.server load [--clients 8] [--minutes 10] [--url URL] [--json]
+    python -m tools.reliability.server load [--clients 8] [--minutes 10] [--model A --model B] [--url URL] [--json]
 
 malformed: a quarter of them bodies with wrong fields, cut, flipped or of other encodings, a quarter bodies with big
 parts (deep, wide, long, many digits, schemas), half of them bytes on a socket that are no HTTP. A chat is streamed
@@ -11,7 +11,9 @@ first token takes more than 2 s, and resident memory that grows by 5 % between t
 requests are sent again at the end, when nothing else is sent, and count as failures if they are late again.
 
 load: each client asks questions of the demo's tasks, streamed, one after the other; the report has the times to the
-first token and between tokens, and the slope of the server's resident memory after a first sixth.
+first token and between tokens, and the slope of the server's resident memory after a first sixth. With several models
+each question goes to one at random, so that a limit which holds one of them makes them change places; the report counts
+the changes, and memory that grows by more than 1 % from the second sixth of the run to the last one is a failure.
 
 Exit code 0: no failure. Without --url a server is started, by default of the demo model, under --vram-limit.
 """
@@ -29,22 +31,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
-from statistics import linear_regression, quantiles
+from statistics import linear_regression, median, quantiles
 from typing import Any
 
 from edgemoe.console.sizes import format_size
 from tools.command_line import make_parser, positive
 from tools.reliability.sent_requests import Report, malformed
-from tools.reliability.started_server import server
+from tools.reliability.started_server import post, server
 from tools.training.tasks import training_tasks
 
 CHAT = "/v1/chat/completions"
 
+GROWTH = 0.01
+"""Growth of the median of resident memory that counts as flat, where models change places."""
+
 
 @dataclass
 class Load:
-    """Times that clients have measured, in seconds."""
+    """Times that clients have measured, in seconds.
 
+    Args:
+        models: the names of the models, of which each question goes to one.
+    """
+
+    models: Sequence[str] = ()
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -60,7 +70,8 @@ def load(options: argparse.Namespace) -> Report:
     """Runs clients at the same time."""
     questions = [turn.question for task in islice(training_tasks(options.seed), 400) for turn in task.turns]
     with server(options) as (host, port, process):
-        found, start = Load(), time.monotonic()
+        listed = json.loads(post(host, port, "/v1/models", None)[1])["data"]
+        found, start = Load([model["id"] for model in listed]), time.monotonic()
         end = start + 60 * options.minutes
         threads = [
             threading.Thread(target=_client, args=(host, port, questions, Random(i), found, end))
@@ -76,7 +87,30 @@ def load(options: argparse.Namespace) -> Report:
         for thread in threads:
             thread.join()
         seconds = time.monotonic() - start
-    return _report(found, options.clients, seconds, resident)
+        loadings = _loadings(host, port)
+    report = _report(found, options.clients, seconds, resident)
+    if len(found.models) > 1:
+        report.figures["loadings"] = loadings
+        report.lines.append(f"loadings by model: {loadings}")
+        report.wrong.extend(_growth([size for _, size in resident]))
+    return report
+
+
+def _loadings(host: str, port: int) -> dict[str, int]:
+    """How often each model of a server has been loaded."""
+    lines = post(host, port, "/metrics", None)[1].decode().splitlines()
+    counts = [line for line in lines if line.startswith("edgemoe:model_loadings_total{")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in counts}
+
+
+def _growth(resident: Sequence[int]) -> list[str]:
+    """The failure where resident bytes grew by more than GROWTH from the second to the last sixth; empty: none."""
+    sixth = len(resident) // 6
+    if not sixth:
+        return []
+    before, after = median(resident[sixth : 2 * sixth]), median(resident[-sixth:])
+    grown = after / before - 1
+    return [f"resident memory grew by {100 * grown:.1f} %"] if grown > GROWTH else []
 
 
 def _report(load: Load, clients: int, seconds: float, resident: Sequence[tuple[float, int]]) -> Report:
@@ -115,6 +149,7 @@ def _client(host: str, port: int, questions: list[str], random: Random, load: Lo
         text = " ".join(random.choices(questions, k=random.choice((1, 1, 3))))
         message = {"role": "user", "content": text}
         body = {"messages": [message], "max_tokens": random.randint(8, 64), "stream": True}
+        body |= {"model": random.choice(load.models)} if load.models else {}
         connection = http.client.HTTPConnection(host, port, timeout=600)
         start = time.perf_counter()
         connection.request("POST", CHAT, json.dumps(body).encode())
@@ -146,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("malformed", "load"))
     parser.add_argument("--url", help="a server that runs; without it one is started")
     parser.add_argument("--port", type=positive, default=8791, help="of the server that is started")
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", action="append", help="several times for several models; by default demo")
     parser.add_argument("--vram-limit", default="45MB")
     parser.add_argument(
         "--cgroup-limit", help="memory of a cgroup for the server, page cache included; needs root"
@@ -162,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=positive, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
+    given.model = given.model or ["demo"]
     report = malformed(given) if given.what == "malformed" else load(given)
     if given.json:
         print(json.dumps(report.figures | {"wrong": report.wrong}))

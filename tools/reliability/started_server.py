@@ -29,14 +29,14 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, int, psutil.Pro
         yield parts.hostname or "127.0.0.1", parts.port or 80, None
         return
     options = {
-        "--model": arguments.model,
         "--context": arguments.context,
         "--port": arguments.port,
         "--vram-limit": arguments.vram_limit,
         "--parallel": arguments.parallel,
         "--queue": arguments.queue,
     }
-    words = [str(word) for pair in options.items() for word in pair]
+    models = [("--model", model) for model in arguments.model]
+    words = [str(word) for pair in (*models, *options.items()) for word in pair]
     command = [sys.executable, "-m", "edgemoe", "serve", *words]
     with ExitStack() as stack:
         if arguments.cgroup_limit:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class ConfiguredCommand(TyperCommand):
             if name not in NOT_SET:
                 each.envvar = variable(name)
                 each.show_envvar = False  # the epilog of `edgemoe --help` covers all options
+            if name == "model" and each.multiple:
+                each.value_from_envvar = partial(_lines_of_variable, each)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the arguments.
@@ -88,6 +91,12 @@ class ConfiguredCommand(TyperCommand):
             print(*effective(ctx), sep="\n")
             return 0
         return super().invoke(ctx)
+
+
+def _lines_of_variable(option: Any, ctx: Any) -> list[str] | None:
+    """The values of an option in its variable, one per line: names of models may have colons and spaces."""
+    text = option.resolve_envvar_value(ctx)
+    return None if text is None else text.splitlines()
 
 
 def variable(option: str) -> str:

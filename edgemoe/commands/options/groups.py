@@ -36,12 +36,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     }
 
     opens = any(issubclass(group, ModelOptions) for group in groups.values())
+    several = any(get_type_hints(group).get("model") == list[Path] | None for group in groups.values())
 
     @wraps(command)
     def run(**values: Any) -> None:
         if opens:
             typed = values.pop(_CONTEXT).get_parameter_source("model").name == "COMMANDLINE"
-            values["model"] = _one_model(values["model"], values.pop(MODEL_NAME), typed=typed)
+            argument = values.pop(MODEL_NAME)
+            if several:
+                option = (values["model"] or [None])[0]
+                one = _one_model(option, argument, typed=typed)
+                values["model"] = values["model"] if argument is None else [one]
+            else:
+                values["model"] = _one_model(values["model"], argument, typed=typed)
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in _declared(group)})
         command(**values)

@@ -28,7 +28,10 @@ SECTIONS: dict[str, Sections] = {
             *("model", "vram-limit", "dram-limit", "context", "kv-cache", "levels", "host", "port"),
             *("parallel", "api-key", "name", "prefix-cache-dir"),
         ),
-        "Server": ("queue", "request-timeout", "thinking-budget", "api-key-file", "cors", "allowed-host"),
+        "Server": (
+            *("idle-unload", "queue", "request-timeout", "thinking-budget", "api-key-file", "cors"),
+            "allowed-host",
+        ),
         "Bits of experts": _BITS,
         "Machine": ("device", "threads"),
         "More": _SOURCES,

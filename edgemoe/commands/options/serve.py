@@ -7,7 +7,9 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from edgemoe.errors import UserError, fault_of
+from edgemoe.models.demo import DEMO, demo_by_name
 from edgemoe.models.options.declared import option
+from edgemoe.models.options.groups import SharedOpening, complete_model
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,27 @@ class AddressOptions:
 
 
 @dataclass(frozen=True)
+class ServedOptions:
+    """The option that names the models."""
+
+    model: list[Path] | None = option(
+        "A model, as `edgemoe chat` takes it, or a directory of stores; several times for several models, of which a "
+        "request's `model` chooses. The first one is loaded at the start. Default: demo, the small model that comes "
+        "with edgemoe.",
+        short="-m",
+        callback=lambda models: [demo_by_name(each) for each in models or ()],
+        autocompletion=complete_model,
+    )
+
+
+@dataclass(frozen=True)
+class ServedOpening(SharedOpening):
+    """An opening of one of the models, which ServedOptions names."""
+
+    model: Path = DEMO
+
+
+@dataclass(frozen=True)
 class RequestOptions:
     """Options of the requests that the server takes."""
 
@@ -88,6 +111,10 @@ class RequestOptions:
         min=0,
     )
     name: str | None = option("Name of the model for clients. Default: the last part of --model.")
+    idle_unload: str | None = option(
+        "Time after its last request in which a model is unloaded, such as 10m; the next request loads it again. A "
+        "request's keep_alive goes before it. Default: a model stays until another one needs its memory."
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest
-from edgemoe.serve.request.fields import parse
+from edgemoe.serve.serving import Serving
 
 MESSAGES = "/v1/messages"
 
@@ -34,11 +34,11 @@ class Messages(Exchange[MessagesFields]):
 
     path, fields = MESSAGES, MessagesFields
 
-    def request(self, fields: MessagesFields) -> ChatRequest:
+    def request(self, fields: MessagesFields, serving: Serving) -> ChatRequest:
         """The chat that the conversation means."""
         return fields.as_chat()
 
-    def reply(self, fields: MessagesFields, job: Job) -> MessageReply:
+    def reply(self, fields: MessagesFields, serving: Serving, job: Job) -> MessageReply:
         """The shapes of the message."""
         return MessageReply(fields.model, len(job.prompts[0]), job.readers[0])
 
@@ -54,7 +54,7 @@ class AnthropicProtocol(Protocol):
 
     def exchanges(self) -> list[Messages]:
         """The one endpoint of messages."""
-        return [Messages(self.serving)]
+        return [Messages()]
 
     def lookups(self) -> dict[tuple[str, str], Endpoint]:
         """The tokens of a prompt."""
@@ -66,8 +66,8 @@ class AnthropicProtocol(Protocol):
         return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
     async def _count(self, request: Request) -> JSONResponse:
-        def count(body: bytes) -> int:
-            (prompt,) = self.serving.prompts_of(parse(CountFields, body).as_chat())()
+        def count(fields: CountFields, serving: Serving) -> int:
+            (prompt,) = serving.prompts_of(fields.as_chat())()
             return len(prompt.tokens)
 
-        return JSONResponse({"input_tokens": await self.serving.tokenized(request, count)})
+        return JSONResponse({"input_tokens": await self.tokenized(request, CountFields, count)})

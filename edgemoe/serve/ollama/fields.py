@@ -95,8 +95,8 @@ class Options(Fields):
 class Body(Known):
     """The fields of both kinds of requests.
 
-    `keep_alive` has no effect: the model stays. Nor have `truncate` and `shift`, which ollama's clients send: a prompt
-    that is too long is refused, and an answer ends with the context.
+    `truncate` and `shift`, which ollama's clients send, have no effect: a prompt that is too long is refused, and an
+    answer ends with the context.
     """
 
     model: Name

@@ -1,25 +1,36 @@
-"""The description of a model that ollama's clients read: /api/tags and /api/show."""
+"""The description of a model that ollama's clients read: /api/tags, /api/ps and /api/show."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from edgemoe.models.listing import contents_of
+from edgemoe.serve.errors import not_loaded
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from edgemoe.models.store_model import StoreModel
     from edgemoe.serve.serving import Serving
+    from edgemoe.serve.slot import Slot
+
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC).timestamp()
+"""The end that ollama gives to a model that stays loaded, in seconds."""
 
 
-def listed(serving: Serving) -> Shape:
-    """The entry of /api/tags; before the model is open, with its name alone."""
+def listed(slots: Sequence[Slot]) -> list[Shape]:
+    """The entries of /api/tags; a model of which nothing is known yet has its name alone."""
+    return [_entry(slot.serving) for slot in slots]
+
+
+def _entry(serving: Serving) -> Shape:
     entry = {"name": serving.name, "model": serving.name}
-    if serving.model is None:
+    if serving.about is None:
         return {**entry, "modified_at": _time(serving.created), "size": 0, "digest": "", "details": {}}
-    store = serving.model.engine.store
+    store = serving.about.store
     size = sum(path.stat().st_size for path in store.directory.iterdir())
     return {
         **entry,
@@ -30,48 +41,50 @@ def listed(serving: Serving) -> Shape:
     }
 
 
-def loaded(serving: Serving) -> Shape:
-    """The entry of /api/ps: the model with the memory that its limit gives it. It stays as long as the server runs.
+def loaded(models: Sequence[tuple[Slot, float | None]]) -> list[Shape]:
+    """The entries of /api/ps: loaded models, with the memory that limits give them.
 
-    Raises:
-        ApiError: the model is not open yet.
+    Args:
+        models: each with the seconds until it is unloaded; None: it stays.
     """
-    plan = serving.require().engine.plan
-    return {
-        **listed(serving),
-        "expires_at": _time(_NEVER),
-        "size_vram": plan.vram_limit_bytes,
-        "context_length": plan.context,
-    }
-
-
-_NEVER = datetime(2318, 1, 1, tzinfo=UTC).timestamp()
-"""The end that ollama gives to a model that stays loaded, in seconds."""
+    entries = list[Shape]()
+    for slot, seconds in models:
+        if model := slot.serving.model:
+            plan, ends = model.engine.plan, _NEVER if seconds is None else time.time() + seconds
+            times = {"expires_at": _time(min(ends, _NEVER))}
+            sizes = {"size_vram": plan.vram_limit_bytes, "context_length": plan.context}
+            entries.append({**_entry(slot.serving), **times, **sizes})
+    return entries
 
 
 def described(serving: Serving) -> Shape:
-    """The object of /api/show.
+    """The object of /api/show. A model that is not loaded stays so.
 
     Raises:
-        ApiError: the model is not open yet.
+        ApiError: the server starts.
     """
-    model = serving.require()
-    store, chats = model.engine.store, serving.chats
-    found = contents_of(store.directory)
-    family = found.family or ""
+    from edgemoe.api.chat_prompt import capabilities_of
+    from edgemoe.models.tokenizer import load_tokenizer
+
+    about, model = serving.about, serving.model
+    if about is None:
+        raise not_loaded()
+    tokenizer = model.tokenizer if model else load_tokenizer(about.store.directory)
+    contents = contents_of(about.store.directory)
+    family = contents.family or ""
     return {
         "modelfile": "",
         "parameters": "",
-        "template": model.tokenizer.chat_template or "",
-        "details": _details(store),
+        "template": tokenizer.chat_template or "",
+        "details": _details(about.store),
         "model_info": {
             "general.architecture": family,
-            "general.parameter_count": found.parameters,
-            f"{family}.context_length": model.engine.plan.context,
-            f"{family}.embedding_length": model.engine.shape.hidden,
+            "general.parameter_count": contents.parameters,
+            f"{family}.context_length": about.context,
+            f"{family}.embedding_length": about.store.shape.hidden,
         },
-        "capabilities": ["completion", *chats.capabilities()],
-        "modified_at": _time((store.directory / MANIFEST_NAME).stat().st_mtime),
+        "capabilities": ["completion", *capabilities_of(tokenizer)],
+        "modified_at": _time((about.store.directory / MANIFEST_NAME).stat().st_mtime),
     }
 
 

@@ -40,9 +40,9 @@ class GenerateShape:
         """A part of an answer, or all of it; generated texts have no calls."""
         return {"response": text} | ({"thinking": thought} if thought else {})
 
-    def loaded(self, keep_alive: object) -> Shape:
-        """The answer to a request without a prompt, which loads or unloads a model: this one stays loaded."""
-        reason = "unload" if keep_alive in (0, "0", "0s") else "load"
+    def loaded(self, *, unloads: bool) -> Shape:
+        """The answer to a request without a prompt, which loads or unloads a model."""
+        reason = "unload" if unloads else "load"
         return {**self.head(), **self.text("", ""), "done": True, "done_reason": reason}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.job import Job
+from edgemoe.serve.model_object import model_object
 from edgemoe.serve.openai_chat.chat_reply import ChatReply
 from edgemoe.serve.openai_chat.completion_reply import CompletionReply, Shown
 from edgemoe.serve.openai_chat.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
@@ -16,7 +15,6 @@ from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import as_messages
-from edgemoe.serve.request.fields import parse
 from edgemoe.serve.serving import Serving
 
 _TOKENIZER = ("eos_token", "bos_token", "pad_token", "unk_token", "chat_template", "model_max_length")
@@ -28,13 +26,13 @@ class Chats(Exchange[ChatFields]):
 
     path, fields = "/v1/chat/completions", ChatFields
 
-    def request(self, fields: ChatFields) -> ChatFields:
+    def request(self, fields: ChatFields, serving: Serving) -> ChatFields:
         """The body is the request."""
         return fields
 
-    def reply(self, fields: ChatFields, job: Job) -> ChatReply:
+    def reply(self, fields: ChatFields, serving: Serving, job: Job) -> ChatReply:
         """The shapes of the answers."""
-        return ChatReply(self.serving.name, job.prompts, self.serving.texts, job.readers)
+        return ChatReply(serving.name, job.prompts, serving.texts, job.readers)
 
     def delivery(self, fields: ChatFields) -> Delivery:
         """By default the answers are one object."""
@@ -46,13 +44,13 @@ class Completions(Exchange[CompletionFields]):
 
     path, fields, prompt_field = "/v1/completions", CompletionFields, "prompt"
 
-    def request(self, fields: CompletionFields) -> CompletionFields:
+    def request(self, fields: CompletionFields, serving: Serving) -> CompletionFields:
         """The body is the request."""
         return fields
 
-    def reply(self, fields: CompletionFields, job: Job) -> CompletionReply:
+    def reply(self, fields: CompletionFields, serving: Serving, job: Job) -> CompletionReply:
         """The shapes of the answers, with the texts of their prompts where these are echoed."""
-        serving, echo = self.serving, None
+        echo = None
         if fields.echo:
             texts = [each if isinstance(each, str) else serving.decode(each) for each in fields.prompts()]
             echo = [text for text in texts for _ in range(fields.candidates)]
@@ -73,10 +71,10 @@ class OpenAIProtocol(Protocol):
 
     def exchanges(self) -> list[Exchange[ChatFields] | Exchange[CompletionFields]]:
         """Chats and completions."""
-        return [Chats(self.serving), Completions(self.serving)]
+        return [Chats(), Completions()]
 
     def lookups(self) -> dict[tuple[str, str], Endpoint]:
-        """The one model, and its tokenizer."""
+        """The models, and their tokenizers."""
         return {
             ("GET", "/v1/models"): self._models,
             ("GET", "/v1/models/{name:path}"): self._one_model,
@@ -86,51 +84,44 @@ class OpenAIProtocol(Protocol):
         }
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_object(self.serving)]})
+        return JSONResponse({"object": "list", "data": [model_object(slot) for slot in self.models.slots]})
 
     async def _one_model(self, request: Request) -> Response:
-        name, ours = request.path_params["name"], self.serving.name
-        if name != ours:
-            message = f"expected the model {ours!r}, got {name[:200]!r}: see GET /v1/models"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return JSONResponse(_model_object(self.serving))
+        return JSONResponse(model_object(self.models.named(request.path_params["name"])))
 
     async def _tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of messages in the chat template."""
-        tokens = await self.serving.tokenized(request, self._tokens)
-        found: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
-        return JSONResponse(found | {"max_model_len": self.serving.require().engine.plan.context})
-
-    def _tokens(self, body: bytes) -> list[int]:
-        fields, serving = parse(TokenizeFields, body), self.serving
-        if fields.messages is not None:
-            messages, template = as_messages(fields.messages), fields.chat_template_kwargs or {}
-            template |= {"tools": [tool.as_tool() for tool in fields.tools]} if fields.tools else {}
-            return serving.tokens_of_chat(messages, template)
-        text = fields.content if fields.prompt is None else fields.prompt
-        if text is None:
-            raise ApiError(400, "expected a text in prompt or content, got none", param="prompt")
-        return serving.tokens_of(text, special=fields.add_special_tokens is not False)
+        return JSONResponse(await self.tokenized(request, TokenizeFields, _tokenized))
 
     async def _detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        text = await self.serving.tokenized(
-            request, lambda body: self.serving.decode(parse(DetokenizeFields, body).tokens)
+        text = await self.tokenized(
+            request, DetokenizeFields, lambda fields, serving: serving.decode(fields.tokens)
         )
         return JSONResponse({"prompt": text, "content": text})
 
     async def _tokenizer_info(self, request: Request) -> Response:
-        """Special tokens and the chat template."""
-        tokenizer = self.serving.require().tokenizer
-        known = {name: getattr(tokenizer, name, None) for name in _TOKENIZER}
+        """Special tokens and the chat template, of the model that the query names."""
+        models = self.models
+        hold = await models.hold(request, models.of_request(request.query_params.get("model")))
+        try:
+            tokenizer = hold.serving.require().tokenizer
+            known = {name: getattr(tokenizer, name, None) for name in _TOKENIZER}
+        finally:
+            hold.release()
         return JSONResponse({"tokenizer_class": type(tokenizer).__name__} | known)
 
 
-def _model_object(serving: Serving) -> Shape:
-    """The served model, as an entry of /v1/models."""
-    entry = {"id": serving.name, "object": "model", "created": serving.created, "owned_by": "edgemoe"}
-    if serving.model is None:
-        return entry
-    engine = serving.model.engine
-    meta = {"n_ctx": engine.plan.context, "n_vocab": engine.shape.vocab}
-    return entry | {"max_model_len": engine.plan.context, "meta": meta}
+def _tokenized(fields: TokenizeFields, serving: Serving) -> Shape:
+    """The tokens of a body, with their number and the context of the model."""
+    if fields.messages is not None:
+        messages, template = as_messages(fields.messages), fields.chat_template_kwargs or {}
+        template |= {"tools": [tool.as_tool() for tool in fields.tools]} if fields.tools else {}
+        tokens = serving.tokens_of_chat(messages, template)
+    else:
+        text = fields.content if fields.prompt is None else fields.prompt
+        if text is None:
+            raise ApiError(400, "expected a text in prompt or content, got none", param="prompt")
+        tokens = serving.tokens_of(text, special=fields.add_special_tokens is not False)
+    context = serving.require().engine.plan.context
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": context}

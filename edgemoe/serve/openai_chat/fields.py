@@ -147,6 +147,7 @@ class TokenizeFields(Fields):
     Fields that would change the tokens, and that the server does not have, have one value.
     """
 
+    model: Name | None = None
     prompt: str | None = None
     content: str | None = None
     messages: list[MessageFields] | None = None
@@ -165,4 +166,5 @@ class TokenizeFields(Fields):
 class DetokenizeFields(Fields):
     """The body of /detokenize."""
 
+    model: Name | None = None
     tokens: list[int]

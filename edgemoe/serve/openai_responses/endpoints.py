@@ -9,6 +9,7 @@ from edgemoe.serve.openai_responses.reply import ResponseReply
 from edgemoe.serve.protocol.base import Exchange, Protocol
 from edgemoe.serve.protocol.sending import Delivery
 from edgemoe.serve.request.chat import ChatRequest
+from edgemoe.serve.serving import Serving
 
 
 class Responses(Exchange[ResponsesFields]):
@@ -16,14 +17,13 @@ class Responses(Exchange[ResponsesFields]):
 
     path, fields, prompt_field = "/v1/responses", ResponsesFields, INPUT
 
-    def request(self, fields: ResponsesFields) -> ChatRequest:
+    def request(self, fields: ResponsesFields, serving: Serving) -> ChatRequest:
         """The chat that the items mean."""
         return fields.as_chat()
 
-    def reply(self, fields: ResponsesFields, job: Job) -> ResponseReply:
+    def reply(self, fields: ResponsesFields, serving: Serving, job: Job) -> ResponseReply:
         """The shapes of the response."""
-        tokens_of = self.serving.tokens_of
-        return ResponseReply(fields.echo(), job.readers[0], lambda text: len(tokens_of(text)))
+        return ResponseReply(fields.echo(), job.readers[0], lambda text: len(serving.tokens_of(text)))
 
     def delivery(self, fields: ResponsesFields) -> Delivery:
         """By default the response is one object."""
@@ -37,4 +37,4 @@ class ResponsesProtocol(Protocol):
 
     def exchanges(self) -> list[Responses]:
         """The one endpoint of responses."""
-        return [Responses(self.serving)]
+        return [Responses()]

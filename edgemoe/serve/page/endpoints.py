@@ -6,37 +6,39 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from edgemoe.serve.errors import not_loaded
 from edgemoe.serve.metrics import CONTENT_TYPE
+from edgemoe.serve.models import Models
 from edgemoe.serve.page.about import about
 from edgemoe.serve.page.document import page
 from edgemoe.serve.page.monitor import ExpertPictures
 from edgemoe.serve.page.state import state
-from edgemoe.serve.serving import Serving
 
 
-def page_routes(serving: Serving) -> list[Route]:
-    """The page and its figures (/status, /monitor, /about), /health (200 once the model is open) and /metrics."""
-    pictures = ExpertPictures(serving)
+def page_routes(models: Models) -> list[Route]:
+    """The page and its figures (/status, /monitor, /about), /health (200 once the server has started) and /metrics."""
+    pictures = ExpertPictures(models)
 
     async def show(request: Request) -> Response:
         raw, headers = page()
         return Response(raw, media_type="text/html", headers=headers)
 
     async def status(request: Request) -> Response:
-        return JSONResponse(state(serving))
+        return JSONResponse(state(models))
 
     async def monitor(request: Request) -> Response:
         return JSONResponse(pictures.answer())
 
     async def describe(request: Request) -> Response:
-        return JSONResponse(about(serving))
+        return JSONResponse(about(models.latest.serving))
 
     async def health(request: Request) -> Response:
-        serving.require()
+        if not models.started:
+            raise not_loaded()
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(serving.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(models.metrics.text(), media_type=CONTENT_TYPE)
 
     endpoints = {
         "/": show,

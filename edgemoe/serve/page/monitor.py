@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edgemoe.serve.serving import Serving
+from edgemoe.serve.models import Models
 from edgemoe.storage.base import ExpertKey
 
 REFRESH_SECONDS = 3.0
@@ -22,12 +22,12 @@ class ExpertPictures:
     The engine keeps both for its own choices, so that a token costs nothing more. For the event loop's thread.
 
     Args:
-        serving: the served model.
+        models: the models; the loaded one that was used last is shown.
         clock: seconds, never going back.
     """
 
-    def __init__(self, serving: Serving, clock: Callable[[], float] = time.monotonic) -> None:
-        self._serving, self._clock = serving, clock
+    def __init__(self, models: Models, clock: Callable[[], float] = time.monotonic) -> None:
+        self._models, self._clock, self._name = models, clock, ""
         self._at, self._answer = float("-inf"), dict[str, Any]()
 
     def answer(self) -> dict[str, Any]:
@@ -41,8 +41,9 @@ class ExpertPictures:
         Raises:
             ApiError: the model is not open yet.
         """
-        model, now = self._serving.require(), self._clock()
-        if now - self._at >= REFRESH_SECONDS:
+        serving, now = self._models.latest.serving, self._clock()
+        model = serving.require()
+        if now - self._at >= REFRESH_SECONDS or serving.name != self._name:
             engine = model.engine
             layers, experts = sorted(engine.store.manifest.layers), engine.shape.experts_per_layer
             tiers = {"vram": engine.vram, "dram": engine.dram}
@@ -54,7 +55,7 @@ class ExpertPictures:
                     name: level_rows(tier.resident(), layers, experts) for name, tier in tiers.items() if tier
                 },
             }
-            self._at = now
+            self._at, self._name = now, serving.name
         return self._answer
 
 

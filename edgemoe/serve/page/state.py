@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from edgemoe.serve.serving import Serving
+from edgemoe.serve.job import Job
+from edgemoe.serve.models import Models
 
 
-def state(serving: Serving) -> dict[str, Any]:
-    """The figures that the page shows; the name alone while the model loads."""
+def state(models: Models) -> dict[str, Any]:
+    """The figures that the page shows, of the loaded model that was used last; its name alone while none is loaded."""
+    slot = models.latest
+    serving, listed = slot.serving, [{"model": each.name, "state": each.state} for each in models.slots]
     model = serving.model
     if model is None:
-        return {"model": serving.name, "state": "loading"}
-    status, plan, requests = model.status(), model.engine.plan, _requests(serving)
+        state = slot.state if models.started else "loading"
+        return {"model": serving.name, "state": state, "models": listed}
+    status, plan, requests = model.status(), model.engine.plan, _requests(models.jobs)
     return {
         "model": serving.name,
         "state": "ready",
+        "models": listed,
         "context": plan.context,
         "parallel": plan.parallel,
         "waiting": status.waiting,
@@ -37,7 +43,7 @@ def state(serving: Serving) -> dict[str, Any]:
     }
 
 
-def _requests(serving: Serving) -> list[dict[str, Any]]:
+def _requests(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """A row for each answer that is under way."""
     now = time.monotonic()
     return [
@@ -50,6 +56,6 @@ def _requests(serving: Serving) -> list[dict[str, Any]]:
             "done_tokens": progress.done_tokens,
             "new_tokens": progress.new_tokens,
         }
-        for job in serving.queue.jobs
+        for job in jobs
         for progress in [future.progress for future in job.futures]
     ]

@@ -28,13 +28,13 @@ def begin(server, size: int) -> socket.socket:
 def test_bodies_together_are_bounded(server):
     """The largest unfinished body gives way to a whole one, and smaller unfinished ones stay."""
     with server.limited(bodies_bytes=3000), begin(server, 2000) as large, begin(server, 900) as small:
-        server.wait(lambda: sum(each.size for each in server.serving.bodies._held) == 2900)
+        server.wait(lambda: sum(each.size for each in server.models.intake.bodies._held) == 2900)
         assert server.client.post("/v1/completions", json=COMPLETION | {"user": "x" * 800}).status_code == 200
         assert large.recv(100).startswith(b"HTTP/1.1 503 ")
-        assert [each.size for each in server.serving.bodies._held] == [900]
+        assert [each.size for each in server.models.intake.bodies._held] == [900]
         small.sendall(b"x" * 9100)
         assert small.recv(100).startswith(b"HTTP/1.1 503 ")
-    server.wait(lambda: not server.serving.bodies._held)
+    server.wait(lambda: not server.models.intake.bodies._held)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from servers import a_model, server_of
 from edgemoe.policy.settings import RunSettings
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.guard import Access
+from edgemoe.serve.models import models_of
 from edgemoe.serve.page import document
 from edgemoe.serve.page.monitor import REFRESH_SECONDS, ExpertPictures
-from edgemoe.serve.serving import Serving
+from edgemoe.serve.slot import Source
 from edgemoe.storage.base import ExpertKey
 
 KEY = "page-key"
@@ -91,7 +92,7 @@ def test_pictures_show_what_the_tiers_have(keyed):
 def test_pictures_are_made_rarely(keyed):
     """The tiers are read again only after REFRESH_SECONDS, however many pages are open."""
     now = [0.0]
-    pictures = ExpertPictures(keyed.serving, clock=lambda: now[0])
+    pictures = ExpertPictures(keyed.models, clock=lambda: now[0])
     first = pictures.answer()
     now[0] = 0.99 * REFRESH_SECONDS
     assert pictures.answer() is first
@@ -103,7 +104,7 @@ def test_pictures_are_made_rarely(keyed):
 def test_pictures_wait_for_the_model():
     """Before the model is open they are 503."""
     with pytest.raises(ApiError) as raised:
-        ExpertPictures(Serving("x", limit=1)).answer()
+        ExpertPictures(models_of({"x": Source(lambda opened: None)}, 1)).answer()
     assert raised.value.status == 503
 
 

@@ -18,13 +18,13 @@ from programs import Program, programs
 from edgemoe.api.load import Loading
 from edgemoe.commands import serve
 from edgemoe.commands.options.serve import AddressOptions
+from edgemoe.commands.served_models import ServedModel
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
 from edgemoe.machine.packages import install_extra
 from edgemoe.models.heat import NAME as HEAT
 from edgemoe.models.heat import load_heat, save_heat
 from edgemoe.models.options.groups import Opening
-from edgemoe.serve.serving import Serving
 from edgemoe.storage.base import ExpertKey
 
 pytestmark = pytest.mark.e2e
@@ -120,12 +120,11 @@ def test_a_server_keeps_how_hot_experts_were(damageable):
         assert max(heat.values()) > 0
         hottest = ExpertKey(max(store.manifest.layers), 1)
         save_heat(damageable, store.manifest, {hottest: 1.0})
-        serving = Serving("tiny", limit=1)
         with ExitStack() as opened:
-            loading = Loading(Opening(damageable, context=64), {"exact": 8})
-            model = serve._load(serving, loading, opened)
+            served = ServedModel("tiny", Loading(Opening(damageable, context=64), {"exact": 8}))
+            model = served.load(opened)
             assert model.engine._keys[0] == hottest
-            serving.answered()
+            served.answered()
         kept = load_heat(damageable, store.manifest)
         assert kept[hottest] == 0.5  # half of what was before; no expert was used
         (damageable / HEAT).write_text("{}")

@@ -6,15 +6,16 @@ import re
 from pathlib import Path
 
 from edgemoe.serve.app import protocols_of, routes_of
-from edgemoe.serve.serving import Serving
+from edgemoe.serve.models import models_of
+from edgemoe.serve.slot import Source
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/serving.md").read_text(encoding="utf-8")
 
 
 def test_every_endpoint_is_on_the_page():
     """Its table has the paths of the application."""
-    serving = Serving("x", limit=1)
-    routes = routes_of(serving, protocols_of(serving))
+    models = models_of({"x": Source(lambda opened: None)}, 1)
+    routes = routes_of(models, protocols_of(models))
     paths = {route.path.replace("{name:path}", "NAME") for route in routes}
     table = PAGE[PAGE.index("## Endpoints") : PAGE.index("Refused by name")]
     named = set(re.findall(r"(/[\w./]*)[`,]", table))

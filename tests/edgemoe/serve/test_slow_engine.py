@@ -103,7 +103,7 @@ def test_a_client_that_leaves_the_queue(slow):
 def test_headers_role_and_comments_come_before_the_prompt_has_run(slow):
     """A stream begins at once; comments come by the clock; progress grows to the whole prompt."""
     slow.pause = 0.03
-    slow.serving.limits = Limits(ping_seconds=0.1, progress_seconds=0.05)
+    slow.models.intake.limits = Limits(ping_seconds=0.1, progress_seconds=0.05)
     messages = [{"role": "user", "content": LONG}]
     fields = {"messages": messages, "max_tokens": 2, "stream": True, "logit_bias": BIAS}
     for progress in (False, True):
@@ -149,7 +149,7 @@ def test_a_full_queue_is_429_with_advice(slow):
 @pytest.mark.e2e
 def test_a_request_has_a_time_limit(slow):
     """504, or an error at the end of the stream; its KV is free, and clients of OpenAI do not send it again."""
-    slow.serving.limits, slow.pause = Limits(answer_seconds=0.5), 0.1
+    slow.models.intake.limits, slow.pause = Limits(answer_seconds=0.5), 0.1
     whole = slow.client.post(COMPLETE, json=body(False))
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
     assert whole.headers["x-should-retry"] == "false"

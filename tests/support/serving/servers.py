@@ -20,8 +20,9 @@ from edgemoe.models.store_model import StoreModel
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
 from edgemoe.serve.guard import Access
+from edgemoe.serve.models import Models, models_of
 from edgemoe.serve.server import Address, Server
-from edgemoe.serve.serving import Serving
+from edgemoe.serve.slot import Source
 
 GREEDY = Sampling(0, 1, 0, 1, 0, 6, frozenset({2}))
 
@@ -58,25 +59,24 @@ class TestServer:
 
     Attributes:
         port: the port that it listens at.
-        serving: its state.
+        models: its models.
+        serving: the first model.
         client: a client for its address.
         lines: the lines that it has printed for people.
     """
 
     __test__ = False
 
-    def __init__(self, model: Model, access: Access, **options: object) -> None:
+    def __init__(self, models: Models, access: Access) -> None:
         listening = Address(port=0).listen()
         self.port, self.lines = listening.getsockname()[1], list[str]()
-        self.serving = Serving("tiny", **{"limit": 8} | options)
-        self.server = Server(self.serving, access, self.lines.append)
-        self._thread = threading.Thread(
-            target=self.server.serve_model, args=(lambda opened: opened.enter_context(model), listening)
-        )
+        self.models, self.serving = models, models.slots[0].serving
+        self.server = Server(models, access, self.lines.append)
+        self._thread = threading.Thread(target=self.server.serve_models, args=(listening,))
         self._thread.start()
         # Without verify=False each client reads all certificates of the machine.
         self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
-        self.wait(lambda: self.serving.model is not None)
+        self.wait(lambda: models.started)
 
     @property
     def url(self) -> str:
@@ -97,10 +97,11 @@ class TestServer:
     @contextmanager
     def limited(self, **changes: float) -> Iterator[None]:
         """Other limits of a request inside the block."""
-        before = self.serving.limits
-        self.serving.limits = replace(before, **changes)
+        intake = self.models.intake
+        before = intake.limits
+        intake.limits = replace(before, **changes)
         yield
-        self.serving.limits = before
+        intake.limits = before
 
     def close(self) -> None:
         self.client.close()
@@ -110,9 +111,17 @@ class TestServer:
 
 
 @contextmanager
-def server_of(model: Model, access: Access | None = None, **options: object) -> Iterator[TestServer]:
+def server_of(model: Model, access: Access | None = None, *, limit: int = 8) -> Iterator[TestServer]:
     """Serves a model inside the block, which ends it and closes the model."""
-    server = TestServer(model, access or Access(), **options)
+    source = Source(lambda opened: opened.enter_context(model))
+    with running(models_of({"tiny": source}, limit), access) as server:
+        yield server
+
+
+@contextmanager
+def running(models: Models, access: Access | None = None) -> Iterator[TestServer]:
+    """Serves models inside the block, which ends it and closes them."""
+    server = TestServer(models, access or Access())
     try:
         yield server
     finally:

@@ -64,6 +64,29 @@ def test_load_reports_times_and_ends(server, capsys):
         assert 0 < report[name]["p50"] <= report[name]["p99"]
 
 
+def test_load_on_models_that_change_places(tiny_store, capsys):
+    """Questions go to both models, each of which is loaded again and again; growth of memory is a failure."""
+    from servers import a_model, running
+
+    from edgemoe.serve.models import models_of
+    from edgemoe.serve.slot import Checked, Memory, Source
+
+    def source() -> Source:
+        return Source(
+            lambda opened: opened.enter_context(a_model(tiny_store, context=512)), lambda: Checked(Memory(6))
+        )
+
+    models = models_of({"a": source(), "b": source()}, 8, capacity=lambda: Memory(10))
+    with running(models) as one:
+        assert tool.main(["load", "--clients", "2", "--minutes", "0.02", "--url", one.url, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["statuses"].keys() == {"200"}
+    assert min(report["loadings"][name] for name in "ab") >= 1
+    assert tool._growth([100] * 12 + [102] * 6) == ["resident memory grew by 2.0 %"]
+    assert tool._growth([90] * 3 + [1000] * 12 + [1009] * 3) == []
+    assert tool._growth([1, 2]) == []
+
+
 def test_the_report_has_percentiles_and_the_slope_of_memory():
     """Times of 1 to 199 ms; 3 MB per minute after a first sixth in which memory fell; a failed request is named."""
     milliseconds = [n / 1000 for n in range(1, 200)]

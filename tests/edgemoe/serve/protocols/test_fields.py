@@ -31,10 +31,10 @@ def request_of(kind: type[Exchange[Any]], body: dict[str, Any]) -> ChatRequest |
     serving = Serving("x", limit=1)
     serving.model, serving.chats = MODEL, SimpleNamespace(make=list)
     serving.text_limit = SimpleNamespace(require=lambda *texts: None, require_chat=lambda *chat: None)
-    exchange = kind(serving)
+    exchange = kind()
     given = parse(kind.fields, json_bytes(body))
     assert exchange.without_prompt(given) is None
-    request = exchange.request(given)
+    request = exchange.request(given, serving)
     serving.prompts_of(request)
     request.choices()
     return request

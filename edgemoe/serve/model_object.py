@@ -1,0 +1,27 @@
+"""A model as /v1/models and llama.cpp's /models show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgemoe.serve.slot import Slot
+
+
+def model_object(slot: Slot) -> dict[str, Any]:
+    """The entry of a model: its name, whether it is loaded, and its context and vocabulary once they are known."""
+    serving = slot.serving
+    value = slot.state if slot.state in ("loaded", "loading") else "unloaded"
+    if value == "unloaded" and slot.waiting:
+        value = "loading"  # in its turn
+    entry: dict[str, Any] = {
+        "id": serving.name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "edgemoe",
+        "status": {"value": value} | ({"failed": True} if slot.failed else {}),
+    }
+    if serving.about is None:
+        return entry
+    context = serving.about.context
+    meta = {"n_ctx": context, "n_vocab": serving.about.store.shape.vocab}
+    return entry | {"max_model_len": context, "meta": meta}
