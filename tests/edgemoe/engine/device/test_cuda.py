@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,18 @@ import torch
 from counted_engine import CountedEngine
 from device_rig import DeviceRig, turmoil
 from family_models import random_model, save
+from greedy import GREEDY
 from integrity import check_integrity
+from scripted import chatml_tokenizer
 
 from edgemoe.cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.request import Request
+from edgemoe.engine.sampling import Sampler
+from edgemoe.engine.scheduler import Scheduler
+from edgemoe.engine.thinking import Thinking
 from edgemoe.errors import DoesNotFit
+from edgemoe.grammar.lark import Reasoning
 from edgemoe.kv.formats import KVFormat
 from edgemoe.kv.rows import decode, encode, rotate
 from edgemoe.kv.step import Segment, Step
@@ -285,6 +293,25 @@ def test_tokens_that_run_ahead_answer_as_others_do(open_on, experts_only, monkey
     monkeypatch.setattr(OneLaunch, "_pays", lambda *parts: False)
     want = greedy(open_on(*limits, of=experts_only, levels=(4,)))
     assert all(map(torch.equal, got, want))
+
+
+def test_a_budget_of_reasoning_holds_where_tokens_run_ahead(open_on, experts_only, monkeypatch):
+    """Closing tokens replace tokens that were launched ahead, and the answer is as without such launches."""
+    tokenizer = chatml_tokenizer()
+    tags = Reasoning("<think>", "</think>", begun=True, closing="\n</think>\n\n")
+
+    def answer() -> list[int]:
+        thinking = Thinking(tokenizer, tags, PROMPT[:8], 5)
+        sampler = Sampler(replace(GREEDY, max_new_tokens=24, stop=frozenset()))
+        request = Request(PROMPT[:8], sampler, thinking=thinking)
+        Scheduler(open_on(of=experts_only, levels=(4,))).run(request)
+        assert thinking.tokens == 5
+        return request.tokens[8:]
+
+    got, end = answer(), tokenizer(tags.closing, add_special_tokens=False)["input_ids"]
+    assert got[5 : 5 + len(end)] == end
+    monkeypatch.setattr(OneLaunch, "_pays", lambda *parts: False)
+    assert answer() == got
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_moe_text", "glm4_moe", "gpt_oss", "deepseek_v2", "gemma4_text"])
