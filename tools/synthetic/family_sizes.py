@@ -121,7 +121,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-small-4": ("mistral4", {}),
     "a.x-k2-light": ("axk2", {}),
     "glm-5": ("glm_moe_dsa", {}),
-    "laguna-xs.2": ("laguna", {}),
     "mellum2-12b-a2.5b": ("mellum", {}),
     "mimo-v2-flash": ("mimo_v2_flash", {}),
     "hy3-preview": ("hy_v3", {}),
