@@ -113,11 +113,12 @@ def tiny_config() -> Qwen3MoeConfig:
     )
 
 
-def make_store(work: Path) -> Path:
-    """Makes a tiny model with random weights, and a tokenizer of this repository's texts; returns its store.
+def make_store(work: Path, config: Qwen3MoeConfig | None = None) -> Path:
+    """Makes a model with random weights, and a tokenizer of this repository's texts; returns its store.
 
     Args:
         work: folder for it; a store that is there is taken as it is.
+        config: the model's sizes, with a vocabulary of 4,096; None: tiny_config.
     """
     from edgemoe.models.conversion.run import convert_checkpoint
 
@@ -135,20 +136,22 @@ def make_store(work: Path) -> Path:
     tokenizer.train_from_iterator((path.read_text(encoding="utf-8") for path in texts), trainer)
     torch.manual_seed(0)
     checkpoint = work / "scripted-checkpoint"
-    Qwen3MoeForCausalLM(tiny_config()).to(torch.bfloat16).save_pretrained(checkpoint)
+    Qwen3MoeForCausalLM(config or tiny_config()).to(torch.bfloat16).save_pretrained(checkpoint)
     chatml(tokenizer).save_pretrained(checkpoint)
     convert_checkpoint(checkpoint, store, max_level=8, layout="auto", dense_bits=16)
     return store
 
 
 @contextmanager
-def scripted_server(work: Path, answers: Wanted, *, context: int = 65536) -> Iterator[tuple[str, list[str]]]:
+def scripted_server(
+    work: Path, answers: Wanted, *, context: int = 65536, parallel: int = 1
+) -> Iterator[tuple[str, list[str]]]:
     """Serves the scripted model at a free port of this machine inside the block.
 
     Args:
         work: folder for the model.
         answers: its answers.
-        context: tokens.
+        context, parallel: tokens of a request, and requests that are answered at the same time.
 
     Yields:
         The server's address, and the prompts of its answers so far.
@@ -164,7 +167,7 @@ def scripted_server(work: Path, answers: Wanted, *, context: int = 65536) -> Ite
     ready = threading.Event()
 
     def load(opened: ExitStack) -> Any:
-        model = opened.enter_context(edgemoe.load(store, context=context))
+        model = opened.enter_context(edgemoe.load(store, context=context, parallel=parallel))
         Sampler.next = following(model.tokenizer, answers, prompts)  # type: ignore[method-assign]
         return model
 
