@@ -81,6 +81,6 @@ def choose_dense_bits(directory: Path, checkpoint: Path) -> None:
     from edgemoe.recode.dense_choice import DenseTrial
     from edgemoe.recode.request import RecodeRequest
 
-    opened = open_model(Opening(directory))
+    opened = open_model(Opening(directory, device="cpu"))
     if not opened.manifest.dense_choice:
         DenseTrial(opened, checkpoint, RecodeRequest(None, 0, "low"), ()).run()

@@ -11,6 +11,7 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.evaluate.arm import STORED, TABLE, Arm
 from edgemoe.evaluate.compensation.making import planned_bytes
+from edgemoe.evaluate.lynx.arms import parts_of
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.score import Windows
 from edgemoe.kv.blocks import BLOCK_ROWS
@@ -101,12 +102,14 @@ def _require_whole_windows(request: EvalRequest) -> None:
 def possible_arms(arms: tuple[Arm, ...], store: StoreModel) -> tuple[list[Arm], list[str]]:
     """Returns the arms that a store can run, and the names of arms that need more bits, which are logged.
 
-    Ranks that its tokens do not have are left out.
+    Ranks that its tokens do not have are left out, and parts of the depth without a layer.
     """
     max_level, ranks, found = store.manifest.max_level, store.shape.top_k, store.manifest.compensators
     kept = [arm for arm in arms if arm.settings.levels[0] <= max_level]
     left_out = list(dict.fromkeys(arm.settings.name for arm in arms if arm not in kept))
     kept = [arm for arm in kept if arm.ranks_needed <= ranks or arm.compensators == STORED]
+    parts = {None, *parts_of(len(store.manifest.layers))}
+    kept = [arm for arm in kept if not arm.variation or arm.variation.part in parts]
     if found:  # levels without the compensators' own have a row without compensators
         kept = [arm for arm in kept if arm.compensators != STORED or found.base_level in arm.settings.levels]
     names = ", ".join(left_out)

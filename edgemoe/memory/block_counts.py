@@ -53,7 +53,8 @@ def fraction_at(
     if not settings.priced:
         counts = [policy.counts(layer, top_k) for layer in known.layers]
         unskipped = len(counts) * top_k if settings.levels[-1] else sum(each[-1] for each in counts)
-        return sum(each[settings.levels.index(level)] for each in counts) / unskipped
+        above = sum(have >= level for have in settings.levels)  # a kind of planes may be between two levels
+        return sum(each[above - 1] for each in counts) / unskipped
     every = max(known.choices.shape[1] // SAMPLE_TOKENS, 1)
     sample = zip(known.layers, known.choices[:, ::every], known.gates[:, ::every], strict=True)
     levels = torch.stack([policy.levels(*each, None, decode=True) for each in sample])

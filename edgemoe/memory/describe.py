@@ -136,7 +136,7 @@ def _bits(plan: MemoryPlan, settings: RunSettings) -> str:
         share = f"{100 * settings.retention:g} %"
         text = f"{higher[-1]} for the {share} of experts that matter most to a token, {low} for the others"
         for above, below in zip(higher[-2::-1], higher[:0:-1], strict=True):
-            text += f"; {above} for {share} of the experts that have {below} or more"
+            text += f"; {above} for about {share} of the experts that have {below} or more"
     if 0 in settings.levels:
         text += "; 0 leaves an expert out"
     merged = 2 in plan.levels and P4 in plan.vram_blocks

@@ -228,7 +228,7 @@ class LevelPolicy:
 
     def _by_order(self, layer: int, count: int) -> list[int]:
         """Levels for the experts of a row by their order: the paper's, or levels of `ahead`."""
-        if self.settings.rule == "paper":
+        if self.settings.rule == "paper" and len(self.ahead) > 1:
             counts = self.counts(layer, count)
             return [level_at(place, self.settings.levels, counts) for place in range(count)]
         levels = self.ahead

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import gguf
 
+from edgemoe.errors import UserError
+
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
@@ -16,8 +18,16 @@ def gguf_bytes_per_token(path: Path) -> float:
 
     Args:
         path: the file, whose header has the number of experts and of those per token.
+
+    Raises:
+        UserError: the file is one of several.
     """
     reader = gguf.GGUFReader(path)
+    split = reader.fields.get(gguf.Keys.Split.LLM_KV_SPLIT_COUNT)
+    if split and int(split.contents()) > 1:
+        raise UserError(
+            "a model in one file", f"{path.name}, one of {split.contents()}", "join them by llama-gguf-split"
+        )
     architecture = reader.fields[gguf.Keys.General.ARCHITECTURE].contents()
     count, used = (
         int(reader.fields[key.format(arch=architecture)].contents())

@@ -36,6 +36,11 @@ CACHE = 0.4
 """Fraction of all experts' bytes at 4 bits that the cache of the study of residency has."""
 
 
+def parts_of(layers: int) -> list[int]:
+    """The part of the depth, 0 to PARTS - 1, of each of some layers with experts; fewer layers leave parts empty."""
+    return [PARTS * i // layers for i in range(layers)]
+
+
 def lynx_arms() -> list[Arm]:
     """Experts that the tokens of a batch agree on."""
     base, bins = RunSettings.uniform(4), [None, *(Remapping(*each) for each in LYNX_BINS)]

@@ -8,7 +8,7 @@ import torch
 
 from edgemoe.engine.engine import Engine
 from edgemoe.evaluate.arm import Variation
-from edgemoe.evaluate.lynx.arms import PARTS, QUARTERS
+from edgemoe.evaluate.lynx.arms import QUARTERS, parts_of
 from edgemoe.experts.step import Reroute
 from edgemoe.policy.remapping import prefer_resident
 
@@ -20,8 +20,8 @@ def agreeing(variation: Variation, layers: Sequence[int]) -> Reroute:
         variation: says which tokens, experts, layers and phases may change.
         layers: numbers of the layers with experts, ascending.
     """
-    part, count = variation.part, len(layers)
-    free = {layer for i, layer in enumerate(layers) if part is None or PARTS * i // count == part}
+    part, parts = variation.part, parts_of(len(layers))
+    free = {layer for layer, its in zip(layers, parts, strict=True) if part is None or its == part}
 
     def choose(layer: int, logits: torch.Tensor, top_k: int) -> torch.Tensor:
         own = logits.float().argsort(dim=1, descending=True, stable=True)[:, :top_k]

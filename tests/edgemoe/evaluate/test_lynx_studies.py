@@ -15,9 +15,11 @@ from edgemoe.evaluate import accuracy
 from edgemoe.evaluate.accuracy import ChatTasks, engine_conversations
 from edgemoe.evaluate.arm import Arm, Variation
 from edgemoe.evaluate.lynx import chats
+from edgemoe.evaluate.lynx.arms import parts_of
 from edgemoe.evaluate.lynx.cached import cached_plan
 from edgemoe.evaluate.lynx.chats import TogetherTasks, accuracy_by_kind, shuffled
 from edgemoe.evaluate.lynx.rules import agreeing, quarters, resident_first
+from edgemoe.evaluate.plans import possible_arms
 from edgemoe.evaluate.request import EvalRequest
 from edgemoe.evaluate.rows import EvalRow, gain, setting_row, with_pairs
 from edgemoe.evaluate.run import run_eval
@@ -288,3 +290,15 @@ def test_ranks_beyond_the_models_are_left_out(evaluate):
     """A token of the tiny model has two experts."""
     ranks = [Variation(f"rank {i + 1}", only=Movable(ranks=(i,))) for i in range(4)]
     assert set(evaluate(sensitivity(*ranks))) == {"rank 1", "rank 2"}
+
+
+def test_parts_of_the_depth_without_a_layer_are_left_out(tiny_store):
+    """The tiny model has fewer layers with experts than the study has parts."""
+    store = StoreModel.open(tiny_store)
+    parts = parts_of(len(store.manifest.layers))
+    arms = tuple(
+        arm for arm in study_arms("lynx-sensitivity") if arm.variation and arm.variation.part is not None
+    )
+    assert [arm.variation.part for arm in possible_arms(arms, store)[0]] == sorted({*parts}) != list(range(6))
+    assert parts_of(6) == list(range(6))
+    assert parts_of(3) == [0, 2, 4]

@@ -66,6 +66,8 @@ def test_the_papers_look_ahead_reads_its_levels():
     """Predicted experts have the levels of their order, but never 8; the ones at 0 are not read."""
     rule = policy((8, 4, 2, 0), 0.75, rule="paper", critical="ceil", speculate="full")
     assert rule.predicted(2, [[5, 1, 0, 7]]) == {5: 4, 1: 2}
+    alone = policy((4,), 0.75, rule="paper", critical="ceil", speculate="full")
+    assert alone.predicted(2, [[5, 1]]) == {5: 4, 1: 4}
 
 
 @pytest.mark.parametrize("critical", ["ceil", "carry"])

@@ -397,6 +397,17 @@ def test_an_embedding_that_is_the_head_counts(tmp_path: Path) -> None:
     assert gguf_bytes_per_token(tmp_path / "tied.gguf") == 40
 
 
+def test_one_file_of_several_is_no_model(tmp_path: Path) -> None:
+    """Its tensors alone would be too few bytes."""
+    writer = gguf.GGUFWriter(tmp_path / "first.gguf", "qwen3moe")
+    writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="one of 2"):
+        gguf_bytes_per_token(tmp_path / "first.gguf")
+
+
 def test_ratios_are_of_means() -> None:
     """A ratio divides the means of two runs each, 6 s by 3 s, and is no mean of ratios; each case has its own peer."""
     runs = [
