@@ -164,8 +164,32 @@ def test_python_calls_are_read_as_they_are_written(every):
 
 
 @pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ('get-weather(city="Oslo")', "get-weather", {"city": "Oslo"}),
+        ('mcp.a-b.c(max-days=3, from="a", to = "b")', "mcp.a-b.c", {"max-days": 3, "from": "a", "to": "b"}),
+        (
+            "f(a=true, b=[false, null], c={'d': null}, e=-1)",
+            "f",
+            {"a": True, "b": [False, None], "c": {"d": None}, "e": -1},
+        ),
+        ("3d-view(class='import x=true, y(z=null)')", "3d-view", {"class": "import x=true, y(z=null)"}),
+        (r"""f(a="say \"true\" (b=1)", b='it\'s null')""", "f", {"a": 'say "true" (b=1)', "b": "it's null"}),
+        ('f(a="""x "true" y=1""", _0=2)', "f", {"a": 'x "true" y=1', "_0": 2}),
+    ],
+)
+def test_python_calls_with_other_names_and_words(text, name, arguments):
+    """Names with hyphens, names that are Python's words, and JSON's words; strings stay as they are."""
+    want = {"name": name, "arguments": arguments}
+    assert read_calls(text) == [want]
+    assert read_calls(f"[{text}, {text}]") == [want, want]
+    assert read_calls(write_calls([want])) == [want]
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        *("f(a==1)", "f(a #\n=1)", "f(a=1)(b=2)", "f(a='x", "f(a=true-x)", '"\\"' * 30_000),
         *("", "f", "[f]", "f(1)", "f(**x)", "f(a=b)", "f(a=print())", "f(a={1, 2})", "f(a=b'x')", "f(a=1j)"),
         *("f(a=1e999)", "f(a", "[f(a=1)", "f(a=1); g()", "(" * 500, "-" * 60_000 + "1", "\0"),
         f"f(a='{'x' * MOST_CHARACTERS}')",
