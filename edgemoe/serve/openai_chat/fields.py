@@ -122,6 +122,11 @@ class ChatFields(ChatRequest, BodyFields, ReasoningFields, FormFields):
         given = super().explicit_budget()
         return self.other_budget() if given is None else given
 
+    def switched_on(self) -> bool | None:
+        """Whether the request turns reasoning on or off, under any of its names."""
+        on = self.other_switch()
+        return super().switched_on() if on is None else on
+
     def template(self, default_budget: int | None = None) -> dict[str, object]:
         """Variables for the chat template, under any of their names; `default_budget` as in ChatRequest.template."""
         given = self.reasoning_variables()

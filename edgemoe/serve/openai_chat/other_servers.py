@@ -65,7 +65,7 @@ class ReasoningFields(Fields):
 
     def reasoning_variables(self) -> dict[str, object]:
         """Variables for the chat template."""
-        on = self._switched_on()
+        on = self.other_switch()
         return {} if on is None else {"enable_thinking": on}
 
     def other_effort(self) -> Effort | None:
@@ -77,9 +77,10 @@ class ReasoningFields(Fields):
         given = self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None
         if given is None and self.reasoning:
             given = self.reasoning.max_tokens
-        return 0 if self._switched_on() is False else given
+        return 0 if self.other_switch() is False else given
 
-    def _switched_on(self) -> bool | None:
+    def other_switch(self) -> bool | None:
+        """Whether reasoning is turned on or off under its other names; None: the request says nothing of it."""
         kind = self.thinking.type if isinstance(self.thinking, Thinking) else self.thinking
         switches = (self.enable_thinking, self.reasoning.enabled if self.reasoning else None)
         on = next((each for each in switches if each is not None), None)

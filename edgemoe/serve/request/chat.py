@@ -257,6 +257,12 @@ class ChatRequest(ThinkingFields):
         """
         return self.response_format.schema_of_answers() if self.response_format else None
 
+    def switched_on(self) -> bool | None:
+        """Whether the variables for the chat template turn reasoning on or off; None: they say nothing of it."""
+        given = self.chat_template_kwargs or {}
+        on = given.get("enable_thinking", given.get("thinking"))
+        return on if isinstance(on, bool) else None
+
     def template(self, default_budget: int | None = None) -> dict[str, object]:
         """Variables for the chat template. Some call the one that turns reasoning off `thinking`.
 

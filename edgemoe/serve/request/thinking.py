@@ -48,19 +48,24 @@ class ThinkingFields(SamplingRequest):
         """The budget that the request has under any name; None: it has none."""
         return self.thinking_budget
 
+    def switched_on(self) -> bool | None:
+        """Whether the request turns reasoning on or off, under any name; None: it says nothing of it."""
+        return None
+
     def reasoning_budget(self, limit: int, default: int | None = None) -> int | None:
         """Most tokens of reasoning; None: no limit.
 
         Args:
             limit: most tokens of the answer.
-            default: the server's budget, for requests that say nothing; None: no limit.
+            default: the server's budget, for requests that have none; None: no limit. If it is 0, a request that turns
+                reasoning on has no limit.
         """
         given, effort = self.explicit_budget(), self.effort()
         if given is None and effort is not None:
             share = SHARES[effort]
             return None if share is None else max(int(share * limit), 1) if share else 0
         if given is None:
-            given = default
+            given = NO_LIMIT if default == 0 and self.switched_on() else default
         return None if given == NO_LIMIT else given
 
     def thinking_variables(self, default: int | None = None) -> dict[str, object]:

@@ -482,6 +482,7 @@ def test_the_budget_of_an_answer_of_1000_tokens(kind, fields, budget):
     says_nothing = kind in (Chats, Messages, Chat) and (not fields or fields.get("enable_thinking"))
     if says_nothing:
         assert request.reasoning_budget(1000, 7) == 7
+        assert request.reasoning_budget(1000, 0) == (None if fields else 0)
 
 
 def test_templates_that_know_an_effort_or_a_budget_get_it():

@@ -114,6 +114,35 @@ def test_no_budget_no_limit_and_the_servers_own(served, monkeypatch):
             assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget
 
 
+ON = {
+    "openai_chat": [
+        {"enable_thinking": True},
+        {"thinking": {"type": "enabled"}},
+        {"reasoning": {"enabled": True}},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+    ],
+    "anthropic": [{"thinking": {"type": "adaptive"}}],
+    "ollama": [{"think": True}],
+}
+"""Protocol -> fields that turn reasoning on, and say nothing of its length."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [(name, each) for name, every in ON.items() for each in every], ids=str
+)
+def test_a_request_turns_reasoning_on_where_the_servers_budget_is_0(served, monkeypatch, name, fields):
+    """It goes before the server's budget, as a budget of the request does."""
+    dialect = DIALECTS[name]
+    prompts = wants(served, monkeypatch, 40)
+    body = dialect.body(dialect.question("Oslo?"), False, limit=LIMIT) | fields
+    with served.limited(thinking_budget=0):
+        response = served.client.post(dialect.path, json=body)
+        served.idle()
+    assert response.status_code == 200, response.text
+    assert dialect.whole(response.json()).thought.startswith("the the the")
+    assert not prompts[-1].endswith("</think>\n\n")
+
+
 @pytest.mark.e2e
 def test_a_form_follows_a_spent_budget(served, monkeypatch):
     """JSON of the schema, and a call that is required."""
