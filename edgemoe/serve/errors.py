@@ -92,6 +92,14 @@ def not_loaded() -> ApiError:
     return ApiError(503, "Loading model", kind=UNAVAILABLE, code=503, headers={"retry-after": "5"})
 
 
+def unloaded(name: str) -> ApiError:
+    """The error of a request for figures of a model that was unloaded."""
+    message = (
+        f"expected a loaded model, got {name!r}, which is unloaded: the next request for an answer loads it"
+    )
+    return ApiError(503, message, kind=UNAVAILABLE, code="model_unloaded")
+
+
 def request_error(request: Request, error: Exception) -> ApiError:
     """The error of a request that a handler of HANDLED gets."""
     if isinstance(error, HTTPException):

@@ -12,7 +12,7 @@ from edgemoe.serve.models import Models
 from edgemoe.serve.page.about import about
 from edgemoe.serve.page.document import page
 from edgemoe.serve.page.monitor import ExpertPictures
-from edgemoe.serve.page.state import state
+from edgemoe.serve.page.state import serving_of_page, state
 
 
 def page_routes(models: Models) -> list[Route]:
@@ -30,7 +30,7 @@ def page_routes(models: Models) -> list[Route]:
         return JSONResponse(pictures.answer())
 
     async def describe(request: Request) -> Response:
-        return JSONResponse(about(models.latest.serving))
+        return JSONResponse(about(serving_of_page(models)))
 
     async def health(request: Request) -> Response:
         if not models.started:

@@ -11,7 +11,7 @@ let pictured = -PICTURE_SECONDS;
 
 const isShown = (view) => !$(view).hidden && !document.hidden;
 
-// Differences of counters to the state before, per second. A model that was loaded again begins at 0.
+// Differences of counters to the state before, per second, of one model; if it was loaded again it begins at 0.
 const ratesOf = (status, seconds) => {
   const since = (name) => (before && seconds ? Math.max(status[name] - before[name], 0) : null);
   const per = (name) => (since(name) === null ? null : since(name) / seconds);
@@ -23,6 +23,10 @@ const ratesOf = (status, seconds) => {
 };
 
 const record = (status) => {
+  if (before && before.model !== status.model) {
+    before = null;
+    samples.length = 0;
+  }
   const now = performance.now() / 1000, seconds = before ? now - before.now : 0;
   if (before && seconds < 0.5) return samples.at(-1); // too short a time for rates
   const sample = { t: now, ...ratesOf(status, seconds), memory: status.memory, resident: status.resident, running: status.running, waiting: status.waiting };

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgemoe.serve.models import Models
+from edgemoe.serve.page.state import serving_of_page
 from edgemoe.storage.base import ExpertKey
 
 REFRESH_SECONDS = 3.0
@@ -39,9 +40,9 @@ class ExpertPictures:
             expert, the bits that the tier has of it.
 
         Raises:
-            ApiError: the model is not open yet.
+            ApiError: the model is not open yet, or unloaded.
         """
-        serving, now = self._models.latest.serving, self._clock()
+        serving, now = serving_of_page(self._models), self._clock()
         model = serving.require()
         if now - self._at >= REFRESH_SECONDS or serving.name != self._name:
             engine = model.engine

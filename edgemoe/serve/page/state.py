@@ -6,8 +6,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from edgemoe.serve.errors import unloaded
 from edgemoe.serve.job import Job
 from edgemoe.serve.models import Models
+from edgemoe.serve.serving import Serving
+
+
+def serving_of_page(models: Models) -> Serving:
+    """The model that the page shows: the loaded one that was used last.
+
+    Raises:
+        ApiError: every model is unloaded. A model that is being loaded is returned before it is open.
+    """
+    slot = models.latest
+    if models.started and slot.state in ("unloading", "unloaded"):
+        raise unloaded(slot.name)
+    return slot.serving
 
 
 def state(models: Models) -> dict[str, Any]:
@@ -18,7 +32,7 @@ def state(models: Models) -> dict[str, Any]:
     if model is None:
         state = slot.state if models.started else "loading"
         return {"model": serving.name, "state": state, "models": listed}
-    status, plan, requests = model.status(), model.engine.plan, _requests(models.jobs)
+    status, plan, own = model.status(), model.engine.plan, _requests(serving.queue.jobs)
     return {
         "model": serving.name,
         "state": "ready",
@@ -38,8 +52,8 @@ def state(models: Models) -> dict[str, Any]:
         "ssd_bytes": status.moved.ssd_bytes,
         "dram_bytes": status.moved.dram_bytes,
         "prompt_tokens": serving.prompt_tokens,
-        "new_tokens": serving.new_tokens + sum(each["new_tokens"] for each in requests),
-        "requests": requests,
+        "new_tokens": serving.new_tokens + sum(each["new_tokens"] for each in own),
+        "requests": _requests(models.jobs),
     }
 
 

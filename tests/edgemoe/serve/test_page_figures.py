@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from servers import a_model, server_of
@@ -14,7 +15,9 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.guard import Access
 from edgemoe.serve.models import models_of
 from edgemoe.serve.page import document
+from edgemoe.serve.page.about import about
 from edgemoe.serve.page.monitor import REFRESH_SECONDS, ExpertPictures
+from edgemoe.serve.page.state import serving_of_page, state
 from edgemoe.serve.slot import Source
 from edgemoe.storage.base import ExpertKey
 
@@ -106,6 +109,32 @@ def test_pictures_wait_for_the_model():
     with pytest.raises(ApiError) as raised:
         ExpertPictures(models_of({"x": Source(lambda opened: None)}, 1)).answer()
     assert raised.value.status == 503
+
+
+def test_an_unloaded_model_is_named():
+    """Its figures come with the next request; 503 with another text than while the server starts."""
+    models = models_of({"x": Source(lambda opened: None)}, 1)
+    models.started = True
+    with pytest.raises(ApiError, match="'x', which is unloaded: the next request") as refused:
+        ExpertPictures(models).answer()
+    assert (refused.value.status, refused.value.code) == (503, "model_unloaded")
+    models.slots[0].state = "loading"
+    with pytest.raises(ApiError, match="Loading model"):
+        about(serving_of_page(models))
+
+
+def test_new_tokens_are_those_of_the_model(keyed, monkeypatch):
+    """Another model's answers are listed, and not counted among them."""
+    progress = SimpleNamespace(
+        state="decoding", prompt_tokens=4, cached_tokens=0, done_tokens=4, new_tokens=1000
+    )
+    job = SimpleNamespace(kind="chat", start=0.0, futures=[SimpleNamespace(progress=progress)])
+    serving = SimpleNamespace(queue=SimpleNamespace(jobs=[job]))
+    other = SimpleNamespace(name="other", state="unloaded", serving=serving)
+    before = state(keyed.models)["new_tokens"]
+    monkeypatch.setattr(keyed.models, "slots", [*keyed.models.slots, other])
+    found = state(keyed.models)
+    assert (found["new_tokens"], [each["new_tokens"] for each in found["requests"]]) == (before, [1000])
 
 
 def test_the_description_has_every_setting(keyed):
