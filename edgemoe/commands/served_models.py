@@ -102,19 +102,20 @@ class ServedModel:
         from edgemoe.models.plans.division import Division, plan_levels
         from edgemoe.models.tokenizer import load_tokenizer
         from edgemoe.serve.serving import About
-        from edgemoe.serve.slot import Checked, Memory
+        from edgemoe.serve.slot import ALONE, Checked, Memory
 
         opening, choose = self._loading.opening, partial(run_settings, **self._loading.settings)
         store, plan, settings = open_store(opening, choose, shrink=True)
         require_several(settings, opening.parallel, "--parallel 8")
         load_tokenizer(store.directory)
         limits = Memory(plan.vram_limit_bytes, plan.dram_limit_bytes)
-        if opening.vram_limit is not None:
+        if opening.vram_limit is not None and not store.device:
             everything = replace(Division.of(opening), vram=None, dram=0)
             whole = plan_levels(store, choose, everything, shrink=True)[0].vram_limit_bytes
             limits = Memory(whole) if whole < limits.vram else limits
         self._limits = limits
-        return Checked(limits, About(store, plan.context))
+        # a process has one cap on its GPU memory (Device.cap), which is of one model
+        return Checked(ALONE if store.device else limits, About(store, plan.context))
 
     def load(self, opened: ExitStack) -> Model:
         """Opens the model, prints what it takes, and keeps how hot its experts are for the next opening."""

@@ -89,6 +89,8 @@ class Job:
         self.answers: list[Answer | None] = [None] * len(self.prompts)
         self.error: ApiError | None = None
         """The error that ended it."""
+        self.deadline: float | None = None
+        """Time of the event loop at which it ends by an error; None: no limit."""
 
     async def submit(self) -> None:
         """Submits every answer.

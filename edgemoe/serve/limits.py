@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 
@@ -10,7 +11,7 @@ class Limits:
     """The times and sizes of one request.
 
     Args:
-        answer_seconds: time until its last answer has ended; None: no limit.
+        answer_seconds: time until its last answer has ended, with the wait for its model; None: no limit.
         bodies_bytes: most bytes of the bodies of all requests together that come, or whose prompts are made.
         body_bytes: most bytes of its body: a million tokens of text or more.
         body_seconds: time in which all of its body must have come.
@@ -30,3 +31,7 @@ class Limits:
     ping_seconds: float = 5.0
     progress_seconds: float = 0.5
     thinking_budget: int | None = None
+
+    def deadline(self) -> float | None:
+        """The time of the running event loop at which a request that begins now is over; None: no limit."""
+        return self.answer_seconds and asyncio.get_running_loop().time() + self.answer_seconds

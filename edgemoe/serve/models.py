@@ -8,7 +8,6 @@ ones leave until the limits hold it, each after its running answers, and take no
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from edgemoe.machine.process import return_free_memory
 from edgemoe.serve.errors import UNAVAILABLE, ApiError, not_loaded
 from edgemoe.serve.intake import Intake, client_of
 from edgemoe.serve.job import ENDING, Job
@@ -26,7 +24,7 @@ from edgemoe.serve.limits import Limits
 from edgemoe.serve.metrics import Metrics
 from edgemoe.serve.own_thread import on_own_thread
 from edgemoe.serve.serving import Serving
-from edgemoe.serve.slot import Hold, Memory, Slot, Source, Waiting, victims_of
+from edgemoe.serve.slot import Hold, Memory, Slot, Source, Waiting, return_memory, victims_of
 
 _log = logging.getLogger("edgemoe.serve")
 
@@ -78,8 +76,7 @@ class Models:
             for slot in self.slots:
                 slot.needs, slot.serving.about = await on_own_thread(slot.source.check)
             self._capacity = await on_own_thread(self._measure)
-        if error := await self._load(self.slots[0]):
-            raise error
+        await self._load(self.slots[0])
         self.started = True
 
     @property
@@ -131,22 +128,26 @@ class Models:
         """
         if not self.started:
             raise not_loaded()
+        deadline = self.intake.limits.deadline()
         if slot.takes_requests:
+            slot.dismissed = (
+                slot.dismissed and slot.users > 0
+            )  # an idle model that was to leave is used again
             slot.users += 1
         else:
-            await self._wait(request, slot)
+            await self._wait(request, slot, deadline)
         forever = keep_seconds == float("inf")
         slot.keep_seconds = None if forever else self.idle_seconds if keep_seconds is None else keep_seconds
-        return Hold(slot.serving, lambda: self._release(slot))
+        return Hold(slot.serving, lambda: self._release(slot), deadline)
 
-    async def _wait(self, request: Request, slot: Slot) -> None:
+    async def _wait(self, request: Request, slot: Slot, deadline: float | None) -> None:
         """Waits until a request may use a model, which counts it among its users then."""
         client, one = client_of(request), Waiting.begun(next(self._numbers))
         slot.places.enter(client)
         slot.waiting.append(one)
         try:
             self._go_on()
-            async with asyncio.timeout(self.intake.limits.answer_seconds):
+            async with asyncio.timeout_at(deadline):
                 while not (await asyncio.wait({one.turn}, timeout=_SLICE_SECONDS))[0]:
                     if await request.is_disconnected():
                         raise ClientDisconnect
@@ -176,8 +177,9 @@ class Models:
         """
         if not self.started:
             raise not_loaded()
+        if slot.dismissed:  # what dismissed it holds no longer
+            slot.dismissed, slot.keep_seconds, slot.last_use = False, self.idle_seconds, self._clock()
         if slot.state != "loaded" or slot.leaving:
-            slot.dismissed = False
             one = Waiting.begun(next(self._numbers), uses=False)
             one.turn.add_done_callback(lambda turn: turn.cancelled() or turn.exception())
             slot.waiting.append(one)
@@ -192,6 +194,7 @@ class Models:
         if not self.started:
             raise not_loaded()
         slot.dismissed = slot.state in ("loading", "loaded")
+        slot.cancel_orders()
         self._go_on()
 
     def remaining(self, slot: Slot) -> float | None:
@@ -243,8 +246,8 @@ class Models:
                 return self._unload(slot)
         return self._load(target) if target and not victims else None
 
-    async def _load(self, slot: Slot) -> BaseException | None:
-        """Loads a model; returns the error where that fails, which every request that waits for it gets."""
+    async def _load(self, slot: Slot) -> None:
+        """Loads a model. Where that fails, each request that waits for it gets the error; so does `start`."""
         slot.state, slot.dismissed = "loading", False
         start = self._clock()
         try:
@@ -254,12 +257,15 @@ class Models:
         except BaseException as error:
             slot.state, slot.failed = "unloaded", True
             slot.fail(slot.load_error(error) if self.started else not_loaded())
-            return error
+            if not self.started:
+                raise
+        if slot.state == "unloaded":  # here, where nothing refers to the error and its traceback
+            await on_own_thread(return_memory)
+            return
         slot.state, slot.failed, slot.last_use = "loaded", False, self._clock()
         slot.admit()  # before others that wait have it leave again
         if self.started:
             _log.info("%s: loaded in %.2f s", slot.name, slot.last_use - start)
-        return None
 
     async def _unload(self, slot: Slot) -> None:
         slot.state, slot.dismissed, slot.keep_seconds = "unloading", False, self.idle_seconds
@@ -268,14 +274,8 @@ class Models:
             _log.info("%s: unloaded", slot.name)
         except Exception as error:
             _log.exception("%s: an error while it was unloaded", slot.name, exc_info=error)
-        await on_own_thread(_return_memory)
+        await on_own_thread(return_memory)
         slot.state = "unloaded"
-
-
-def _return_memory() -> None:
-    """Frees the objects of a closed model, which refer to each other, and gives their memory back to the system."""
-    gc.collect()
-    return_free_memory()
 
 
 def models_of(

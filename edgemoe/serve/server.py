@@ -193,7 +193,7 @@ class Server(uvicorn.Server):
         if sig == signal.SIGTERM:
             self.config.timeout_graceful_shutdown = round(DRAIN_SECONDS) + 1
             _end_later(0)
-        n = len(self._models.jobs)
+        n = sum(slot.unfinished for slot in self._models.slots)
         most = f" or {DRAIN_SECONDS:g} s" if sig == signal.SIGTERM else ""
         after = f" after {n} request{'s' * (n != 1)}{most}; Ctrl-C again ends at once" if n else ""
         self._say(f"ending{after}")

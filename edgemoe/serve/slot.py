@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgemoe.errors import DamagedData, DoesNotFit
+from edgemoe.machine.process import return_free_memory
 from edgemoe.serve.errors import FAILED, ApiError
 from edgemoe.serve.job import Queue
 from edgemoe.serve.serving import About, Serving
@@ -32,6 +35,10 @@ class Memory(NamedTuple):
         return self.vram >= sum(each.vram for each in listed) and self.dram >= sum(
             each.dram for each in listed
         )
+
+
+ALONE = Memory(sys.maxsize)
+"""The needs of a model that stays loaded with no other one."""
 
 
 class Checked(NamedTuple):
@@ -90,10 +97,11 @@ class Hold:
     Args:
         serving: the model.
         end: called at the first `release`.
+        deadline: time of the event loop at which the request's answers end by an error; None: no limit.
     """
 
-    def __init__(self, serving: Serving, end: Callable[[], None]) -> None:
-        self.serving, self._end = serving, end
+    def __init__(self, serving: Serving, end: Callable[[], None], deadline: float | None = None) -> None:
+        self.serving, self._end, self.deadline = serving, end, deadline
         self._ended = False
 
     def release(self) -> None:
@@ -144,6 +152,11 @@ class Slot:
         return self.state == "loaded" and not self.leaving
 
     @property
+    def unfinished(self) -> int:
+        """Number of requests that are under way or wait until the model is loaded."""
+        return len(self.serving.queue.jobs) + sum(one.uses for one in self.waiting)
+
+    @property
     def first_waiting(self) -> int | None:
         """The number of the request that waits longest; None: none waits."""
         return min((each.number for each in self.waiting), default=None)
@@ -165,9 +178,11 @@ class Slot:
 
     def close(self, model: Model | None) -> None:
         """Closes the model that `serving` has given back; Source.unloading keeps some of its state."""
-        if model is not None:
-            self.source.unloading(model)
-        self.end()
+        try:
+            if model is not None:
+                self.source.unloading(model)
+        finally:
+            self.end()
 
     def end(self) -> None:
         """Closes the model and what it was opened with. Idempotent."""
@@ -180,6 +195,13 @@ class Slot:
                 self.users += one.uses
                 one.turn.set_result(None)
         self.waiting.clear()
+
+    def cancel_orders(self) -> None:
+        """Ends the orders to load it; requests wait on."""
+        for one in self.waiting:
+            if not one.uses:
+                one.turn.cancel()
+        self.waiting = [one for one in self.waiting if one.uses]
 
     def fail(self, error: ApiError) -> None:
         """Ends every request that waits."""
@@ -197,6 +219,12 @@ class Slot:
         )
         message = f"expected the model {self.name!r} to load, got an error: the server's log has the rest"
         return ApiError(500, message, kind=FAILED, code="model_failed")
+
+
+def return_memory() -> None:
+    """Frees the objects of a closed model, which refer to each other, and gives their memory back to the system."""
+    gc.collect()
+    return_free_memory()
 
 
 def victims_of(target: Slot, slots: Iterable[Slot], capacity: Memory) -> list[Slot]:

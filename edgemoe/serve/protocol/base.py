@@ -173,6 +173,7 @@ class Protocol(ABC):
                         return JSONResponse(nothing)
                     meant = await intake.parsing.run(exchange.request, given, hold.serving)
                     job = await hold.serving.start(request, meant, exchange.prompt_field, hold.release)
+                    job.deadline = hold.deadline
                 except BaseException:
                     hold.release()
                     raise

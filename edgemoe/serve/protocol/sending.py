@@ -70,7 +70,7 @@ class WholeResponse:
         limits = self._limits
         try:
             async with (
-                asyncio.timeout(limits.answer_seconds),
+                asyncio.timeout_at(self._job.deadline),
                 aclosing(self._job.events(limits.ping_seconds)) as events,
             ):
                 async for _ in events:
@@ -115,7 +115,7 @@ class StreamResponse:
         headers = [(b"content-type", reply.media_type), *_HEADERS]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(self._limits.answer_seconds), aclosing(self._chunks()) as chunks:
+            async with asyncio.timeout_at(self._job.deadline), aclosing(self._chunks()) as chunks:
                 async for chunk in chunks:
                     await _send(send, reply.ping() if chunk is None else reply.frame(chunk))
             await _send(send, reply.end())

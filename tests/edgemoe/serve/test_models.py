@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.serve import models as models_module
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.intake import Intake
 from edgemoe.serve.limits import Limits
@@ -18,7 +23,7 @@ from edgemoe.serve.metrics import Metrics
 from edgemoe.serve.model_object import model_object
 from edgemoe.serve.models import Models
 from edgemoe.serve.serving import Serving
-from edgemoe.serve.slot import Checked, Hold, Memory, Slot, Source
+from edgemoe.serve.slot import ALONE, Checked, Hold, Memory, Slot, Source
 
 FOREVER = float("inf")
 
@@ -31,16 +36,19 @@ class Rig:
         now: the time in seconds.
         errors: the names of models that cannot be loaded, with their errors.
         absent: the names of clients that have left.
+        gates: the names of models whose loading waits until the event is set.
     """
 
     def __init__(self, sizes: dict[str, int], capacity: int, *, limit: int = 8, **options: Any) -> None:
         self.log, self.now, self.errors = list[str](), 0.0, dict[str, Exception]()
-        self.absent = set[str]()
+        self.absent, self.gates = set[str](), dict[str, threading.Event]()
         intake, metrics = Intake(Limits(answer_seconds=options.pop("answer_seconds", None))), Metrics()
         rig = self
 
         class NotedSlot(Slot):
             def open(self) -> None:
+                if gate := rig.gates.get(self.name):
+                    assert gate.wait(20)
                 if error := rig.errors.get(self.name):
                     raise error
                 rig.log.append(f"+{self.name}")
@@ -150,6 +158,17 @@ def test_a_model_that_exceeds_the_capacity_alone_is_loaded_alone():
         assert rig.log == ["+a", "-a", "+b"]
 
     run(test, Rig({"a": 1, "b": 20}, 10))
+
+
+def test_models_on_a_gpu_change_places():
+    """They stay with no other model, however much the limits hold."""
+
+    async def test(rig: Rig) -> None:
+        for name in "ba":
+            (await rig.hold(name)).release()
+        assert rig.log == ["+a", "-a", "+b", "-b", "+a"]
+
+    run(test, Rig(dict.fromkeys("ab", ALONE.vram), 10))
 
 
 @pytest.mark.parametrize(
@@ -368,3 +387,114 @@ def test_the_only_model_is_not_checked_first():
     rig.models.slots[0].source = Source(lambda opened: None, lambda: pytest.fail("checked"))
     asyncio.run(rig.models.start())
     assert rig.log == ["+a"]
+
+
+@pytest.mark.parametrize("use", ["hold", "load", "none"])
+@pytest.mark.parametrize("dismissed", ["tick", "release"])
+def test_a_dismissed_model_that_is_used_while_another_one_loads_stays(dismissed, use):
+    """A request or an order for it takes back what its clock or `keep_alive` 0 has decided."""
+
+    async def test(rig: Rig) -> None:
+        gate = rig.gates["b"] = threading.Event()
+        other, a = rig.begin("b"), rig.models.slots[0]
+        while rig.states()["b"] != "loading":
+            await asyncio.sleep(0)
+        if dismissed == "tick":
+            rig.now += 10
+            rig.models.tick()
+        else:
+            (await rig.hold("a", 0)).release()
+        assert a.dismissed
+        if use == "hold":
+            (await rig.hold("a", FOREVER)).release()
+        elif use == "load":
+            rig.models.load(a)
+        rig.models.tick()
+        gate.set()
+        (await other).release()
+        await rig.settle()
+        assert rig.log == (["+a", "+b", "-a"] if use == "none" else ["+a", "+b"])
+
+    run(test, Rig({"a": 1, "b": 1}, 10, idle_seconds=10))
+
+
+def test_an_order_to_unload_takes_back_orders_to_load():
+    """Requests that wait for the model are served all the same."""
+
+    async def test(rig: Rig) -> None:
+        hold, b = await rig.hold("a"), rig.models.slots[1]
+        rig.models.load(b)
+        await rig.settle()
+        rig.models.unload(b)
+        assert b.waiting == []
+        rig.models.load(b)
+        waiting = rig.begin("b")
+        await rig.settle()
+        rig.models.unload(b)
+        assert (len(b.waiting), b.unfinished) == (1, 1)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        hold.release()
+        await rig.settle()
+        assert (rig.log, b.unfinished) == (["+a"], 0)
+
+    run(test, Rig({"a": 6, "b": 6}, 10))
+
+
+def test_the_time_of_a_request_begins_once():
+    """Its answer ends at the time that its wait had too."""
+
+    async def test(rig: Rig) -> None:
+        time = asyncio.get_running_loop().time
+        hold, before = await rig.hold("a"), time()
+        waiting = rig.begin("b")
+        await rig.settle()
+        after = time()
+        hold.release()
+        deadline = (await waiting).deadline
+        assert deadline is not None
+        assert before <= deadline - 1000 <= after
+
+    run(test, Rig({"a": 6, "b": 6}, 10, answer_seconds=1000))
+
+
+class Held:
+    """An object that a failed loading refers to."""
+
+
+def test_a_failed_loading_gives_its_memory_back(monkeypatch, caplog):
+    """Nothing refers to what it had opened when memory goes back to the system, also without the garbage collector."""
+    held, noted = list[weakref.ref[Held]](), list[bool]()
+
+    def fail() -> None:
+        weights = Held()
+        held.append(weakref.ref(weights))
+        raise DoesNotFit("4 GB", "3 GB", "give more", minimum=4)
+
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr(rig.models.slots[1], "open", fail)
+        monkeypatch.setattr(models_module, "return_memory", lambda: noted.append(held[-1]() is None))
+        with pytest.raises(ApiError, match="memory"):
+            await rig.hold("b")
+        await rig.settle()
+
+    caplog.set_level(logging.CRITICAL, "edgemoe")  # pytest keeps a log's errors
+    gc.disable()
+    try:
+        run(test, Rig({"a": 1, "b": 1}, 10))
+    finally:
+        gc.enable()
+    assert noted == [True]
+
+
+def test_a_model_is_closed_although_its_state_cannot_be_kept():
+    """Its files and memory are given back, and the error is raised."""
+
+    def refuse(model: object) -> None:
+        raise OSError("no space")
+
+    closed, slot = list[str](), Slot(Serving("a", limit=1), Source(lambda opened: None, unloading=refuse))
+    slot._opened.callback(closed.append, "a")
+    with pytest.raises(OSError, match="no space"):
+        slot.close(SimpleNamespace())
+    assert closed == ["a"]

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from imported_later import imported_later
@@ -14,10 +15,13 @@ from servers import TestServer, a_model, running
 
 from edgemoe.api.load import Loading
 from edgemoe.commands.served_models import ServedModel, models_by_name, served_models
+from edgemoe.console.sizes import parse_size
 from edgemoe.errors import UserError
+from edgemoe.models import open as opening_module
 from edgemoe.models.heat import NAME as HEAT
 from edgemoe.models.options.groups import Opening
 from edgemoe.serve.limits import Limits
+from edgemoe.serve.slot import ALONE
 
 anthropic, ollama, openai = map(imported_later, ("anthropic", "ollama", "openai"))
 
@@ -158,6 +162,21 @@ def test_metrics_have_a_label_for_each_model(two):
     assert answered == {"blue", "red"}
     open_ = {sample.labels["model_name"] for sample in by_name["vllm:num_requests_running"].samples}
     assert open_ == {"red"}
+
+
+def test_a_model_on_a_gpu_takes_the_whole_limit(stores, monkeypatch):
+    """The process has one cap on the GPU's memory; on the CPU a model is opened with the bytes that it needs."""
+    one = ServedModel("red", Loading(Opening(stores / "red", context=512, vram_limit="1GB", parallel=2)))
+    assert one.check().needs.vram == parse_size(one._options().opening.vram_limit) < 10**9
+    really = opening_module.open_store
+
+    def on_gpu(*args, **options):
+        store, plan, settings = really(*args, **options)
+        return SimpleNamespace(directory=store.directory, device=object()), plan, settings
+
+    monkeypatch.setattr(opening_module, "open_store", on_gpu)
+    assert one.check().needs == ALONE
+    assert one._options().opening.vram_limit == f"{10**9}B"
 
 
 def test_names_of_models(stores):
