@@ -386,6 +386,25 @@ def test_the_monitor_and_the_description(opened):
     assert f"{opened.evaluate('location.origin')}/v1" in opened.locator("#clients").inner_text()
 
 
+RATES = """() => {
+  const one = { model: "a", new_tokens: 10, ssd_bytes: 0, dram_bytes: 0, expert_requests: 0, memory: {}, resident: {} };
+  record(one);
+  before.now -= 10;
+  const later = record({ ...one, new_tokens: 30 }), other = record({ ...one, model: "b", new_tokens: 500 });
+  const rates = [later.tokens > 0, other.tokens, samples.length];
+  before = null;
+  samples.length = 0;
+  return rates;
+}"""
+"""Records two states of a model and one of another model."""
+
+
+@pytest.mark.e2e
+def test_rates_begin_again_with_another_model(opened):
+    """Its counters are not compared with the first model's, and its charts have nothing of them."""
+    assert opened.evaluate(RATES) == [True, None, 1]
+
+
 @pytest.mark.e2e
 def test_the_page_fits_a_phone_and_both_schemes(opened, browser, keyed, says):
     """Nothing is wider than 320 pixels; text stands out from its ground in light and dark, in each view."""
