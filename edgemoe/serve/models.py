@@ -130,9 +130,8 @@ class Models:
             raise not_loaded()
         deadline = self.intake.limits.deadline()
         if slot.takes_requests:
-            slot.dismissed = (
-                slot.dismissed and slot.users > 0
-            )  # an idle model that was to leave is used again
+            if not slot.users:  # the time of an idle model may have been over
+                slot.dismissed = False
             slot.users += 1
         else:
             await self._wait(request, slot, deadline)
