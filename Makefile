@@ -5,7 +5,7 @@
 #   make serve [MODEL=DIR] [ARGS="--port 8000"]        serve it over HTTP, for clients of OpenAI, Anthropic and ollama
 #   make test [ARGS="-k planes"]                       run all tests
 #   make test-fast [ARGS="-x"]                         run the tests that need no other process, whole model or GPU
-#   make test-folders [ARGS="-k qwen3_5"]              run a small model of each family, as captured launches too, and read mutated configs
+#   make test-folders [ARGS="-k qwen3_5"]              run what takes longer: a small model of each family, mutated configs, a rehearsal for a GPU
 #   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows
 #   make check                                         format, lint, types, imports and all tests
 #   make install [TORCH_BUILD=cpu|cuda]                make only .venv with the edgemoe command
@@ -51,7 +51,7 @@ test-fast: $(VENV)/.installed-dev
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not e2e and not gpu and not triton" $(ARGS)
 
 test-folders: $(VENV)/.installed-dev
-	$(TESTS) -m folders $(ARGS) tests/edgemoe/families tests/edgemoe/layers tests/edgemoe/kernels/triton tests/tools/reliability
+	$(TESTS) -m folders $(ARGS)
 
 test-lowest .venv-lowest/.installed: VENV := .venv-lowest
 test-lowest: .venv-lowest/.installed

@@ -275,7 +275,7 @@ def test_chat_at_scheduled_levels(checkpoint, tmp_path):
     done = edgemoe(
         tmp_path,
         *("chat", "--model", checkpoint, "--json", "--max-new-tokens", 3, "--temperature", 0),
-        *("--levels", "4/0", "--retention", "0.75"),
+        *("--levels", "4/0", "--retention", "0.75", "--plain-codes"),
         stdin=turns,
     )
     assert done.returncode == 0

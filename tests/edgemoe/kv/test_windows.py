@@ -289,7 +289,7 @@ def test_planned_and_reserved_bytes_hold_the_pages_of_a_sequence(open_engine, st
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("model_type", ["gpt_oss", "gemma4_text"])
+@pytest.mark.parametrize("model_type", ["gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.folders)])
 def test_a_device_keeps_windows_in_the_memory_of_its_plan(
     open_engine, store_of, monkeypatch, model_type, compiled
 ):

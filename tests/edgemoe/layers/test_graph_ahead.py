@@ -170,7 +170,7 @@ def test_experts_move_while_a_token_runs_ahead(open_on, monkeypatch):
     assert all(map(torch.equal, got, greedy(engine, prompted(engine), 11, 5)))
 
 
-@pytest.mark.parametrize("fault", ["no event", "no settling"])
+@pytest.mark.parametrize("fault", [pytest.param("no event", marks=pytest.mark.folders), "no settling"])
 def test_a_double_notices_a_missing_wait(open_on, monkeypatch, fault):
     """Promotions without an event after the launch, and emptied tiers under a token that runs ahead, are faults."""
     promoted_at_once(monkeypatch)

@@ -72,6 +72,7 @@ print(json.dumps([used, made.dense_choice.tokens]))
 
 
 @needs_cgroup
+@pytest.mark.folders
 @pytest.mark.e2e
 def test_a_choice_of_dense_bits_stays_inside_a_kernels_limit(checkpoint, tmp_path):
     """In a memory cgroup with room for some of the experts the choice ends, and nothing is killed."""

@@ -22,6 +22,7 @@ def test_a_step_that_fails_leaves_its_output(tmp_path):
     assert "no-such-program" in str(run_step(MeasuredStep("none", ("no-such-program",)), tmp_path, 60))
 
 
+@pytest.mark.folders
 @pytest.mark.e2e
 def test_a_rehearsal_writes_every_figure(tmp_path, capsys, monkeypatch):
     """After a step that fails the next one begins; its file has prompts, new tokens and batches, with samples."""

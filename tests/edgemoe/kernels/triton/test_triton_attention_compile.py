@@ -31,6 +31,7 @@ def table(tmp_path_factory) -> dict[str, list[int]]:
     return json.loads(child.stdout.splitlines()[-1])
 
 
+@pytest.mark.folders
 @pytest.mark.triton
 def test_every_launch_fits_a_gpu(table):
     """Sizes of 128 to 576, sinks, latents and codes: within the shared memory of 8.6 and 9.0, without spills."""

@@ -87,6 +87,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.folders
 @pytest.mark.triton
 def test_a_weight_takes_few_instructions(tmp_path):
     """At most 6 per weight, few barriers and no spilled registers, at the sizes of Qwen3-30B-A3B.

@@ -6,7 +6,7 @@ import pytest
 from scripted import chatml_model, script
 from servers import server_of
 
-from tools.frontends.agent_clients import Tool
+from tools.frontends.agent_clients import Chat, Responses, Tool
 from tools.frontends.agents import CLIENTS, Replay, answer, replay_client
 
 SLACK = 8
@@ -14,7 +14,13 @@ SLACK = 8
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.folders if kind in (Responses, Chat) else (), id=kind.__name__)
+        for kind in CLIENTS
+    ],
+)
 def test_nothing_is_computed_twice(tiny_store, monkeypatch, kind):
     """A conversation, a change within it, another date, two agents in turn: only new tokens are computed."""
     pytest.importorskip("anthropic")
