@@ -20,6 +20,7 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.graph.ahead import OneLaunch
 from edgemoe.layers.graph.promotions import Promotions
 from edgemoe.prefetch.device_path import DevicePath
+from edgemoe.storage.base import ExpertKey
 
 pytestmark = [
     pytest.mark.triton,
@@ -155,6 +156,13 @@ def promoted_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promotions, "choose", lambda promotions, away, levels: dict(away))
 
 
+def everything(promotions: Promotions, away, levels) -> dict[ExpertKey, int]:
+    """Every expert that the device's memory lacks, so that a launch's blocks are overwritten at each token."""
+    return {
+        ExpertKey(int(layer), int(expert)): 4 for layer, expert in zip(*(levels == 0).nonzero(), strict=True)
+    }
+
+
 def test_experts_move_while_a_token_runs_ahead(open_on, monkeypatch):
     """Promotions into blocks that the launch before read wait for it: not a byte changes under a launch."""
     promoted_at_once(monkeypatch)
@@ -183,7 +191,9 @@ def test_a_double_notices_a_missing_wait(open_on, monkeypatch, fault):
         monkeypatch.setattr(engine.runner, "discard_ahead", lambda: None)
     sequence = prompted(engine)
     if fault == "no event":
+        monkeypatch.setattr(Promotions, "choose", everything)
         for token in range(11, 19):
+            device.catch_up()  # a launch reads an expert in the device's memory once its copy is done
             append(engine, sequence, token)
     else:
         greedy(engine, sequence, 11, 4)

@@ -214,6 +214,12 @@ class DoubleDevice(Device):
             while self._pending and self._random.random() < self._haste:
                 self.finish(self._random.choice(self._pending))
 
+    def catch_up(self) -> None:
+        """Does all pending work, in the order of the calls."""
+        with self._lock:
+            while self._pending:
+                self.finish(self._pending[0])
+
     def finish(self, work: Work) -> None:
         """Does a piece of work, after the work that must come before it."""
         with self._lock:
