@@ -68,7 +68,7 @@ def threshold_counts(
         fractions: r(l) of every layer.
         thresholds: number of levels, less one.
         experts: M, number of chosen experts in each layer.
-        rounding: see critical_counts.
+        rounding: "ceil" or "carry", which critical_counts describes; each threshold carries its own rest.
 
     Returns:
         for each layer the counts of its levels, high to low, which never fall.

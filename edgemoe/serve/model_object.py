@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from edgemoe.serve.slot import Slot
@@ -25,3 +26,8 @@ def model_object(slot: Slot) -> dict[str, Any]:
     context = serving.about.context
     meta = {"n_ctx": context, "n_vocab": serving.about.store.shape.vocab}
     return entry | {"max_model_len": context, "meta": meta}
+
+
+def model_list(slots: Iterable[Slot]) -> dict[str, Any]:
+    """The list of all models, as OpenAI's server and llama.cpp's router have it."""
+    return {"object": "list", "data": [model_object(slot) for slot in slots]}

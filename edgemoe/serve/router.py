@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgemoe.serve.model_object import model_object
+from edgemoe.serve.model_object import model_list
 from edgemoe.serve.protocol.base import Endpoint, Exchange, Protocol
 from edgemoe.serve.request.fields import Fields, Name
 
@@ -36,7 +36,7 @@ class RouterProtocol(Protocol):
         }
 
     async def _list(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_object(slot) for slot in self.models.slots]})
+        return JSONResponse(model_list(self.models.slots))
 
     async def _load(self, request: Request) -> Response:
         fields = await self.body_of(request, OrderFields)

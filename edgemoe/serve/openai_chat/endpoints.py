@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.job import Job
-from edgemoe.serve.model_object import model_object
+from edgemoe.serve.model_object import model_list, model_object
 from edgemoe.serve.openai_chat.chat_reply import ChatReply
 from edgemoe.serve.openai_chat.completion_reply import CompletionReply, Shown
 from edgemoe.serve.openai_chat.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
@@ -84,7 +84,7 @@ class OpenAIProtocol(Protocol):
         }
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_object(slot) for slot in self.models.slots]})
+        return JSONResponse(model_list(self.models.slots))
 
     async def _one_model(self, request: Request) -> Response:
         return JSONResponse(model_object(self.models.named(request.path_params["name"])))

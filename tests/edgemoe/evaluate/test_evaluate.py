@@ -486,21 +486,14 @@ def test_options_without_effect_are_refused(command, arguments, said):
     assert said in str(error)
 
 
+def small_evaluation(store, text, levels: str) -> tuple[object, ...]:
+    """Arguments that evaluate a store at some levels on 32 tokens in one window."""
+    return ("--model", store, "--text", text, "--tokens", 32, "--window", 32, "--levels", levels, "--json")
+
+
 def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
     """Depth, rounding, signal, share and scaling reach the rows; uniform rows have them without effect."""
-    words = (
-        "--model",
-        tiny_store,
-        "--text",
-        text,
-        "--tokens",
-        32,
-        "--window",
-        32,
-        "--levels",
-        "4/0",
-        "--json",
-    )
+    words = small_evaluation(tiny_store, text, "4/0")
     ranking = ("--depth", "equal", "--critical", "ceil", "--importance", "load", "--renormalise")
     error, out, _ = command(*words, "--retention", 0.4, *ranking)
     assert error is None
@@ -513,19 +506,7 @@ def test_options_of_the_ranking_reach_every_row(command, tiny_store, text):
 
 def test_the_papers_rule_is_evaluated(command, tiny_store, text):
     """Four levels by thresholds: top-2 at r = 0.4 has one expert at 8 bits and none at 4 or 2."""
-    words = (
-        "--model",
-        tiny_store,
-        "--text",
-        text,
-        "--tokens",
-        32,
-        "--window",
-        32,
-        "--levels",
-        "8/4/2/0",
-        "--json",
-    )
+    words = small_evaluation(tiny_store, text, "8/4/2/0")
     error, out, _ = command(*words, "--retention", 0.4, "--rule", "paper", "--depth", "equal")
     assert error is None
     rows = json.loads(out)["rows"]

@@ -8,6 +8,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,8 +64,9 @@ class Rig:
             )
             for name, size in sizes.items()
         ]
-        capacity_of = lambda: Memory(capacity)  # noqa: E731
-        self.models = Models(slots, intake, metrics, capacity=capacity_of, clock=lambda: self.now, **options)
+        self.models = Models(
+            slots, intake, metrics, capacity=partial(Memory, capacity), clock=lambda: self.now, **options
+        )
 
     def hold(self, name: str, keep: float | None = None, client: str = "x") -> Coroutine[Any, Any, Hold]:
         async def gone() -> bool:
