@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from pairwise import all_pairs, pairwise
+from pairwise import all_pairs, pairwise, smaller_set
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,17 @@ def test_cases_have_the_values() -> None:
     assert [(case.values, case.id) for case in cases] == [((8, (1, 2)), "8-(1,2)"), ((4, (1, 2)), "4-(1,2)")]
     assert [[mark.name for mark in case.marks] for case in cases] == [[], ["e2e"]]
     assert mark.kwargs == {"indirect": []}
+
+
+def test_a_smaller_set_has_every_value_and_the_pairs_of_the_others() -> None:
+    """Pairs of the first column are left to the slow lane; every other pair and every value stays."""
+    rows = all_pairs((9, 3, 2))
+    few = smaller_set(rows, [0])
+    assert few < {*rows}
+    assert {row[0] for row in few} == set(range(9))
+    assert {row[1:] for row in few} == set(product(range(3), range(2)))
+    assert len(few) <= 12
+    mark = pairwise(alone=["family"], family=range(9), level=[8, 4, 2], kv=[16, 8]).mark
+    slow = [[mark.name for mark in case.marks] for case in mark.args[1]]
+    assert slow.count([]) == len(few)
+    assert slow.count(["folders"]) == len(rows) - len(few)

@@ -38,9 +38,33 @@ def all_pairs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return rows
 
 
+def smaller_set(rows: Sequence[tuple[int, ...]], alone: Collection[int]) -> set[tuple[int, ...]]:
+    """Rows that contain every index of every column, and every pair of two columns that are not in `alone`.
+
+    Args:
+        rows: rows of indices, as all_pairs gives them.
+        alone: columns of which no pair is needed.
+    """
+
+    def parts(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+        """Indices, and pairs of indices, that the row contains."""
+        cells = [*enumerate(row)]
+        pairs = combinations([cell for cell in cells if cell[0] not in alone], 2)
+        return {*pairs, *((cell,) for cell in cells)}
+
+    parts_of = {row: parts(row) for row in rows}
+    left, few = set[tuple[tuple[int, int], ...]]().union(*parts_of.values()), set[tuple[int, ...]]()
+    while left:
+        best = max(rows, key=lambda row: len(left & parts_of[row]))
+        few.add(best)
+        left -= parts_of[best]
+    return few
+
+
 def pairwise(
     *,
     indirect: Collection[str] = (),
+    alone: Collection[str] = (),
     e2e: Callable[[dict[str, Any]], bool] = lambda case: False,
     **domains: Collection[Any],
 ) -> pytest.MarkDecorator:
@@ -48,13 +72,19 @@ def pairwise(
 
     Args:
         indirect: Names of arguments whose values go to the fixture of that name.
+        alone: Names of arguments whose pairs are left to `make test-folders`, such as a family of models whose code no
+            other argument changes. Each of their values is in a row that `make test` runs too.
         e2e: Whether `make test-fast` leaves out the row with these values.
         domains: Argument name -> its values.
     """
     values = [list(domain) for domain in domains.values()]
     indices = all_pairs([len(each) for each in values])
+    few = smaller_set(indices, [[*domains].index(name) for name in alone]) if alone else {*indices}
     cases = [tuple(each[index] for each, index in zip(values, row, strict=True)) for row in indices]
     names = ["-".join(getattr(v, "__name__", str(v)).replace(" ", "") for v in case) for case in cases]
     marks = [[pytest.mark.e2e] * e2e(dict(zip(domains, case, strict=True))) for case in cases]
+    marks = [
+        each + [pytest.mark.folders] * (row not in few) for each, row in zip(marks, indices, strict=True)
+    ]
     rows = [pytest.param(*c, id=n, marks=m) for c, n, m in zip(cases, names, marks, strict=True)]
     return pytest.mark.parametrize(list(domains), rows, indirect=list(indirect))

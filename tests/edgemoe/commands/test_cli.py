@@ -202,6 +202,7 @@ def edit_json(path: Path, **values: object) -> None:
 def test_chat_converts_a_checkpoint_once(checkpoint, tmp_path):
     """The first use converts and the second does not; a prompt gives one answer, piped lines are turns of one chat."""
     common = ("chat", "--model", checkpoint, "--json", "--max-new-tokens", 4, "--temperature", 0)
+    common = (*common, "--plain-codes")
     first = edgemoe(tmp_path, *common, "--prompt", "the quick brown fox")
     assert (first.returncode, "converting" in first.stderr) == (0, True)
     (store,) = (path.parent for path in tmp_path.rglob(MANIFEST_NAME))

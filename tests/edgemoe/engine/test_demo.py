@@ -37,6 +37,7 @@ def test_chat_without_a_model_answers_offline(tmp_path):
     """With an empty cache and no network the model is converted and answers right."""
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path),
+        "EDGEMOE_PLAIN_CODES": "true",
         "HF_HUB_OFFLINE": "1",
         "http_proxy": "http://127.0.0.1:9",
         "https_proxy": "http://127.0.0.1:9",

@@ -225,6 +225,7 @@ def test_new_tokens_add_experts_in_the_order_of_prompts(opposed, open_engine):
 
 @pairwise(
     indirect=["store"],
+    alone=["store"],
     store=MODELS,
     rule=RULES,
     limit=LIMITS,
@@ -377,6 +378,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
+    alone=["store"],
     store=[
         *(*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h", "gemma4_text"),
         *("ernie4_5_moe", "cohere2_moe"),
@@ -488,8 +490,12 @@ def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeyp
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("store", [name for name in MODELS if name not in LATENT], indirect=True)
-@pytest.mark.parametrize("sequences", [1, 2])
+@pairwise(
+    indirect=["store"],
+    alone=["store"],
+    store=[name for name in MODELS if name not in LATENT],
+    sequences=[1, 2],
+)
 def test_native_attention_agrees_with_the_modules(store, open_engine, monkeypatch, sequences):
     """Logits with transformers' own attention and routers differ by the order of additions alone.
 

@@ -1,13 +1,17 @@
-"""Prints, as JSON, how the launches of a row's attention compile: name -> [shared memory, room, spills, fused bf16]."""
+"""Prints, as JSON, how the launches of a row's attention compile: name -> [shared memory, room, spills, fused bf16].
+
+Arguments are names of kernels; Triton's front end translates all others. Without one all are compiled.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from typing import Any
 
 import torch
-from compile_launches import SHARED, compiled, recorded
+from compile_launches import SHARED, compiled, recorded, source_of, translate
 
 from edgemoe.kernels.triton import attention, latents
 from edgemoe.kernels.triton.attention import RowAttention, StoredRowAttention, scratch_size
@@ -75,6 +79,9 @@ def main() -> None:
         if kernel in names.get(name, ("attend",)):
             # Only 9.0 has products and sums of bf16, which the compiler may fuse.
             capability = 90 if kernel in ("rotate", "store") else 86
+            if sys.argv[1:] and kernel not in sys.argv[1:]:
+                translate(source_of(each), capability, each[2])
+                continue
             code = compiled(each, capability)
             fused = code.asm["ptx"].count("fma.rn.bf16")
             table[f"{name}, {kernel}"] = [code.shared, SHARED[capability], code.spills, fused]

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+USAGE = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 """Bytes of shared memory that a program may have, by compute capability."""
 
 
 class Code(NamedTuple):
-    """A compiled launch: Triton's texts, bytes of shared memory, and instructions that spill registers."""
+    """A compiled launch: Triton's texts, bytes of shared memory, and bytes of a thread's spilled registers."""
 
     asm: dict[str, Any]
     shared: int
@@ -61,7 +62,44 @@ def recorded(module: Any, names: tuple[str, ...], run: Callable[[], None]) -> li
 
 def compiled(launch: Any, capability: int) -> Code:
     """Compiles a launch for a compute capability, as 86 for 8.6."""
-    kernel, arguments, options = launch
+    source, options = source_of(launch), launch[2]
+    code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return Code(code.asm, code.metadata.shared, spills(code.asm["cubin"]))
+
+
+class FrontEndPassed(BaseException):
+    """Ends a compilation that has reached the passes of a GPU."""
+
+
+def translate(source: ASTSource, capability: int, options: dict[str, Any]) -> None:
+    """Translates a kernel to Triton's own language, which takes a tenth of a compilation's time.
+
+    Raises:
+        triton.CompilationError: the kernel has an expression that only Triton's interpreter accepts.
+    """
+
+    def stop(*_: Any) -> None:
+        raise FrontEndPassed
+
+    add = CUDABackend.add_stages
+
+    def add_stages(self: Any, stages: dict[str, Any], *rest: Any) -> None:
+        add(self, stages, *rest)
+        stages["ttgir"] = stop
+
+    CUDABackend.add_stages = add_stages
+    try:
+        triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    except FrontEndPassed:
+        return
+    finally:
+        CUDABackend.add_stages = add
+    raise AssertionError("expected a compilation that is stopped, got a whole one: is there another stage?")
+
+
+def source_of(launch: Any) -> ASTSource:
+    """A launch's kernel with the types and constants of its arguments."""
+    kernel, arguments, _ = launch
     signature, constants, attributes = dict[str, str](), dict[tuple[int, ...], Any](), {}
     for at, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
         if parameter.is_constexpr or argument is None:
@@ -71,12 +109,7 @@ def compiled(launch: Any, capability: int) -> Code:
             attributes[at,] = [["tt.divisibility", 16]]
         else:
             signature[parameter.name] = "i32" if isinstance(argument, int) else "fp32"
-    code = triton.compile(
-        ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options=options,
-    )
-    return Code(code.asm, code.metadata.shared, spills(code.asm["cubin"]))
+    return ASTSource(kernel, signature, constants, attributes)
 
 
 POINTERS = {
@@ -90,9 +123,14 @@ POINTERS = {
 
 
 def spills(cubin: bytes) -> int:
-    """Instructions of a cubin that load or store spilled registers."""
+    """Bytes of a thread's stack, on which a cubin has nothing but registers that it spills.
+
+    The size is in a table of the cubin: a disassembly takes a hundred times as long.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        code = subprocess.run([DISASSEMBLER, "-c", file.name], capture_output=True, text=True, check=True)
-    return len(re.findall(r"\b(?:LDL|STL)\b", code.stdout))
+        shown = subprocess.run([USAGE, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    sizes = re.findall(r"\bSTACK:(\d+)", shown.stdout + shown.stderr)
+    assert len(sizes) == 1, shown
+    return int(sizes[0])

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_forked
 
 pytest.importorskip("triton")
 
 INNER = """
-import json, re, subprocess, tempfile, triton, triton.language as tl
-from pathlib import Path
+import json, re, sys, triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from compile_launches import spills, translate
 from edgemoe.kernels.triton.experts import FEW, VECTOR, launch_shape
 from edgemoe.kernels.triton.matvec import matvec
 from edgemoe.kernels.triton.products import OPTIONS, matmul
 from edgemoe.storage.record.offsets import MatrixSpec
 
 product = launch_shape(MatrixSpec.of("gate_up", 1536, 2048), 768, "silu")
-disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-
-
-def spills(cubin):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        code = subprocess.run([disassembler, "-c", file.name], capture_output=True, text=True, check=True).stdout
-    return len(re.findall(r"\\b(?:LDL|STL)\\b", code))
-
-
 signature = {"items": "*i64", "x": "*bf16", "x_stride": "i32", "y": "*bf16", "P": "constexpr", "T": "constexpr"}
 found = {}
 for kernel, tile, more in ((matvec, VECTOR, {}), (matmul, FEW, {"OPERAND": tl.bfloat16})):
@@ -45,6 +34,9 @@ for kernel, tile, more in ((matvec, VECTOR, {}), (matmul, FEW, {"OPERAND": tl.bf
         {(i,): [["tt.divisibility", 16]] for i in range(4)},
     )
     options = OPTIONS | {"num_warps": tile.warps}
+    if kernel.__name__ not in sys.argv[1:]:
+        translate(source, 89, options)
+        continue
     code = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=options).asm
     ptx = code["ptx"]
     found[kernel.__name__] = {
@@ -99,40 +91,41 @@ print(json.dumps(spilled))
 """
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory) -> tuple[dict[str, Any], dict[str, int]]:
-    """The output of INNER and ROW in a process of its own, with Triton's compiler."""
-    cache = tmp_path_factory.mktemp("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
-    inner = subprocess.run(
-        [sys.executable, "-c", INNER + ROW],
-        env=environment,
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert inner.returncode == 0, inner.stderr
-    found, spilled = map(json.loads, inner.stdout.splitlines()[-2:])
-    return found, spilled
+ROOT = Path(__file__).parents[4]
+
+pytestmark = [pytest.mark.triton, pytest.mark.e2e]
 
 
-@pytest.mark.triton
+@pytest.fixture
+def compiled(tmp_path) -> Callable[..., list[Any]]:
+    """Runs a program in a process of its own, with Triton's compiler, and returns the lines that it prints."""
+
+    def run(program: str, *kernels: str) -> list[Any]:
+        more = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+        more["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests/support/device")))
+        child = run_forked("-c", program, *kernels, env=os.environ | more)
+        assert child.returncode == 0, child.stderr
+        return [json.loads(line) for line in child.stdout.splitlines()]
+
+    return run
+
+
 def test_a_new_tokens_kernels_compile(compiled):
     """Products, norms, router, embedding and choice of a token compile for an RTX 40's architecture, without spills.
 
-    Sizes are Qwen3-30B-A3B's.
+    Sizes are Qwen3-30B-A3B's. A row's product loads planes sixteen bytes at a time. Triton accepts the one of few rows.
     """
-    _, spilled = compiled
+    found, spilled = compiled(INNER + ROW, "matvec")
     assert len(spilled) == 9
     assert not any(spilled.values())
-
-
-@pytest.mark.triton
-def test_planes_are_loaded_sixteen_bytes_at_a_time(compiled):
-    """Both kernels compile for an RTX 40's architecture, without byte loads of planes and without register spills."""
-    found, _ = compiled
-    assert [kernel["bytes"] for kernel in found.values()] == [0, 0]
-    assert [kernel["spilled"] for kernel in found.values()] == [0, 0]
+    assert [*found] == ["matvec"]
+    assert (found["matvec"]["bytes"], found["matvec"]["spilled"]) == (0, 0)
     assert found["matvec"]["sixteen"] > 0
+
+
+@pytest.mark.folders
+def test_a_product_of_few_rows_takes_tensor_cores(compiled):
+    """It compiles for an RTX 40's architecture, without byte loads of planes and without register spills."""
+    (found,) = compiled(INNER, "matmul")
+    assert (found["matmul"]["bytes"], found["matmul"]["spilled"]) == (0, 0)
     assert found["matmul"]["tensor"] > 0
