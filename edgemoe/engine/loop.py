@@ -169,7 +169,9 @@ class StepLoop:
         drafts = self._guesses(requests)
         count = len(drafts)
         segments = [
-            Segment(r.sequence, (r.tokens[-1], *drafts), drafts=count) for r in requests if r.sequence
+            Segment(r.sequence, (r.tokens[-1], *drafts), drafts=count, draws=r.sampler.draws)
+            for r in requests
+            if r.sequence
         ]
         context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests), count)
         if context is None or context.logits is None:

@@ -8,16 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
-from transformers.generation import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.matcher import Matcher
+from edgemoe.policy.drawing import DrawRule, Draws
 
 UNLIMITED = sys.maxsize
 """max_new_tokens of an answer that may go on until its context ends."""
@@ -109,6 +105,13 @@ class Sampling:
             if top is not None and top < 0:
                 raise UserError("0 or more top logprobs", f"{top}", "leave them out")
 
+    @property
+    def draw_rule(self) -> DrawRule | None:
+        """The rule by which tokens are drawn; None: the likeliest one comes, the first where several are."""
+        if self.temperature < COLD or self.top_k == 1 or self.top_p == 0 or self.min_p == 1:
+            return None
+        return DrawRule.of(self.temperature, self.top_k, self.top_p, self.min_p)
+
     @classmethod
     def of_model(
         cls,
@@ -199,11 +202,13 @@ class Sampler:
     Args:
         sampling: settings.
         matcher: restricts the tokens of one answer by a grammar; None: nothing does.
+
+    Attributes:
+        draws: the random numbers, and the rule that a token is drawn by.
     """
 
     def __init__(self, sampling: Sampling, matcher: Matcher | None = None) -> None:
         self.sampling, self._matcher = sampling, matcher
-        self._generator = torch.Generator().manual_seed(sampling.seed)
         self._processors = LogitsProcessorList()
         if sampling.repetition_penalty != 1:
             self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
@@ -212,25 +217,13 @@ class Sampler:
             self._processors.append(SequenceBiasLogitsProcessor(bias))
         if matcher:
             self._processors.append(matcher)
-        # One token is kept, also where several share the largest logit.
-        self._greedy = (
-            sampling.temperature < COLD or sampling.top_k == 1 or sampling.top_p == 0 or sampling.min_p == 1
-        )
-        if not self._greedy:
-            if sampling.temperature != 1:
-                self._processors.append(TemperatureLogitsWarper(sampling.temperature))
-            if sampling.top_k:
-                self._processors.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p < 1:
-                self._processors.append(TopPLogitsWarper(sampling.top_p))
-            if sampling.min_p:
-                self._processors.append(MinPLogitsWarper(sampling.min_p))
+        self.draws = Draws(sampling.draw_rule, sampling.seed)
 
     def changed(self, sampling: Sampling) -> Sampler:
         """Returns a sampler with other settings; with the same seed, it continues from this random state."""
         other = Sampler(sampling)
         if sampling.seed == self.sampling.seed:
-            other._generator.set_state(self._generator.get_state())
+            other.draws = self.draws.changed(sampling.draw_rule)
         return other
 
     def next(self, tokens: Sequence[int], logits: torch.Tensor, new: int = 0) -> int:
@@ -271,9 +264,8 @@ class Sampler:
             scores = scores.index_fill(0, torch.tensor(sorted(self.sampling.stop)), -torch.inf)
         if self._processors:
             scores = self._processors(torch.tensor([tokens]), scores.unsqueeze(0))[0]
-        if self._greedy:
-            return int(scores.argmax())
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+        rule = self.draws.rule
+        return rule.draw(scores, self.draws.next()) if rule else int(scores.argmax())
 
     def _penalised(self, logits: torch.Tensor, answer: Sequence[int]) -> torch.Tensor:
         """Subtracts the presence and frequency penalties, which transformers does not have."""

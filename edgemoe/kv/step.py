@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.policy.drawing import Draws
 from edgemoe.policy.importance import PromptAttention
 
 
@@ -26,12 +27,14 @@ class Segment:
             alone.
         drafts: number of the last tokens that are only guesses. Their keys and values are written, but they become part
             of the sequence only by `SequenceKV.commit`, once they have been accepted.
+        draws: how the token after these is drawn; None: it is not known, or the likeliest one comes.
     """
 
     sequence: SequenceKV
     tokens: tuple[int, ...]
     prompt: PromptAttention | None = None
     drafts: int = 0
+    draws: Draws | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
         self._cancelled, self._step = step.cancelled, step
+        self.draws = [segment.draws for segment in step.segments]
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""

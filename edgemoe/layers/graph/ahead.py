@@ -3,9 +3,10 @@
     host       token t requested ─► launches t + 1 ─► waits for t, counts it ─► sampling ─► token t + 1 requested
     device     … t ──────────────────────────────────► t + 1 ──────────────────────────────────► …
 
-The launch of a token ends with the likeliest next one in the device's memory, where the same launch begins. So the next
-token is launched while the host still waits for this one. If the next step asks for another token, what ran ahead is
-discarded: it has written rows of keys and values after the sequence's last token, which nothing reads.
+The launch of a token ends with the next one in the device's memory, where the same launch begins: the likeliest one, or
+the one that the conversation's next random number draws. So the next token is launched while the host still waits for
+this one. If the next step asks for another token, what ran ahead is discarded: it has written rows of keys and values
+after the sequence's last token, which nothing reads.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from edgemoe.layers.graph.base import Launches
 from edgemoe.layers.graph.groups import LONGEST_REST, Division, GraphGroups, Numbers
 from edgemoe.layers.graph.memory import TokenMemory
 from edgemoe.machine.device import Device, Event
+from edgemoe.policy.drawing import Draws
 from edgemoe.policy.levels import LevelPolicy
 
 MATCHES = 8
-"""Tokens in a row that must have been the likeliest ones before the next one runs ahead, after one that was not. Until
-then one is enough: a wrong guess takes the device for a whole token, and a right one hides the host's part of it."""
+"""Tokens in a row that the device must have chosen as the host did before the next one runs ahead, after one that it
+did not. Until then one is enough: a wrong guess takes the device for a whole token, and a right one hides the host's
+part of it."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,10 @@ class OneLaunch:
         self._device, self._memory, self._groups = device, memory, groups
         self._launches = launches
         self._rests = Division(len(memory.trace), len(memory.trace), ())
-        self._captured: Callable[[], None] | None = None
+        self._captured: dict[bool, Callable[[], None]] = {}
+        """A token's launch, which ends with the likeliest next token, or (True) with one that is drawn."""
         self._ahead: Flight | None = None
-        self._likeliest: tuple[ReferenceType[SequenceKV], int] | None = None
+        self._following: tuple[ReferenceType[SequenceKV], int] | None = None
         self._matches, self._enough = 0, 1
 
     def run(self, step: StepContext, sequence: SequenceKV, token: int, *, alone: bool) -> torch.Tensor | None:
@@ -113,6 +117,7 @@ class OneLaunch:
             float32 [vocab] in RAM, the logits after it; None: it is to be computed in groups of layers.
         """
         self._compare(sequence, token)
+        self._follow(sequence, step.kv.draws[0] if alone else None)
         request = TokenRequest.of(step, sequence, token)
         flight = self._take(request)
         try:
@@ -141,13 +146,13 @@ class OneLaunch:
     def discard(self) -> None:
         """Waits for a token that ran ahead, and discards it: rows of keys and values are computed in other ways."""
         self.settle()
-        self._ahead = self._likeliest = None
+        self._ahead = self._following = None
 
     def _landed(self, step: StepContext, flight: Flight) -> torch.Tensor | None:
         """Counts a token that has been computed and returns its logits; None: it stopped."""
         layers, memory = len(self._memory.trace), self._memory
         parts: list[torch.Tensor] = flight.outcome.split([part.numel() for part in memory.outcome_parts])
-        logits, trace, likeliest = parts
+        logits, trace, following = parts
         numbers = trace.view(layers, -1).numpy()
         if numbers[self._groups.moe[-1], -1]:
             self._rests.note_stop(0)
@@ -155,8 +160,8 @@ class OneLaunch:
             return None
         self._rests.stops[0] = 0
         self._groups.count(step, range(layers), numbers[:, :-1].astype(np.int64), flight.own)
-        token = int(likeliest[0])
-        self._likeliest = flight.request.sequence, token
+        token = int(following[0])
+        self._following = flight.request.sequence, token
         if self._ahead:
             self._ahead.request = replace(self._ahead.request, token=token)
         return logits.view(torch.float32)
@@ -170,13 +175,19 @@ class OneLaunch:
         return flight
 
     def _compare(self, sequence: SequenceKV, token: int) -> None:
-        """Notes whether a token is the likeliest one after the token before it."""
-        if self._likeliest is None or self._likeliest[0]() is not sequence:
+        """Notes whether a token is the one that the device chose after the token before it."""
+        if self._following is None or self._following[0]() is not sequence:
             self._matches, self._enough = 0, 1
-        elif self._likeliest[1] == token:
+        elif self._following[1] == token:
             self._matches += 1
         else:
             self._matches, self._enough = 0, MATCHES
+
+    def _follow(self, sequence: SequenceKV, draws: Draws | None) -> None:
+        """Sets how launches choose the next token: as the sampler of a sequence does, as far as that is known."""
+        self._memory.drawing = draws is not None and draws.rule is not None
+        if draws and draws.rule:
+            self._memory.draws.follow(draws, sequence.length)
 
     def _pays(self, sequence: SequenceKV) -> bool:
         """Whether the token after the next one of a sequence may run ahead, and is likely to be requested."""
@@ -188,9 +199,8 @@ class OneLaunch:
 
     def _launch(self, request: TokenRequest) -> Flight:
         """Launches the token that the memory's state has, and the copy of its outcome."""
-        assert self._captured
         self._groups.places.send()
-        self._captured()
+        self._captured[self._memory.drawing]()
         return Flight(request, self._groups.places.own, *self._device.fetch(self._memory.outcome))
 
     def _is_captured(self) -> bool:
@@ -199,16 +209,17 @@ class OneLaunch:
         Returns:
             whether there is one; where memory is short, some tokens are computed in groups before it is tried again.
         """
-        if self._captured is None:
+        drawing = self._memory.drawing
+        if drawing not in self._captured:
             self._groups.places.send()
             before = self._memory.state.clone()
             with torch.inference_mode():
                 try:
-                    self._captured = self._device.capture(self._whole, self._launches)
+                    self._captured[drawing] = self._device.capture(self._whole, self._launches)
                 except torch.OutOfMemoryError:
                     self._rests.rest[0] = LONGEST_REST
                 self._memory.state.copy_(before)
-        return self._captured is not None
+        return drawing in self._captured
 
     def _whole(self) -> None:
         """Launches a token's beginning, its layers and its end."""

@@ -40,7 +40,7 @@ class GraphLaunches:
         begin: Launches the embedding and the rotation of a token. Not captured, as layers and end, so that a whole
             token can be captured as one.
         layers: Launches each layer up to its router's report on the device.
-        end: Launches the sum of the last experts, the norm, the head and the choice of the likeliest token.
+        end: Launches the sum of the last experts, the norm, the head and the choice of the next token.
         reports: Launches each layer, and the copy of its router's report to the host.
         experts: Launches the experts of a table, by the table's number.
         moe, rests: As in base.Launches; the next layer's launch, or the end, sums a layer's experts.
@@ -156,14 +156,13 @@ class GraphLaunches:
 
     def _end(self, model: Any) -> Launch:
         from edgemoe.kernels.triton.dense import add_and_normalise, multiply
-        from edgemoe.kernels.triton.token import choose_likeliest
 
         memory, norm, head = self._memory, _norm(model.model.norm), [_matrix(model.lm_head)]
 
         def launch() -> None:
             add_and_normalise(memory.rows, memory.gates, memory.hidden, *norm, memory.normed)
             multiply(memory.normed, head, memory.head)
-            choose_likeliest(memory.head, memory.highest, memory.logits, memory.likeliest, memory.state)
+            memory.choose(memory.head)
 
         return launch
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
+from edgemoe.layers.graph.draw_memory import DrawMemory
 from edgemoe.layers.graph.sequence_places import SequencePlaces
 from edgemoe.machine.device import Device
 
@@ -61,7 +62,9 @@ class TokenMemory:
         outcome, outcome_parts: int32, on the device: everything that the host reads of a token; and its three parts.
         logits: float32 [vocab], the bits of the outcome's first numbers.
         trace: int32 [layers, 3 k + 1], as place_experts.
-        likeliest: int32 [1 + parts_of(vocab)], as choose_likeliest.
+        following: int32 [1 + parts_of(vocab)], the next token, as choose_likeliest and draw_token write it.
+        draws: rule and random numbers by which the next token is drawn.
+        drawing: whether launches that are made now draw the next token; otherwise it is the likeliest one.
     """
 
     def __init__(self, device: Device, sizes: Sizes) -> None:
@@ -81,9 +84,10 @@ class TokenMemory:
         parts = vocab, layers * (3 * slots + 1), 1 + parts_of(vocab)
         self.outcome = torch.zeros(sum(parts), dtype=torch.int32, device=device.place)
         self.outcome_parts = self.outcome.split(parts)
-        logits, trace, self.likeliest = self.outcome_parts
+        logits, trace, self.following = self.outcome_parts
         self.logits: torch.Tensor = logits.view(torch.float32)
         self.trace: torch.Tensor = trace.view(layers, -1)
+        self.draws, self.drawing = DrawMemory(device, vocab), False
         self._make_tables(device, slots)
         self.reported = device.host_tensor((3 * slots,), torch.int32)
         self._chosen = self.reported[: 2 * slots].numpy()
@@ -134,6 +138,17 @@ class TokenMemory:
         numbers = self._host_state.numpy()
         numbers[0], numbers[1], numbers[2 : 2 + places.size] = position, token, places.ravel()
         self.state.copy_(self._host_state, non_blocking=True)
+
+    def choose(self, logits: torch.Tensor) -> None:
+        """Launches the choice of the next token, of logits bf16 [vocab], and the state in which its launch begins."""
+        from edgemoe.kernels.triton.draw import draw_token
+        from edgemoe.kernels.triton.token import choose_likeliest
+
+        places = self.highest, self.logits, self.following, self.state
+        if self.drawing:
+            draw_token(logits, *places, self.draws.tables)
+        else:
+            choose_likeliest(logits, *places)
 
     def report(self) -> tuple[list[int], list[int], torch.Tensor]:
         """The experts chosen and predicted, and the gate weights float32 [1, k], of the layer that was awaited.

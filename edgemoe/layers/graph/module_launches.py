@@ -109,13 +109,11 @@ class ModuleLaunches:
             torch.add(memory.products, memory.biases[1], out=memory.rows)
 
     def end(self) -> None:
-        """Launches the norm, the head and the choice of the likeliest token."""
-        from edgemoe.kernels.triton.token import choose_likeliest
-
+        """Launches the norm, the head and the choice of the next token."""
         memory = self._memory
         with self._without_layers(Pass(result=memory.hidden[None, None])):
             logits = self._model(**self._inputs()).logits.view(-1)
-        choose_likeliest(logits, memory.highest, memory.logits, memory.likeliest, memory.state)
+        memory.choose(logits)
 
     def _inputs(self) -> dict[str, Any]:
         memory = self._memory

@@ -14,6 +14,9 @@ from device_rig import crowd
 from graph_rig import graph_engines, graph_store
 
 from edgemoe.engine.engine import Engine
+from edgemoe.engine.request import Request
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.engine.scheduler import Scheduler
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
@@ -126,6 +129,18 @@ def test_the_likeliest_tokens_run_ahead_up_to_the_end_of_the_context(open_on, mo
     assert host == [11, int(rows[0].argmax())]
     assert sequence.length == sequence.context
     assert engine.runner.fused._whole._ahead is None
+
+
+def test_drawn_tokens_run_ahead(open_on, monkeypatch):
+    """The device draws by the host's random numbers, so the host launches two tokens of an answer alone."""
+    engine, likeliest = filled(open_on), []
+    host = launched_by_host(engine, monkeypatch)
+    sampler = Sampler(Sampling(2.0, 0.9, 40, 1, 7, 5, frozenset()))
+    request = Request([5], sampler, on_token=lambda token, logits: likeliest.append(int(logits.argmax())))
+    Scheduler(engine).run(request)
+    assert request.error is None
+    assert host == request.tokens[1:3]
+    assert len({*request.tokens[1:]} - {*likeliest}) > 2
 
 
 def test_a_token_that_stops_ahead_is_computed_in_groups(open_on, monkeypatch):

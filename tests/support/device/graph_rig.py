@@ -14,7 +14,7 @@ from counted_engine import CountedEngine
 from device_double import DoubleDevice, poisoned
 from engine_rig import limited, on_device
 from family_models import random_model, save
-from interpreter import round_like_a_gpu
+from interpreter import few_programs, round_like_a_gpu
 from recorded_launches import at_each_launch
 
 from edgemoe.engine.engine import Engine, StoreModel
@@ -47,6 +47,7 @@ def graph_engines(store: Path, patch: pytest.MonkeyPatch) -> Iterator[Callable[.
     tier (None: all). After the test the doubles assert that nothing was overwritten that a launch still read.
     """
     round_like_a_gpu(patch)
+    few_programs(patch)
     for module, name, few in (
         (dense, "ROWS", 512),
         (dense, "COLS", 64),

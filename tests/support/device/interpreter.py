@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from edgemoe.kernels.triton import draw
 from edgemoe.kernels.triton.experts import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -66,6 +67,14 @@ def round_like_a_gpu(monkeypatch) -> None:
             TritonSemantic, "binary_op_sanitize_overflow_impl", lambda *args: None, raising=False
         )
     make_types_once(monkeypatch)
+
+
+def few_programs(monkeypatch) -> None:
+    """Makes the interpreter run 2 programs instead of 64 where values of bf16 are weighed."""
+    if INTERPRETED:
+        monkeypatch.setattr(draw, "SPAN", draw.VALUES // 2)
+        monkeypatch.setattr(draw, "_SPAN", tl.constexpr(draw.VALUES // 2))
+        monkeypatch.setattr(draw, "_SPANS", tl.constexpr(2))
 
 
 def make_types_once(monkeypatch) -> None:

@@ -22,7 +22,7 @@ from scripted import chatml_tokenizer
 from edgemoe.cache.device_arena import PinnedArena, on_device
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.request import Request
-from edgemoe.engine.sampling import Sampler
+from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.engine.thinking import Thinking
 from edgemoe.errors import DoesNotFit
@@ -293,6 +293,26 @@ def test_tokens_that_run_ahead_answer_as_others_do(open_on, experts_only, monkey
     monkeypatch.setattr(OneLaunch, "_pays", lambda *parts: False)
     want = greedy(open_on(*limits, of=experts_only, levels=(4,)))
     assert all(map(torch.equal, got, want))
+
+
+def test_drawn_tokens_run_ahead(open_on, experts_only, monkeypatch):
+    """A seed gives one answer, and the GPU draws it by the host's random numbers: the host launches few tokens."""
+    engine = open_on(of=experts_only, levels=(4,))
+    engine.fill()
+    memory, launched = engine.runner.fused._memory, []
+    begin = memory.begin_token
+    monkeypatch.setattr(memory, "begin_token", lambda *parts: (launched.append(1), begin(*parts)))
+
+    def answer() -> list[int]:
+        sampler = Sampler(Sampling(2.0, 0.9, 40, 1, 7, 24, frozenset()))
+        request = Request(PROMPT[:8], sampler)
+        Scheduler(engine).run(request)
+        return request.tokens[8:]
+
+    got = answer()
+    assert len(launched) < 10
+    monkeypatch.setattr(OneLaunch, "_pays", lambda *parts: False)
+    assert answer() == got
 
 
 def test_a_budget_of_reasoning_holds_where_tokens_run_ahead(open_on, experts_only, monkeypatch):

@@ -60,6 +60,8 @@ from edgemoe.kernels.triton.products import OPTIONS
 from edgemoe.kernels.triton.router import choose
 from edgemoe.kernels.triton.token import advance, compare, look_up
 
+from edgemoe.kernels.triton.draw import count, match, point, take, weigh
+
 third = dict.fromkeys(("s0", "b0", "s1", "b1", "w2", "s2", "b2"))
 kernels = {
     gemv: third | {"n2": 0, "ROWS": 2, "COLS": 1024, "INTEGERS": False},
@@ -68,6 +70,11 @@ kernels = {
     look_up: {"BLOCK": 4096},
     compare: {"BLOCK": 4096},
     advance: {"PARTS": 64},
+    count: {"BLOCK": 4096},
+    weigh: {"PARTS": 64},
+    point: {"PARTS": 64},
+    match: {"BLOCK": 4096},
+    take: {"PARTS": 64, "BLOCK": 4096},
     report_rows: {"K": 8, "K_PADDED": 8},
     sum_rows: {"K": 8, "BLOCK": 1024},
     decode_groups: {"BITS": 6, "SIDE": 4},
@@ -76,6 +83,8 @@ others = dict.fromkeys(("choice", "predicted", "token"), "*i64") | {"likeliest":
 others |= dict.fromkeys(("highest", "numbers"), "*fp32")
 others |= dict.fromkeys(("count", "groups", "first"), "i32")
 others |= {"report": "*i32", "state": "*i64", "gates": "*fp32", "scratch": "*fp32"}
+others |= dict.fromkeys(("rule", "powers", "sums", "pointed"), "*i64")
+others |= dict.fromkeys(("counts", "matches", "result"), "*i32")
 others |= dict.fromkeys(("n0", "n1", "cols", "size", "layer", "window", "vocab", "parts"), "i32")
 others |= dict.fromkeys(("epsilon", "q_epsilon", "k_epsilon", "scaling"), "fp32")
 spilled = {}
@@ -116,7 +125,7 @@ def test_a_new_tokens_kernels_compile(compiled):
     Sizes are Qwen3-30B-A3B's. A row's product loads planes sixteen bytes at a time. Triton accepts the one of few rows.
     """
     found, spilled = compiled(INNER + ROW, "matvec")
-    assert len(spilled) == 9
+    assert len(spilled) == 14
     assert not any(spilled.values())
     assert [*found] == ["matvec"]
     assert (found["matvec"]["bytes"], found["matvec"]["spilled"]) == (0, 0)
