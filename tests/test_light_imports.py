@@ -84,7 +84,9 @@ def test_commands_import_what_they_need(tmp_path, tiny_store, monkeypatch):
     "uses",
     [
         "torch._dynamo.config.recompile_limit > 0",
-        "__import__('torch._dynamo.utils')._dynamo.utils.__spec__.origin",
+        pytest.param(
+            "__import__('torch._dynamo.utils')._dynamo.utils.__spec__.origin", marks=pytest.mark.folders
+        ),
     ],
 )
 def test_the_compiler_works_after_a_chat_has_left_it_out(uses):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from family_models import SMALL, blocks_of, load, random_model, save
 from gguf_files import write_model
+from pairwise import pairwise
 from resealed_store import reseal
 from safetensors.torch import load_file
 from small_store import flip
@@ -65,8 +66,7 @@ def test_gguf_has_dense_codes_in_groups(run, family_store, tmp_path, bits, kind,
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("model_type", SMALL)
+@pairwise(alone=["model_type"], model_type=SMALL, fused=[False, True])
 def test_every_family_loads_in_transformers(run, family_store, tmp_path, model_type, fused):
     """The exported weights are the source's within 8 bits, under names that transformers finds, fused or not."""
     model, store = family_store(model_type, fused=fused)

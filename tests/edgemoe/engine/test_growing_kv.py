@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from integrity import check_integrity, check_kept
+from pairwise import pairwise
 from present_pages import PAGEMAP, present_pages
 
 from edgemoe.engine.engine import Engine
@@ -73,12 +74,14 @@ def blocks_of(engine: Engine) -> int:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("kv", "context"), [("bf16", CONTEXT), ("q8_0", 2048), ("q4_0", 2048)])
-@pytest.mark.parametrize(
-    "changes", [{}, {"eviction": "lru-pool"}, {"dram_experts": 4}], ids=["", "pool", "dram"]
+@pairwise(
+    alone=["kv", "changes"],
+    kv=["bf16", "q8_0", "q4_0"],
+    changes=[{}, {"eviction": "lru-pool"}, {"dram_experts": 4}],
 )
-def test_growing_changes_no_bit(open_engine, tiny_store, kv, context, changes):
+def test_growing_changes_no_bit(open_engine, tiny_store, kv, changes):
     """Under a limit with blocks for 3 experts and the whole KV, an answer is an unlimited engine's."""
+    context = CONTEXT if kv == "bf16" else 2048
     engine = open_engine(tiny_store, experts=EXPERTS, context=context, kv=kv, **changes)
     scheduler, used = Scheduler(engine, keep=True), engine.budget.used_bytes
     prompt = PROMPT[: context * 3 // 4]

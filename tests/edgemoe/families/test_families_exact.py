@@ -9,6 +9,7 @@ import pytest
 import torch
 from family_cases import PROMPTS, Case
 from family_models import SEPARATE, SMALL, blocks_of, router_of
+from pairwise import pairwise
 from transformers import DynamicCache
 
 from edgemoe.engine.engine import Engine
@@ -76,6 +77,17 @@ def covering(*values: Any) -> Any:
 
 EVERY = [covering(name) for name in SMALL]
 
+DIFFERENT = ("qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
+"""Families with grouped-query attention, latents, windows with sinks and biases, and linear states."""
+
+SOME = [covering(name) for name in DIFFERENT]
+SOME += [
+    pytest.param(name, marks=[pytest.mark.covers(name), pytest.mark.folders])
+    for name in SMALL
+    if name not in DIFFERENT
+]
+"""Every family, of which all but DIFFERENT are left to `make test-folders`: test_level_8_is_transformers has them."""
+
 
 @pytest.mark.parametrize("model_type", EVERY)
 def test_level_8_is_transformers(case_of, open_engine, model_type):
@@ -99,7 +111,7 @@ def test_a_tensor_for_each_experts_matrix_gives_the_same_store(case_of, model_ty
     assert records == others != {}
 
 
-@pytest.mark.parametrize("model_type", [name for name in SMALL if name != "phimoe"])
+@pytest.mark.parametrize("model_type", [each for each in SOME if each.values != ("phimoe",)])
 def test_prompts_in_one_step_have_the_bits_of_each_alone(case_of, open_engine, model_type):
     """Three prompts of different lengths in one step leave the logits and the next tokens' logits of each alone.
 
@@ -121,7 +133,7 @@ def test_prompts_in_one_step_have_the_bits_of_each_alone(case_of, open_engine, m
         assert torch.equal(*after)
 
 
-@pytest.mark.parametrize("model_type", EVERY)
+@pytest.mark.parametrize("model_type", SOME)
 def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
     """Prefilled, decoded and continued logits with dense weights at 8 bits meet their wider bound.
 
@@ -135,7 +147,7 @@ def test_dense_weights_at_8_bits_are_close(case_of, open_engine, model_type):
 
 
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("model_type", EVERY)
+@pytest.mark.parametrize("model_type", SOME)
 def test_quantized_keys_and_values_are_close(case_of, open_engine, model_type, kv):
     """Every family's attention reads them, whatever its heads, windows, sinks or latents: decoded and continued.
 
@@ -176,8 +188,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return (x.double().unflatten(-1, (-1, size)) @ (matrix / size**0.5)).flatten(-2)
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "mixtral", "gpt_oss", "olmoe"])
+@pairwise(alone=["model_type"], model_type=["qwen3_moe", "mixtral", "gpt_oss", "olmoe"], kv=["q8_0", "q4_0"])
 def test_quantized_keys_and_values_are_those_of_the_definition(
     case_of, open_engine, monkeypatch, model_type, kv
 ):
@@ -214,8 +225,11 @@ def test_quantized_keys_and_values_are_those_of_the_definition(
             assert distance(reference(1, turns=False), decoded) > 4 * DEFINITION_KL
 
 
-@pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"])
+@pairwise(
+    alone=["model_type"],
+    model_type=["qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next"],
+    kv=["bf16", "q8_0", "q4_0"],
+)
 def test_limits_change_no_bit_in_any_format(case_of, open_engine, model_type, kv):
     """Fused decode, latents, windows with sinks, linear states: prompts, new tokens, and two sequences in a step."""
     case = case_of(model_type)
@@ -234,7 +248,7 @@ def test_limits_change_no_bit_in_any_format(case_of, open_engine, model_type, kv
     assert torch.equal(found[1], found[2])
 
 
-@pytest.mark.parametrize("model_type", EVERY)
+@pytest.mark.parametrize("model_type", SOME)
 def test_the_bound_would_see_a_wrong_expert(case_of, open_engine, model_type, monkeypatch):
     """Zeroed experts move transformers' own logits far beyond the bounds; experts at 2 bits do so to edgemoe's."""
     case = case_of(model_type)
@@ -248,7 +262,7 @@ def test_the_bound_would_see_a_wrong_expert(case_of, open_engine, model_type, mo
     assert distances(case, open_engine(case.store(), level=2), prefilled)[0] > 10 * LEVEL_8_KL
 
 
-@pytest.mark.parametrize("model_type", EVERY)
+@pytest.mark.parametrize("model_type", SOME)
 def test_sequences_of_one_step_do_not_see_each_other(case_of, open_engine, model_type):
     """Two sequences of unequal lengths and rows have the same logits in one step as alone, to rounding."""
     case = case_of(model_type)
@@ -308,7 +322,7 @@ def test_look_ahead_makes_no_choice(case_of, open_engine, model_type):
     assert layers == 2 * bound
 
 
-@pytest.mark.parametrize("model_type", EVERY)
+@pytest.mark.parametrize("model_type", SOME)
 def test_a_scheduled_prompt_runs_with_importance_and_look_ahead(case_of, open_engine, model_type):
     """Levels by attention received, skipping and look-ahead work in every family, at the scheduled levels."""
     case = case_of(model_type)

@@ -142,8 +142,10 @@ def everything(engine: Engine, new: Callable[[], SequenceKV]) -> list[torch.Tens
 @pytest.mark.parametrize(
     ("model_type", "kv", "moves"),
     [
-        *(("gpt_oss", "q8_0", False), ("gemma4_text", "bf16", False), ("mixtral", "q4_0", False)),
-        *(("gpt_oss", "bf16", True), ("gemma4_text", "q8_0", True), ("mixtral", "bf16", True)),
+        *(("gpt_oss", "q8_0", False), ("mixtral", "q4_0", False)),
+        *(("gemma4_text", "q8_0", True), ("mixtral", "bf16", True)),
+        pytest.param("gemma4_text", "bf16", False, marks=pytest.mark.folders),
+        pytest.param("gpt_oss", "bf16", True, marks=pytest.mark.folders),
     ],
 )
 def test_answers_have_the_bits_of_sequences_that_keep_all_tokens(
@@ -220,7 +222,7 @@ def test_any_order_of_requests_has_the_bits_of_all_tokens(open_engine, store_of,
     engine, other = (open_engine(store_of("mixtral"), context=320, parallel=2, kv="q8_0") for _ in range(2))
     other.sequences = Sequences(other.shape.kv.without_windows(), other.plan, other.memory, None)
     rng, ended = random.Random(0), list[Greedy]()
-    for _ in range(4):
+    for _ in range(2):
         disk = PrefixCache.open(tmp_path, 1 << 30, engine.shape.kv)
         scheduler = Scheduler(engine, Pace(chunk=rng.choice([16, 100]), every=1), keep=True, disk=disk)
         for _ in range(4):
@@ -239,7 +241,7 @@ def test_any_order_of_requests_has_the_bits_of_all_tokens(open_engine, store_of,
         scheduler.close()
         for path in rng.sample(sorted(tmp_path.glob("*.kv")), 2):
             path.unlink()
-    assert len({request.cached for request in ended}) > 10
+    assert len({request.cached for request in ended}) > 5
     for request in ended:
         if request.rows:
             assert_right(other, request)
@@ -252,7 +254,7 @@ def drawn(rng: random.Random, ended: list[Greedy]) -> list[int]:
 
 
 @pytest.mark.skipif(not PAGEMAP.exists(), reason="the system does not list pages")
-@pytest.mark.parametrize("kv", ["bf16", "q4_0"])
+@pytest.mark.parametrize("kv", [pytest.param("bf16", marks=pytest.mark.folders), "q4_0"])
 def test_planned_and_reserved_bytes_hold_the_pages_of_a_sequence(open_engine, store_of, kv):
     """In a long prompt, at its end, in an answer and in a later prompt; a plan has fewer bytes than all tokens take."""
     context = 1 << 15
@@ -288,7 +290,7 @@ def test_planned_and_reserved_bytes_hold_the_pages_of_a_sequence(open_engine, st
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.folders)])
 @pytest.mark.parametrize("model_type", ["gpt_oss", pytest.param("gemma4_text", marks=pytest.mark.folders)])
 def test_a_device_keeps_windows_in_the_memory_of_its_plan(
     open_engine, store_of, monkeypatch, model_type, compiled

@@ -144,7 +144,9 @@ def test_a_new_token_is_computed_as_by_modules(open_on, kind):
     assert use.damage == pytest.approx(their_use.damage, rel=0.02)
 
 
-@pytest.mark.parametrize("store", ["qwen3_5_moe_text", "gpt_oss"], indirect=True)
+@pytest.mark.parametrize(
+    "store", [pytest.param("qwen3_5_moe_text", marks=pytest.mark.folders), "gpt_oss"], indirect=True
+)
 def test_limits_do_not_change_a_bit(open_on, monkeypatch):
     """Logits are as with all experts resident where the host brings a layer's experts, and where a group stops."""
     monkeypatch.setattr(graph_groups, "GROUP", 1)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from device_double import DoubleDevice
+from short_probes import probe_briefly
 
 from edgemoe.commands import doctor
 from edgemoe.errors import UserError
@@ -120,6 +121,7 @@ def test_pinned_memory_and_copies_are_measured(allowed, pinned):
 @pytest.mark.e2e
 def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     """Name, free memory, pinnable memory, speed of copies, and both limits."""
+    probe_briefly(monkeypatch)
     monkeypatch.setattr(doctor, "PROBE", 4 << 20)
     monkeypatch.setattr(doctor, "PIN_MOST", 2 * PIECE)
     device = DoubleDevice(pinnable=PIECE)

@@ -115,7 +115,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, plain, straight, fa
     """A failure of the Nth call gives a typed error or success; the store is the one of before, or has all
     compensators; the next run completes it.
 
-    Every fifth N meets one of the faults, and the first and last call of each kind meet all of them.
+    Every fifteenth N meets one of the faults, and the first and last call of each kind meet all of them.
     """
     number, stays = FAULTS[fault]
     before = tree(plain)
@@ -128,7 +128,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, plain, straight, fa
         add(small_source, store)
     assert {"open", "write", "fsync", "replace", "preadv", "mkdir"} <= set(calls)
     failed = 0
-    for at in each_in_turn(calls, 5 * [*FAULTS].index(fault), 5 * len(FAULTS)):
+    for at in each_in_turn(calls, 15 * [*FAULTS].index(fault), 15 * len(FAULTS)):
         store = Path(shutil.copytree(plain, fast / str(at)))
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)

@@ -51,7 +51,7 @@ FAULTS = {
 def test_a_failure_of_any_call_damages_no_file(small_source, straight_files, fast, monkeypatch, fault):
     """A failure of the Nth call gives a typed error or success, and the next run completes the store.
 
-    Every third N meets one of the faults, and the first and last call of each kind meet all of them.
+    Every ninth N meets one of the faults, and the first and last call of each kind meet all of them.
     """
     number, stays, direct_from = FAULTS[fault]
     monkeypatch.setattr(retry, "PATIENCE", 0.005)
@@ -65,7 +65,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, straight_files, fas
     assert len(calls) > 100
     assert {"open", "write", "fsync", "replace", "preadv", "readv"} <= set(calls)
     failed = 0
-    for at in each_in_turn(calls, 3 * [*FAULTS].index(fault), 3 * len(FAULTS)):
+    for at in each_in_turn(calls, 9 * [*FAULTS].index(fault), 9 * len(FAULTS)):
         store = fast / str(at)
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)

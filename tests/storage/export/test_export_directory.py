@@ -168,7 +168,7 @@ def test_a_failure_of_any_call_damages_no_file(store, straight, fast, monkeypatc
         calls = FaultyDisk(patch, 0, None).calls
         run_export(store, fast / "count", format)
     assert len(calls) > 20
-    for at in each_in_turn(calls, 3 * turn, 9):
+    for at in each_in_turn(calls, 9 * turn, 27):
         out, which = fast / "out", turn + calls[:at].count(calls[at - 1])
         with monkeypatch.context() as patch:
             FaultyDisk(patch, at, faults[which % 3])

@@ -278,6 +278,7 @@ def start_child(module: str, request: dict[str, Any]) -> subprocess.CompletedPro
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_child_finds_the_packages_in_any_directory(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from random import Random
 
 from tools.training.chats.wordings import pick_form
@@ -728,11 +730,16 @@ KINDS: tuple[str, ...] = tuple(dict.fromkeys(intent.kind for intent in INTENTS))
 
 def draw(kind: str, random: Random) -> tuple[str, str]:
     """Draws a wording of a kind, and its answer. A wording with choices is drawn more often."""
-    drawn = [
-        (wording, intent.answer) for intent in INTENTS if intent.kind == kind for wording in intent.wordings
-    ]
-    [(wording, answer)] = random.choices(drawn, [_weight(wording) for wording, _ in drawn])
+    drawn, weights = _wordings(kind)
+    [(wording, answer)] = random.choices(drawn, cum_weights=weights)
     return pick_form(wording, random), answer
+
+
+@cache
+def _wordings(kind: str) -> tuple[list[tuple[str, str]], list[int]]:
+    """The wordings of a kind with their answers, and the sums of their weights up to each."""
+    pairs = [(wording, each.answer) for each in INTENTS if each.kind == kind for wording in each.wordings]
+    return pairs, [*accumulate(_weight(wording) for wording, _ in pairs)]
 
 
 def _weight(wording: str) -> int:

@@ -59,7 +59,9 @@ def test_a_device_does_not_change_a_bit(open_on, level):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("kinds", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("bf16", "q4_0")])
+@pytest.mark.parametrize(
+    "kinds", [("q8_0", "q8_0"), pytest.param(("q4_0", "q4_0"), marks=pytest.mark.folders), ("bf16", "q4_0")]
+)
 def test_a_device_stores_codes_of_keys_and_values(open_on, monkeypatch, kinds):
     """Logits are as in RAM; by torch's operators, as on a GPU, they differ by rounding."""
     kv = KVFormat(*kinds)

@@ -135,7 +135,7 @@ def test_a_call_mixes_levels_and_token_counts():
 
 def test_an_expanded_row_equals_its_copies():
     """A decode step passes one row, which every expert computes."""
-    expert = Expert(SMALL["odd"])
+    expert = Expert(SMALL["even"])
     parts, x = [expert.part(level, 1) for level in (4, 2, 8)], expert.x(1)
     assert torch.equal(*(applied(expert.kernel, rows, parts, SILU) for rows in (x, x.repeat(3, 1))))
 

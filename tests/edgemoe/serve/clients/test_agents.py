@@ -6,7 +6,7 @@ import pytest
 from scripted import chatml_model, script
 from servers import server_of
 
-from tools.frontends.agent_clients import Chat, Responses, Tool
+from tools.frontends.agent_clients import Messages, Tool
 from tools.frontends.agents import CLIENTS, Replay, answer, replay_client
 
 SLACK = 8
@@ -17,7 +17,7 @@ SLACK = 8
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.folders if kind in (Responses, Chat) else (), id=kind.__name__)
+        pytest.param(kind, marks=() if kind is Messages else pytest.mark.folders, id=kind.__name__)
         for kind in CLIENTS
     ],
 )

@@ -123,7 +123,7 @@ def test_how_an_answer_ends(served, dialect, wants, stream):
 def test_an_answer_ends_with_the_context(served, dialect, wants):
     """The prompt and the answer have all of its tokens, and the last one, which needs no place."""
     wants("x" * 5000)
-    said = read(served, dialect, limit=10**6)
+    said = read(served, dialect, said=dialect.question("x" * 1200), limit=10**6)
     tokens = served.serving.model.engine.plan.context + 1
     assert (said.end, said.usage[0] + said.usage[2]) == (dialect.ends["context"], tokens)
 
