@@ -277,8 +277,12 @@ def test_better_planes_are_used_alike(store, open_engine):
 
 
 @pytest.mark.e2e
-@on_different_models
-@pytest.mark.parametrize("tiers", [{"experts": 9}, {"experts": 7, "dram_experts": 5}], ids=["disk", "DRAM"])
+@pairwise(
+    indirect=["store"],
+    alone=["store"],
+    store=DIFFERENT,
+    tiers=[{"experts": 9}, {"experts": 7, "dram_experts": 5}],
+)
 def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch, tiers):
     """In every call, of one sequence and of two, levels are the policy's for what the tiers have at that moment."""
     monkeypatch.setattr(prices_module, "read_speed", lambda *_: 1.0)
@@ -311,8 +315,7 @@ def test_levels_by_place_are_those_of_the_policy(store, open_engine, monkeypatch
 
 
 @pytest.mark.e2e
-@on_different_models
-@pytest.mark.parametrize("limit", LIMITS)
+@pairwise(indirect=["store"], alone=["store"], store=DIFFERENT, limit=LIMITS)
 def test_counts_are_those_of_the_modules(store, open_engine, limit):
     """The fused path counts as many requests, by level, as the modules do; a resident model has hits alone."""
     counts = []
@@ -378,7 +381,7 @@ MODES = {name: RULES[name] for name in RULES if "renormalised" in name or name i
 
 @pairwise(
     indirect=["store"],
-    alone=["store"],
+    alone=["store", "mode"],
     store=[
         *(*DIFFERENT, "olmoe", "qwen3_next", "lfm2_moe", "nemotron_h", "gemma4_text"),
         *("ernie4_5_moe", "cohere2_moe"),

@@ -122,6 +122,7 @@ def test_pinned_memory_and_copies_are_measured(allowed, pinned):
 def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     """Name, free memory, pinnable memory, speed of copies, and both limits."""
     probe_briefly(monkeypatch)
+    monkeypatch.setattr("edgemoe.kernels.native.library.available", lambda: False)
     monkeypatch.setattr(doctor, "PROBE", 4 << 20)
     monkeypatch.setattr(doctor, "PIN_MOST", 2 * PIECE)
     device = DoubleDevice(pinnable=PIECE)

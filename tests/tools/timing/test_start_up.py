@@ -35,6 +35,7 @@ def test_every_command_has_its_times(monkeypatch, capsys):
     assert measured == ["chat, to its prompt", *(name for name in times for _ in range(2))]
 
 
+@pytest.mark.folders
 def test_times_are_those_of_real_processes(demo_cache):
     """A chat, which imports torch, takes longer than a listing."""
     order = ("models", "chat, to its prompt")
