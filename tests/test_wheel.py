@@ -197,7 +197,6 @@ def test_the_wheel_answers_in_another_directory(wheel: Path, tmp_path: Path) -> 
     assert {name: (site / name).read_text() for name in STRANGERS} == STRANGERS
 
 
-@pytest.mark.folders
 def test_an_editable_installation_is_found_next_to_its_clone(source: Path, tmp_path: Path) -> None:
     """A program whose directory has the clone, a folder called edgemoe, imports the package and not that folder."""
     environment_with(tmp_path / "venv", "--editable", source)
