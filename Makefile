@@ -3,11 +3,11 @@
 #   make help                                          print this list; so does make alone
 #   make chat [MODEL=DIR] [ARGS="--vram-limit 4GB"]    talk to the demo model, a checkpoint or a store
 #   make serve [MODEL=DIR] [ARGS="--port 8000"]        serve it over HTTP, for clients of OpenAI, Anthropic and ollama
-#   make test [ARGS="-k planes"]                       run all tests
+#   make test [ARGS="-k planes"]                       run all tests but those of the slow lane
 #   make test-fast [ARGS="-x"]                         run the tests that need no other process, whole model or GPU
-#   make test-folders [ARGS="-k qwen3_5"]              run what takes longer: a small model of each family, mutated configs, a rehearsal for a GPU
+#   make test-folders [ARGS="-k qwen3_5"]              run the slow lane: every family in every setting, compiled kernels, mutated configs
 #   make test-lowest [ARGS="-x"]                       run all tests with the lowest versions that pyproject.toml allows
-#   make check                                         format, lint, types, imports and all tests
+#   make check                                         format, lint, types and make test
 #   make install [TORCH_BUILD=cpu|cuda]                make only .venv with the edgemoe command
 #   make dist [ARGS="--architectures x86_64"]          build a release in dist/: an sdist, and wheels with the compiled kernel
 

@@ -387,10 +387,10 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestMergedTier = MergedMachine.TestCase
-TestMergedTier.settings = settings(max_examples=80, stateful_step_count=40)
+TestMergedTier.settings = settings(max_examples=40, stateful_step_count=40)
 TestSlicedTier = SlicedMachine.TestCase
-TestSlicedTier.settings = settings(max_examples=80, stateful_step_count=40)
+TestSlicedTier.settings = settings(max_examples=40, stateful_step_count=40)
 TestWholeTier = WholeMachine.TestCase
-TestWholeTier.settings = settings(max_examples=80, stateful_step_count=40)
+TestWholeTier.settings = settings(max_examples=40, stateful_step_count=40)
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = settings(max_examples=50, stateful_step_count=20)
+TestBudget.settings = settings(max_examples=40, stateful_step_count=20)

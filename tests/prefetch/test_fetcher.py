@@ -191,7 +191,7 @@ def test_any_thread_may_use_a_source(rig: type[Rig]) -> None:
 
 
 @pytest.mark.e2e
-@settings(max_examples=120)
+@settings(max_examples=48)
 @given(
     form=st.sampled_from([MERGED, SLICED]),
     vram=st.integers(1, 4),

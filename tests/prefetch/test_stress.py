@@ -103,7 +103,7 @@ class StressRig(Rig):
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=120)
+@settings(max_examples=48)
 @given(
     form=st.sampled_from([MERGED, SLICED]),
     vram=st.integers(1, 6),

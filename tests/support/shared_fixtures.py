@@ -58,7 +58,7 @@ with without_compiler():
     from edgemoe.storage.store.manifest import MANIFEST_NAME
 
 # A busy machine takes any time for an example; pytest's timeout ends a test that hangs.
-settings.register_profile("edgemoe", deadline=None)
+settings.register_profile("edgemoe", deadline=None, max_examples=40)
 settings.load_profile("edgemoe")
 
 if "PYTEST_XDIST_WORKER" in os.environ:

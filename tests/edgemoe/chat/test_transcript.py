@@ -112,7 +112,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.e2e
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(st.binary(max_size=60) | VALUES.map(lambda v: json.dumps(GOOD | {"messages": v}).encode()))
 def test_any_file_is_refused_or_loaded(tmp_path, data):
     """Any bytes give a UserError, or messages of two texts each."""

@@ -100,7 +100,7 @@ def test_demo_model_answers_tasks_under_a_limit(store, levels):
     with CountedEngine(store, plan, settings) as engine:
         model = Model(engine, tokenizer, sampling, keep=True)
         for kind in KINDS:
-            for task in held_out_tasks(kind, 2):
+            for task in held_out_tasks(kind, 1):
                 chat = Conversation(model)
                 for turn in task.turns:
                     answer = chat.ask(turn.question, lambda _: None)

@@ -56,7 +56,7 @@ def test_bodies_with_big_parts(server):
 
 
 @pytest.mark.e2e
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(
         st.sampled_from([*GOOD[CHAT], "prompt"]),

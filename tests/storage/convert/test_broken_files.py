@@ -99,7 +99,7 @@ keys = [*small_checkpoint.CONFIG, "num_local_experts", "mlp_only_layers", "decod
 
 
 @pytest.mark.e2e
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(keys), values, min_size=1, max_size=3))
 def test_any_value_in_a_config_is_bounded_or_refused(changes):
     """A config with any value at any key is refused, or its sizes are within bounds."""
@@ -114,7 +114,7 @@ def test_any_value_in_a_config_is_bounded_or_refused(changes):
 
 
 @pytest.mark.e2e
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(keys), values, max_size=2) | values)
 def test_any_config_with_good_weights_raises_no_other_error(good, changes):
     """A checkpoint with any JSON as config.json is opened and checked, or refused."""
@@ -123,7 +123,7 @@ def test_any_config_with_good_weights_raises_no_other_error(good, changes):
 
 
 @pytest.mark.e2e
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(
     st.dictionaries(st.sampled_from([*small_checkpoint.tensors(), "x"]), values, max_size=3)
     | st.fixed_dictionaries({"weight_map": values})
@@ -138,7 +138,7 @@ def test_any_index_raises_no_other_error(good, index):
 
 
 @pytest.mark.e2e
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.binary(max_size=40), st.integers(0, 400))
 def test_any_bytes_in_a_shards_header_raise_no_other_error(good, raw, at):
     """A shard with its first bytes overwritten is read or refused, with no other error."""

@@ -100,7 +100,7 @@ SHAPES = st.tuples(
 
 
 @given(SHAPES, st.booleans(), st.sampled_from([4, 8]), st.sampled_from([1, 2]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_symmetric_integers_are_within_half_a_scale(sizes, four, bits, parts):
     """No weight is cut or rounded further than to its neighbour, whatever the groups; scales are as stored."""
     rows, groups, group, seed = sizes

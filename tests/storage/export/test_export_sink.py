@@ -15,7 +15,7 @@ from edgemoe.storage.export.sink import Sink
 
 
 @given(st.lists(st.integers(0, 3 * 8192), max_size=6), st.integers(0, 1 << 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_regions_of_any_size_have_their_bytes(sizes, seed):
     """Written in turn, in pieces of any length, every byte is at its place, whatever blocks regions share."""
     draw = random.Random(seed)

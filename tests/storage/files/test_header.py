@@ -176,7 +176,7 @@ GOOD = header_bytes({"a": ("F32", [2, 3]), "b": ("U8", [5]), "c": ("BF16", [0])}
 
 
 @pytest.mark.e2e
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=6),
     st.integers(0, len(GOOD)),
@@ -209,7 +209,7 @@ entries = (
 
 
 @pytest.mark.e2e
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=48, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(max_size=4) | st.just("__metadata__"), entries, max_size=3), st.integers(0, 9))
 def test_any_json_raises_no_other_error(tmp_path, content, data):
     """JSON of any shape is read consistently or refused."""

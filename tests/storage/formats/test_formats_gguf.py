@@ -386,7 +386,7 @@ def test_a_file_that_ends_early_is_truncated(copy, cut):
 
 
 @pytest.mark.e2e
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_change_of_the_header_is_read_or_refused(file, tmp_path, data):
     """A header with replaced bytes is read, or refused with an error of the tree."""

@@ -90,7 +90,7 @@ def test_limits_of_no_store_are_refused(tmp_path, limits, level):
 VALUES = st.one_of(st.integers(-1, 9), st.none(), st.booleans(), st.just({}), st.just([4, 5]), st.just("4"))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_bits_end_in_a_manifest_or_a_typed_error(tmp_path, data):
     """Any value at any place of bits and limits: loaded, or refused as a bad manifest."""

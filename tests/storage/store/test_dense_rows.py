@@ -18,7 +18,7 @@ def a_matrix(rows: int, cols: int, seed: int, dtype: torch.dtype = torch.float32
     return (torch.randn(rows, cols, generator=generator) * sizes).to(dtype)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**31), st.sampled_from(["float32", "bfloat16"])
 )

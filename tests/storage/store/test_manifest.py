@@ -272,7 +272,7 @@ junk = (
 
 
 @pytest.mark.e2e
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=48, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from(paths(content())), junk | st.lists(junk, max_size=4)),
