@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgemoe.errors import UserError
-from edgemoe.models.conversion.dense_default import dense_bits_for
+from edgemoe.models.conversion.dense_default import dense_bits_for, head_bits_for
 from edgemoe.models.options.groups import Opening
+from edgemoe.storage.store.dense_shapes import HEAD_BITS
 from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
 
 AUTO = "auto"
@@ -56,6 +57,30 @@ def dense_bits_of(text: str | None, destination: Path) -> int:
         found = Manifest.load(destination) if (destination / MANIFEST_NAME).exists() else None
         return found.dense_bits if found and found.dense_choice else 16
     return parse_dense_bits(text, "auto, ")
+
+
+def head_bits_of(number: int | None, destination: Path, dense_bits: int, *, auto: bool) -> int:
+    """Checks --head-bits.
+
+    Args:
+        number: the option; None: the default.
+        destination: the store, which may exist.
+        dense_bits: bits of the store's other dense weights.
+        auto: whether these are measured.
+
+    Returns:
+        bits to convert with; by default the bits of a store that is there, else 8.
+
+    Raises:
+        UserError: another number, or 6 where embedding and head have 16 bits or are measured with.
+    """
+    bits = head_bits_for(destination) if number is None else number
+    if bits not in HEAD_BITS:
+        raise UserError("8 or 6 bits for embedding and head", f"{bits}", "choose --head-bits 8 or 6")
+    if bits < 8 and (auto or dense_bits == 16):
+        found = f"--dense-bits {AUTO if auto else 'bf16'}"
+        raise UserError("--dense-bits 8, 6, 5 or 4 with --head-bits 6", found, "give one of these numbers")
+    return bits
 
 
 def parse_dense_bits(text: str, others: str = "") -> int:

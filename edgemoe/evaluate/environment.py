@@ -24,6 +24,7 @@ def program_and_model(store: StoreModel) -> dict[str, Any]:
         "store": store.manifest.fingerprint,
         "codes": str(store.manifest.codes) if store.manifest.codes else None,
         "dense_bits": store.manifest.dense_bits,
+        "head_bits": 16 if store.manifest.dense_bits == 16 else store.manifest.head_bits,
         "dense_choice": str(store.manifest.dense_choice) if store.manifest.dense_choice else None,
         "kv_cache": str(store.shape.kv.format),
     }

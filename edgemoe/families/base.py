@@ -116,6 +116,9 @@ _ROWS = re.compile(r"(^|\.)(\w*embed\w*|lm_head|kv_b_proj|weights_proj)\.weight$
 (docs/decisions/0058), each head's matrices of latent attention, and an indexer's weights of heads, which are converted.
 """
 
+_OUTER = re.compile(r"(model\.(embed_tokens|embeddings)|lm_head)\.weight")
+"""The weights of embedding and head in transformers' modules."""
+
 Rename = tuple[str, str]
 """A regular expression, and what stands for its first match; `\\1` is the match's first group."""
 
@@ -200,6 +203,10 @@ class Family:
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight."""
         return _pattern(self.router_name).fullmatch(self.in_modules(name)) is not None
+
+    def is_outer(self, name: str) -> bool:
+        """Whether a dense matrix of this name is the weight of the embedding or the head."""
+        return _OUTER.fullmatch(self.in_modules(name)) is not None
 
     def keeps_rows(self, name: str) -> bool:
         """Whether a dense matrix of this name has at least 8 bits."""

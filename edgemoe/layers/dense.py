@@ -1,4 +1,4 @@
-"""Linear layers, norms and embeddings, whose weights stay in memory.
+"""Linear layers and norms, whose weights stay in memory.
 
 They replace torch's modules, which support neither 8-bit weights with a scale per output row nor weights in groups.
 On a CPU without bf16 instructions torch's bf16 product of several rows is also slower than a float32 product with
@@ -273,26 +273,3 @@ def _differing(module: Any, own: DenseNorm) -> int:
 def _trial_rows(cols: int) -> torch.Tensor:
     """Three different rows, bf16 [3, cols]."""
     return torch.linspace(-2, 2, 3 * cols).bfloat16().view(3, -1)
-
-
-class DenseEmbedding(nn.Module):
-    """Rows of a table bf16 [V, H], or int8 [V, H] with a scale per row.
-
-    Args:
-        weight, scale: the table.
-        factor: is multiplied with all rows, [] on their device; None: nothing is.
-    """
-
-    def __init__(
-        self, weight: torch.Tensor, scale: torch.Tensor | None, factor: torch.Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale, self.factor = scale, None if factor is None else factor.to(torch.bfloat16)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Looks up the rows of ids, int64 [...], as bf16 [..., H]."""
-        rows = F.embedding(ids, self.weight)
-        if self.scale is not None:
-            rows = rows.to(self.scale.dtype) * self.scale[ids].unsqueeze(-1)
-        return rows if self.factor is None else rows * self.factor

@@ -12,7 +12,8 @@ from torch import nn
 from edgemoe.errors import MissingTensor, ModelRefused
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
-from edgemoe.layers.dense import DenseEmbedding, DenseLinear
+from edgemoe.layers.dense import DenseLinear
+from edgemoe.layers.embedding import DenseEmbedding
 from edgemoe.layers.skeleton import skeleton, without_weights
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.files.header import Spec, read_header
@@ -22,8 +23,8 @@ from edgemoe.storage.store.manifest import SCALE_SUFFIX
 T = TypeVar("T")
 
 _MATRICES = (nn.Linear, nn.Embedding)
-"""Modules whose matrices may be at 8 bits, and of linear layers at 4 to 6. Not their subclasses: some routers are
-linear layers that do more.
+"""Modules whose matrices may be at 8 bits, or at 4 to 6. Not their subclasses: some routers are linear layers that do
+more.
 """
 
 _FACTOR = "embed_scale"
@@ -58,8 +59,8 @@ def dense_specs(path: Path) -> dict[str, Spec]:
 def require_tensors(model: Any, family: Family, specs: Mapping[str, Spec], directory: Path) -> None:
     """Compares dense tensors with the parameters of a model, by name, shape and type. `directory` is for messages.
 
-    Matrices of linear layers and embeddings are BF16, or I8 with a scale, BF16, for each row; matrices of linear layers
-    may be U8, of 4 to 6 bits (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
+    Matrices of linear layers and embeddings are BF16, I8 with a scale, BF16, for each row, or U8, of 4 to 6 bits
+    (storage.store.dense_groups). Biases are BF16, and other parameters BF16 or F32.
     """
     left = {family.in_modules(name): spec for name, spec in specs.items()}
     join_parts(family, left, _joined_spec)
@@ -135,8 +136,8 @@ def dense_parameters(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], t
             shape = tuple(current.shape)
             kinds: dict[str, tuple[str, ...]] = {}
             if _is_matrix(module):
-                grouped = type(module) is nn.Linear and dense_shapes.fits(shape)
-                kinds = {"weight": ("I8", dense_shapes.DTYPE) if grouped else ("I8",), "bias": ()}
+                grouped = (dense_shapes.DTYPE,) if dense_shapes.fits(shape) else ()
+                kinds = {"weight": ("I8", *grouped), "bias": ()}
             yield f"{name}.{parameter}", shape, kinds.get(parameter, ("F32",))
 
 

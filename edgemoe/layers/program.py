@@ -111,7 +111,8 @@ from edgemoe.kernels.program import (
 from edgemoe.layers.block_program import added, block_operations, experts_in, norm_operation
 from edgemoe.layers.called import call_indexed, call_states
 from edgemoe.layers.decoder_parts import LayerPart, Mixer, multiplier_of, outer_parts, parts_of
-from edgemoe.layers.dense import DenseEmbedding, DenseLinear, DenseNorm
+from edgemoe.layers.dense import DenseLinear, DenseNorm
+from edgemoe.layers.embedding import DenseEmbedding
 from edgemoe.layers.gated_norm import GatedNorm
 from edgemoe.layers.linear_attention import PerSequence
 

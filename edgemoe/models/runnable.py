@@ -28,12 +28,13 @@ _RANGES = {
 """Key of generation_config.json -> least and largest value that a sampler is given."""
 
 
-def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
+def check_runnable(checkpoint: Checkpoint, dense_bits: int, head_bits: int = 8) -> None:
     """Refuses a checkpoint whose store a chat would refuse.
 
     Args:
         checkpoint: the checkpoint to convert; no weights are read.
         dense_bits: bits of the store's dense weights, one of manifest.DENSE_BITS.
+        head_bits: bits of its embedding and head, one of dense_shapes.HEAD_BITS.
 
     Raises:
         ModelRefused, MissingTensor: its experts or dense tensors contradict config.json, or
@@ -42,18 +43,18 @@ def check_runnable(checkpoint: Checkpoint, dense_bits: int) -> None:
     """
     # A GGUF file contains its companions, which are unpacked elsewhere.
     directory = checkpoint.companions()[0].parent
-    check_sizes(checkpoint, directory, dense_bits)
+    check_sizes(checkpoint, directory, dense_bits, head_bits)
     generation_config(directory)
     check_tokenizer(directory)
 
 
-def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int) -> None:
+def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int, head_bits: int = 8) -> None:
     """Refuses a checkpoint that does not have exactly the tensors of the model that its config.json describes.
 
     Args:
         checkpoint: no weights are read.
         directory: the directory that has its config.json, for messages.
-        dense_bits: bits of a dense weight in the store, one of manifest.DENSE_BITS.
+        dense_bits, head_bits: bits of a dense weight in the store, and of embedding and head.
 
     Raises:
         ModelRefused, MissingTensor: a tensor is missing, has another shape or is too many, or config.json has a value
@@ -62,7 +63,7 @@ def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int) -> Non
     family = family_of(checkpoint.config, directory)
     experts = ExpertWeights(checkpoint, family)
     require_layers_ahead(family, checkpoint.names(), directory)
-    dense = DenseWeights(checkpoint, experts.names, family, dense_bits).specs()
+    dense = DenseWeights(checkpoint, experts.names, family, dense_bits, head_bits).specs()
     check_dense(directory, checkpoint.config, dense)
 
 

@@ -14,6 +14,7 @@ from edgemoe.families.base import Family
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.convert.expert_weights import matrix_sides
 from edgemoe.storage.files.header import TensorEntry
+from edgemoe.storage.store import dense_shapes
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
 
@@ -63,11 +64,11 @@ def check_vocabulary(
     for name, entry in dense.items():
         if (
             family.in_modules(name) in ("model.embed_tokens.weight", "lm_head.weight")
-            and entry.shape != wanted
+            and (found := dense_shapes.matrix_shape(entry.spec)) != wanted
         ):
             raise BadManifest(
                 f"{name} of {list(wanted)} in the dense weights of {directory}, as config.json has",
-                str(list(entry.shape)),
+                str(list(found)),
                 _ACTION,
             )
 

@@ -119,7 +119,9 @@ class StoreModel:
         """
         if self.config.get("tie_word_embeddings"):
             return self.shape.dense_bytes
-        embedding = self.shape.vocab * self.shape.hidden * max(self.manifest.dense_bits, 8) // 8
+        # Groups of 64 weights have 4 bytes more.
+        bits = 6.5 if self.manifest.head_bits == 6 else max(self.manifest.dense_bits, 8)
+        embedding = int(self.shape.vocab * self.shape.hidden * bits) // 8
         return self.shape.dense_bytes - embedding
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import takewhile
 
 import torch
 
@@ -13,7 +14,8 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.families.base import Family
 from edgemoe.kernels.native.columns import calibrated_codes
 from edgemoe.models.store_model import StoreModel
-from edgemoe.recode.dense_inputs import hessians_of
+from edgemoe.recode.dense_inputs import HEAD, hessians_of
+from edgemoe.recode.plans import coding_room
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.storage.record.offsets import MatrixSpec
 from edgemoe.storage.store import dense_groups, dense_shapes
@@ -21,7 +23,11 @@ from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.threads import in_order, one_core_each
 
 MEMORY = 1_500_000_000
-"""Bytes: limit of the Hessians that exist at a time, next to the model. A single one is always allowed."""
+"""Bytes: limit of the Hessians that exist at a time, next to the model, and of the matrices that are coded at a time,
+next to the Hessians. A single one is always allowed."""
+
+PIECE = 1 << 24
+"""Weights of a matrix that are coded at a time."""
 
 
 class DenseCoding:
@@ -48,6 +54,7 @@ class DenseCoding:
         self._store, self._family, self._weights = store, family, weights
         self._windows, self._request, self._threads = windows, request, threads
         self._left, self._made = list(weights.grouped), dict[str, torch.Tensor]()
+        self._tied = HEAD not in map(family.in_modules, weights.names)
 
     def tensors(self) -> Generator[tuple[str, torch.Tensor]]:
         """Yields the tensors of the new file, one at a time.
@@ -63,31 +70,35 @@ class DenseCoding:
 
     def _coded(self, advance: Callable[[], None], name: str) -> torch.Tensor:
         if name not in self._made:
-            names = self._next()
-            wholes = {each: self._family.in_whole(each) for each in names}
-            sizes = [self._hessian_bytes(each) for each in names]
-            others = sum(sizes) + max(sizes)  # of one layer's inputs in the window that runs, too
-            hessians = hessians_of(self._store, self._windows, set(wholes.values()), self._request, others)
-            with one_core_each(self._threads) as pool:
-                tasks = (
-                    (self._bytes(each), partial(self._one, each, hessians[wholes[each]])) for each in names
-                )
-                with closing(in_order(pool, tasks, MEMORY)) as coded:
-                    for each, matrix in zip(names, coded, strict=True):
-                        self._made[each] = matrix
-                        advance()
+            self._code_next(advance)
         return self._made.pop(name)
 
-    def _next(self) -> list[str]:
-        """The next matrices whose Hessians fit."""
-        names, size = list[str](), 0
-        while self._left:
-            more = self._hessian_bytes(self._left[0])
-            if names and size + more > MEMORY:
-                break
-            names.append(self._left.pop(0))
-            size += more
-        return names
+    def _code_next(self, advance: Callable[[], None]) -> None:
+        """Codes the next matrices, whose Hessians fit."""
+        largest = max(map(self._bytes, self._left))
+        coding_room(largest, MEMORY)
+        inputs = {each: self._input(each) for each in self._left}
+        sizes = {whole: self._hessian_bytes(each) for each, whole in inputs.items() if whole}
+        found = hessians_of(self._store, self._windows, sizes, self._request, MEMORY) if sizes else {}
+        names = list(takewhile(lambda each: inputs[each] is None or inputs[each] in found, self._left))
+        self._left = self._left[len(names) :]
+        with one_core_each(self._threads) as pool:
+            hessians = {each: found[whole] if whole else None for each in names for whole in [inputs[each]]}
+            tasks = ((self._bytes(each), partial(self._one, each, hessians[each])) for each in names)
+            with closing(in_order(pool, tasks, coding_room(largest, MEMORY))) as coded:
+                for each, matrix in zip(names, coded, strict=True):
+                    self._made[each] = matrix
+                    advance()
+
+    def _input(self, name: str) -> str | None:
+        """Name in the model of the matrix whose inputs a matrix is coded for; None: an embedding, which has none.
+
+        An embedding that is the head, too, is coded for the head's inputs.
+        """
+        whole = self._family.in_whole(name)
+        if not self._family.is_outer(name) or whole == HEAD:
+            return whole
+        return HEAD if self._tied else None
 
     def _hessian_bytes(self, name: str) -> int:
         """Bytes of the Hessian of a matrix's inputs."""
@@ -96,13 +107,22 @@ class DenseCoding:
     def _bytes(self, name: str) -> int:
         """Bytes that a matrix takes while it is coded."""
         rows, cols = self._weights.shape(name)
-        return 4 * (4 * rows * cols + 4 * cols**2)
+        whole = 4 * rows * cols  # as it is read, its bytes, and the bytes of its parts
+        return whole + 4 * (4 * self._piece(name) * cols + 4 * cols**2)
 
-    def _one(self, name: str, hessian: torch.Tensor) -> torch.Tensor:
-        """Codes a matrix."""
-        weight = self._weights.read(name).float()
-        rows, cols = weight.shape
-        spec = MatrixSpec.of(name, rows, cols, dense_shapes.GROUP)
-        bits = self._weights.bits
-        codes, parameters = calibrated_codes(weight, hessian, spec, {bits: 1.0}, bits)
-        return dense_groups.packed(codes, parameters, bits)
+    def _one(self, name: str, hessian: torch.Tensor | None) -> torch.Tensor:
+        """Codes a matrix; to nearest without a Hessian."""
+        weight, bits = self._weights.read(name), self._weights.bits(name)
+        if hessian is None:
+            return dense_groups.quantize_groups(weight, bits)
+        parts = list[torch.Tensor]()
+        for part in weight.split(self._piece(name)):
+            spec = MatrixSpec.of(name, len(part), part.shape[1], dense_shapes.GROUP)
+            codes, parameters = calibrated_codes(part.float(), hessian, spec, {bits: 1.0}, bits)
+            parts.append(dense_groups.packed(codes, parameters, bits))
+        return dense_groups.joined(parts) if len(parts) > 1 else parts[0]
+
+    def _piece(self, name: str) -> int:
+        """Rows of a matrix that are coded at a time. A row's codes do not depend on other rows."""
+        rows, cols = self._weights.shape(name)
+        return min(rows, max(PIECE // cols // dense_shapes.ROWS, 1) * dense_shapes.ROWS)

@@ -15,7 +15,6 @@ from edgemoe.recode.dense_choice import DenseTrial
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
-from edgemoe.storage.store import dense_shapes
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.recoded import RecodedLayers
@@ -36,11 +35,12 @@ def write_dense(
     Raises:
         DoesNotFit, DamagedData: as DenseCoding.tensors.
     """
-    if (bits := store.manifest.dense_bits) not in dense_shapes.BITS:
+    if not store.manifest.has_groups:
         return
     checkpoint = Checkpoint.open(source)
     family = family_of(checkpoint.config)
-    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, bits)
+    bits = store.manifest.dense_bits, store.manifest.head_bits
+    weights = DenseWeights(checkpoint, ExpertWeights(checkpoint, family).names, family, *bits)
     coding = DenseCoding(store, family, weights, windows, request, request.threads or cores())
     with closing(coding.tensors()) as tensors:
         files.write_dense(weights.specs(), tensors)

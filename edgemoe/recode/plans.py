@@ -58,3 +58,21 @@ def plan_for_run(
     size = made.vram_limit_bytes if store.device else made.used_bytes(store.form)
     say(f"memory: at most {format_size(size)} for the model, {format_size(others)} for {purpose}")
     return made
+
+
+def coding_room(largest: int, limit: int) -> int:
+    """Bytes that matrices may take while they are coded: the free memory, up to a limit.
+
+    Args:
+        largest: bytes that the largest matrix takes, which is always allowed.
+        limit: bytes.
+
+    Raises:
+        DoesNotFit: less is free than the largest matrix takes.
+    """
+    free = max(process.available_memory(), 0)
+    if free < largest:
+        wanted = f"{format_size(largest)} of free memory, for the largest matrix that is coded"
+        action = "end other programs, or give a cgroup more memory"
+        raise DoesNotFit(wanted, format_size(free), action, minimum=largest)
+    return max(largest, min(free, limit))

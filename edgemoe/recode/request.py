@@ -17,7 +17,6 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.system_errors import source_errors
 from edgemoe.storage.store.codes import SELF, CalibratedCodes
-from edgemoe.storage.store.dense_shapes import BITS
 from edgemoe.storage.store.manifest import Manifest
 
 WINDOW = 512
@@ -118,7 +117,7 @@ def codes_of(manifest: Manifest, windows: list[Window], request: RecodeRequest) 
     weights = IMPORTANCE[request.favour].items()
     importance = {level: weight for level, weight in weights if level <= manifest.max_level}
     parts = [manifest.source, manifest.layout, manifest.max_level, sorted(importance.items()), windows]
-    if manifest.dense_bits in BITS:
+    if manifest.has_groups:
         parts.append("dense weights")
     run = xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())[:8]
     text = request.text.name if request.text else SELF

@@ -66,6 +66,9 @@ class ExpertNames(Protocol):
     def is_router(self, name: str) -> bool:
         """Whether a tensor of this name is a router's weight, which is never quantized."""
 
+    def is_outer(self, name: str) -> bool:
+        """Whether a tensor of this name is the weight of the embedding or the head."""
+
     def keeps_rows(self, name: str) -> bool:
         """Whether a dense matrix of this name has at least 8 bits: an embedding, a head, one that is read in parts."""
 

@@ -62,6 +62,7 @@ def convert(
     max_level: int | None,
     layout: Layout,
     dense_bits: int,
+    head_bits: int = 8,
     progress: Callable[[int, int], None],
     threads: int | None = None,
     arrivals: Arrivals | None = None,
@@ -69,19 +70,17 @@ def convert(
 ) -> Manifest:
     """Converts a checkpoint, or resumes an interrupted conversion.
 
-    A finished store of the same source and options is not changed. All checks that need no weights come before the
-    first write.
+    A finished store of the same source and options is not changed. Checks that need no weights come before a write.
 
     Args:
-        source: directory of the checkpoint.
-        destination: directory of the store, created if necessary.
+        source, destination: directories of the checkpoint, and of the store, which is created if necessary.
         family: the names of the source's config.
         max_level: 8 or 4, the highest level to store; None: as many bits as each of the source's matrices can fill.
         layout: the order of codes in the records.
         dense_bits: bits per weight of the matrices outside of experts, one of manifest.DENSE_BITS.
+        head_bits: bits per weight of embedding and head, one of dense_shapes.HEAD_BITS.
         progress: called with bytes of source weights done and in all, from the calling thread.
-        threads: threads that read and encode experts; by default two per core of this process, so that one computes
-            while the other waits for the disk.
+        threads: threads that read and encode experts; by default two per core, so that one of them computes.
         arrivals: fetches weights before they are needed; by default all weights are present.
         tell: called after a conversion with what was done with each type of quantized weights.
 
@@ -92,18 +91,21 @@ def convert(
         DoesNotFit, ReadFailed, WriteFailed: the disk is too small, or a call was refused, retries included.
     """
     with source_errors(source):
-        job = _Conversion(Checkpoint.open(source), family, max_level, layout, dense_bits, progress, arrivals)
+        bits = dense_bits, head_bits
+        job = _Conversion(Checkpoint.open(source), family, max_level, layout, bits, progress, arrivals)
     return job.into(destination, threads or reading_threads(), tell)
 
 
-def store_bytes(source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int) -> int:
+def store_bytes(
+    source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int, head_bits: int = 8
+) -> int:
     """Computes the bytes of weights in the store that `convert` would write, without reading weights.
 
     Raises:
         ModelRefused, MissingTensor: the source cannot be converted.
     """
     experts = ExpertWeights(source, family)
-    dense = DenseWeights(source, experts.names, family, dense_bits)
+    dense = DenseWeights(source, experts.names, family, dense_bits, head_bits)
     geometry = experts.geometry(max_level)
     return experts.count * sum(geometry.of_layer(each).record_bytes for each in experts.layers) + dense.nbytes
 
@@ -117,13 +119,13 @@ class _Conversion:
         family: ExpertNames,
         max_level: int | None,
         layout: Layout,
-        dense_bits: int,
+        bits: tuple[int, int],
         progress: Callable[[int, int], None],
         arrivals: Arrivals | None,
     ) -> None:
-        self._checkpoint, self._layout, self._dense_bits = checkpoint, layout, dense_bits
+        self._checkpoint, self._layout, self._bits = checkpoint, layout, bits
         self._experts = ExpertWeights(checkpoint, family)
-        self._dense = DenseWeights(checkpoint, self._experts.names, family, dense_bits)
+        self._dense = DenseWeights(checkpoint, self._experts.names, family, *bits)
         self._geometry = self._experts.geometry(max_level)
         self._arrivals, self._known = arrivals, arrivals.contents if arrivals else {}
         self._fingerprint = checkpoint.fingerprint(self._known)
@@ -141,7 +143,8 @@ class _Conversion:
             geometry=self._geometry,
             layout=self._layout,
             source=self._fingerprint,
-            dense_bits=self._dense_bits,
+            dense_bits=self._bits[0],
+            head_bits=self._bits[1],
         )
         with destination_errors(destination), writer:
             if finished.exists():
@@ -153,8 +156,8 @@ class _Conversion:
 
     def _made(self, store: Manifest) -> bool:
         """Whether a finished store is the result of this conversion."""
-        found = (store.source, store.geometry, store.layout, store.dense_bits)
-        return found == (self._fingerprint, self._geometry, self._layout.name, self._dense_bits)
+        found = (store.source, store.geometry, store.layout, (store.dense_bits, store.head_bits))
+        return found == (self._fingerprint, self._geometry, self._layout.name, self._bits)
 
     def _write(self, writer: StoreWriter, threads: int) -> None:
         """Writes every file except the manifest."""

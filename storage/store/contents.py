@@ -8,7 +8,6 @@ from typing import Any
 
 from edgemoe.storage.base import LEVELS, Plane
 from edgemoe.storage.store.calibration import load_calibration
-from edgemoe.storage.store.dense_shapes import BITS
 from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
 
 
@@ -40,6 +39,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "plane_bytes": _plane_bytes(manifest),
         "expert_bytes": manifest.expert_bytes,
         "dense_bits": manifest.dense_bits,
+        "head_bits": 16 if manifest.dense_bits == 16 else manifest.head_bits,
         "dense_codes": _dense_codes(manifest),
         "dense_choice": str(manifest.dense_choice) if manifest.dense_choice else None,
         "dense_bytes": manifest.files[manifest.dense_name].size
@@ -53,7 +53,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 def _dense_codes(manifest: Manifest) -> str | None:
     """Describes how codes of dense weights were chosen; None: rounded to nearest, or there are none."""
-    coded = manifest.dense_bits in BITS and manifest.dense_name != DENSE_NAME
+    coded = manifest.has_groups and manifest.dense_name != DENSE_NAME
     return str(manifest.codes) if manifest.codes and coded else None
 
 

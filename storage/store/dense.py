@@ -5,6 +5,7 @@ At 8 bits every output row of a matrix has one symmetric scale:
     scale = max |w| / 127, rounded up to bf16        code = round(w / scale)        w ~ code * scale
 
 At 4 to 6 bits the matrices of attention and of dense layers are in groups (`dense_groups`), and all others at 8 bits.
+Embedding and head may be in groups of 6 bits, whatever number of bits below 16 the others have.
 """
 
 from __future__ import annotations
@@ -62,13 +63,17 @@ class DenseWeights:
         experts: names of the tensors that hold expert weights.
         family: the family of the checkpoint; it names routers, float32 tensors and unused tensors.
         bits: bits per weight of a matrix, one of manifest.DENSE_BITS.
+        head_bits: bits per weight of embedding and head, one of dense_shapes.HEAD_BITS; of no effect at 16 bits.
 
     Raises:
-        ModelRefused: a tensor is not floating point, or has the name of another tensor's scales.
+        ModelRefused: a tensor is not floating point, has the name of another tensor's scales, or is an embedding or a
+            head of a shape that head_bits cannot have.
     """
 
-    def __init__(self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int) -> None:
-        self._checkpoint, self.bits = checkpoint, bits
+    def __init__(
+        self, checkpoint: Checkpoint, experts: set[str], family: ExpertNames, bits: int, head_bits: int = 8
+    ) -> None:
+        self._checkpoint = checkpoint
         there = checkpoint.names()
         self.names = sorted(name for name in there - experts if not family.is_unused(name))
         self._full = {name for name in self.names if family.keeps_precision(name)}
@@ -82,8 +87,10 @@ class DenseWeights:
             and 0 not in checkpoint[name].shape
             and not family.is_router(name)
         }
-        self._grouped = self._in_groups(family) if bits in dense_shapes.BITS else set()
-        self._eight_bit -= self._grouped
+        self._grouped = dict.fromkeys(self._in_groups(family) if bits in dense_shapes.BITS else (), bits)
+        if head_bits in dense_shapes.BITS:
+            self._grouped |= dict.fromkeys(self._head_in_groups(family), head_bits)
+        self._eight_bit -= set(self._grouped)
         for name in self.names:
             _ = checkpoint[name].dtype
             if name in self._eight_bit and name + SCALE_SUFFIX in there:
@@ -99,13 +106,27 @@ class DenseWeights:
         others = {_module_of(name) for name in named if not dense_shapes.fits(self._checkpoint[name].shape)}
         return {name for name in named if _module_of(name) not in others}
 
+    def _head_in_groups(self, family: ExpertNames) -> list[str]:
+        """Names of embedding and head, among the matrices of 8 or fewer bits."""
+        named = sorted(name for name in self._eight_bit if family.is_outer(name))
+        for name in named:
+            shape = self._checkpoint[name].shape
+            if not dense_shapes.fits(shape):
+                raise ModelRefused(
+                    f"rows in multiples of {dense_shapes.ROWS} and columns in multiples of {dense_shapes.GROUP}, for "
+                    "an embedding and a head of 6 bits",
+                    f"{list(shape)} in {name} of {self._checkpoint.directory}",
+                    "leave --head-bits out",
+                )
+        return named
+
     def specs(self) -> dict[str, Spec]:
         """Name -> spec of every tensor to store, in the order of tensors()."""
         out: dict[str, Spec] = {}
         for name in self.names:
             shape = self._checkpoint[name].shape
             if name in self._grouped:
-                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape, self.bits))
+                out[name] = (dense_shapes.DTYPE, dense_shapes.stored_shape(shape, self.bits(name)))
             elif name in self._eight_bit:
                 out[name] = ("I8", shape)
                 out[name + SCALE_SUFFIX] = ("BF16", shape[:1])
@@ -117,6 +138,10 @@ class DenseWeights:
     def grouped(self) -> list[str]:
         """Names of the matrices in groups, in the order of the file."""
         return [name for name in self.names if name in self._grouped]
+
+    def bits(self, name: str) -> int:
+        """Bits per weight of a matrix in groups."""
+        return self._grouped[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor of the checkpoint."""
@@ -162,7 +187,7 @@ class DenseWeights:
                 continue
             weight = self.read(name)
             if name in self._grouped:
-                yield name, dense_groups.quantize_groups(weight, self.bits)
+                yield name, dense_groups.quantize_groups(weight, self.bits(name))
             elif name in self._eight_bit:
                 codes, scales = quantize_rows(weight)
                 del weight

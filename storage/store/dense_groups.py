@@ -105,6 +105,28 @@ def decoded(matrix: torch.Tensor) -> torch.Tensor:
     return dequantize(*unpacked(matrix), bits_of(tuple(matrix.shape)))
 
 
+def looked_up(matrix: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Decodes single rows: float32 [n, K] for int64 [n] of their numbers, on the matrix's device."""
+    cols, bits = columns_of(matrix), bits_of(tuple(matrix.shape))
+    block, row = ids // ROWS, ids % ROWS
+    half, eight = (row // 16 * 4).to(torch.uint8), (row // 8 * (bits - 4)).to(torch.uint8)
+    parameters, base, d4, *later = _parts(matrix)
+
+    def upper(plane: torch.Tensor) -> torch.Tensor:
+        # [n, 4 columns, columns of a pair, pairs]: the places of `unpacked`.
+        places = plane.view(len(plane), cols // 4, 2, 16)[block, :, :, row % 16] >> half[:, None, None]
+        return _fields(places, 2)[..., :2].transpose(2, 3).reshape(-1, cols)
+
+    codes = (upper(base) << 2) | upper(d4)
+    for plane in later:
+        # [n, 4 or 8 columns, columns of a pair, pairs, fours]: the places of `_next_codes`.
+        width, eights = bits - 4, plane.view(len(plane), -1, 2, 8, 2)
+        places = eights[block, :, :, row % 8] >> eight[:, None, None, None]
+        rest = _fields(places, width)[..., ::4].permute(0, 1, 4, 3, 2).reshape(-1, cols)
+        codes = (codes << width) | rest
+    return dequantize(codes << (8 - bits), parameters[:, ids], bits)
+
+
 def joined(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     """One matrix of the rows of several of the same bits, one after another."""
     parameters, *planes = zip(*map(_parts, matrices), strict=True)

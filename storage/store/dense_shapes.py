@@ -9,6 +9,9 @@ from edgemoe.storage.files.header import Spec
 BITS, GROUP, DTYPE = (6, 5, 4), 64, "U8"
 """Bits that a code may have; inputs that share a scale and a centre; the element type of a matrix in a store."""
 
+HEAD_BITS = (8, 6)
+"""Bits that the weights of embedding and head may have where other dense weights have at most 8."""
+
 ROWS = 32
 """Rows whose codes lie together."""
 

@@ -28,6 +28,7 @@ from edgemoe.storage.store.manifest_entries import (
     LayerRecords,
     bits_json,
     matrix_json,
+    read_dense_bits,
     read_files,
     read_geometry,
     read_integer,
@@ -51,8 +52,8 @@ SCALE_SUFFIX = "_scale"
 DENSE_BITS = (16, 8, 6, 5, 4)
 """Numbers of bits of a dense weight. At 4 some matrices have 8 (storage.store.dense)."""
 
-FORMAT_VERSION = 2
-"""The newest format of store.json. Format 2 has limits of matrices and layers; a store without any has format 1."""
+FORMAT_VERSION = 3
+"""The newest format of store.json. Format 2 has limits of matrices and layers, format 3 head_bits, format 1 neither."""
 
 SIZE_LIMIT = 16 << 20
 """Most bytes of a manifest. A manifest of 60 layers of 384 experts takes 2 MB."""
@@ -76,6 +77,7 @@ class Manifest:
         compensators: the compensators of its experts; None without any.
         codes: how the experts' codes were chosen; None: rounded to nearest, or the source's own codes.
         dense_choice: the measurement that chose dense_bits; None: there was none.
+        head_bits: bits per weight of embedding and head, one of HEAD_BITS, where dense_bits is below 16.
     """
 
     source: str
@@ -90,6 +92,12 @@ class Manifest:
     compensators: CompensatorIndex | None = None
     codes: CalibratedCodes | None = None
     dense_choice: DenseChoice | None = None
+    head_bits: int = 8
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether dense weights are in groups, which can be coded with error feedback."""
+        return min(self.dense_bits, self.head_bits) < 8
 
     @property
     def coded_source(self) -> str:
@@ -146,6 +154,8 @@ class Manifest:
             "files": files_json(self.files),
             "layers": {str(number): layer_json(layer) for number, layer in sorted(self.layers.items())},
         }
+        if self.head_bits != 8:
+            content["head_bits"] = self.head_bits
         if self.geometry.layers:
             content["bits"] = bits_json(self.geometry)
         if self.codes:
@@ -159,7 +169,7 @@ class Manifest:
     @property
     def format(self) -> int:
         """The oldest format of store.json that can describe the store."""
-        return 2 if self.geometry.is_limited else 1
+        return 3 if self.head_bits != 8 else 2 if self.geometry.is_limited else 1
 
     def save(self, path: Path) -> None:
         """Writes the manifest to `path` atomically.
@@ -168,8 +178,7 @@ class Manifest:
             DoesNotFit: the disk is full.
             WriteFailed: the operating system refused a write.
         """
-        raw = self.to_json()
-        with replacing(path, len(raw)) as fd:
+        with replacing(path, len(raw := self.to_json())) as fd:
             write_all(fd, raw)
 
     @classmethod
@@ -242,9 +251,7 @@ class Manifest:
             raise ValueError(f"probe {shortened(of_probe)}, where layout {layout} gives {PROBES[layout]}")
         geometry = read_geometry(content)
         columns = read_planes(content, geometry)
-        dense_bits = read_integer(content, "dense_bits", 4, 16)
-        if dense_bits not in DENSE_BITS:
-            raise ValueError(f"dense_bits {dense_bits}, not 16, 8, 6, 5 or 4")
+        dense_bits, head_bits = read_dense_bits(content, DENSE_BITS)
         files, layers = read_files(content), read_layers(content, geometry, columns)
         names = [layer.file for layer in layers.values()]
         if len({*names, *files}) < len(names) + len(files):
@@ -256,7 +263,16 @@ class Manifest:
         compensators = read_compensators(content.get("compensators"), geometry, counts)
         chosen = read_codes(content.get("codes")), read_dense_choice(content.get("dense_choice"))
         sizes = geometry, dense_bits, layers, files
-        return cls(read_text(content, "source"), layout, of_probe, *sizes, *described, compensators, *chosen)
+        return cls(
+            read_text(content, "source"),
+            layout,
+            of_probe,
+            *sizes,
+            *described,
+            compensators,
+            *chosen,
+            head_bits,
+        )
 
 
 def is_dense_name(name: str) -> bool:

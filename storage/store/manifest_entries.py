@@ -6,7 +6,7 @@ Every function raises ValueError with the wrong value in its text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from edgemoe.storage.base import BLOCK, PLANES_OF_LEVEL, ByteRange, Plane
 from edgemoe.storage.files.untrusted import shortened
 from edgemoe.storage.record.offsets import BITS, MatrixSpec, RecordGeometry, align
+from edgemoe.storage.store.dense_shapes import HEAD_BITS
 
 MAX_OFFSET = 1 << 50
 _MAX_SIDE = 1 << 24
@@ -257,3 +258,15 @@ def read_integer(content: Mapping[str, Any], key: str, low: int, high: int) -> i
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{key} {shortened(value)}, not a whole number from {low} to {high}")
     return value
+
+
+def read_dense_bits(content: Mapping[str, Any], numbers: Sequence[int]) -> tuple[int, int]:
+    """Reads dense_bits, one of some numbers, and head_bits, by default 8."""
+    bits, head = read_integer(content, "dense_bits", 4, 16), 8
+    if bits not in numbers:
+        raise ValueError(f"dense_bits {bits}, not 16, 8, 6, 5 or 4")
+    if "head_bits" in content:
+        head = read_integer(content, "head_bits", 6, 8)
+        if head not in HEAD_BITS or bits == 16:
+            raise ValueError(f"head_bits {head} next to dense_bits {bits}, not 8 or 6 next to 8, 6, 5 or 4")
+    return bits, head

@@ -40,6 +40,7 @@ class StoreWriter:
         layout: the layout that records are packed in.
         source: fingerprint of the checkpoint.
         dense_bits: bits per weight of the matrices for write_dense, one of manifest.DENSE_BITS.
+        head_bits: bits per weight of embedding and head, one of dense_shapes.HEAD_BITS.
 
     Raises:
         UserError: on entry: the directory holds other files, which are not changed.
@@ -48,10 +49,20 @@ class StoreWriter:
     """
 
     def __init__(
-        self, directory: Path, *, geometry: RecordGeometry, layout: Layout, source: str, dense_bits: int
+        self,
+        directory: Path,
+        *,
+        geometry: RecordGeometry,
+        layout: Layout,
+        source: str,
+        dense_bits: int,
+        head_bits: int = 8,
     ) -> None:
         self._directory = directory
-        self._empty = Manifest(source, layout.name, PROBES[layout.name], geometry, dense_bits, {}, {})
+        sizes = geometry, dense_bits
+        self._empty = Manifest(
+            source, layout.name, PROBES[layout.name], *sizes, layers={}, files={}, head_bits=head_bits
+        )
         self._geometry = geometry
         self._layers: dict[int, LayerRecords] = {}
         self._errors: dict[int, SourceError] = {}
@@ -173,7 +184,7 @@ class StoreWriter:
 
 def _difference(present: Manifest, manifest: Manifest) -> str:
     """Describes the first difference between two conversions."""
-    for name in ("source", "layout", "dense_bits", "max_level", "geometry"):
+    for name in ("source", "layout", "dense_bits", "head_bits", "max_level", "geometry"):
         theirs, ours = getattr(present, name), getattr(manifest, name)
         if theirs != ours:
             return f"a conversion with {name} {theirs}, not {ours}"

@@ -11,7 +11,7 @@ import torch
 
 from edgemoe.kernels import program as listed
 from edgemoe.kernels.list_widths import with_widths
-from edgemoe.kernels.native.dense_weight import dense_weight
+from edgemoe.kernels.native.dense_weight import bits_of_weight, dense_weight
 from edgemoe.kernels.native.norms import form_of
 from edgemoe.kernels.native.structures import Buffer, LevelRule, Linear, Operation, OuterLayers
 from edgemoe.kernels.program import HIDDEN, NORMED, LayerProgram, Weights
@@ -33,8 +33,8 @@ class NativeOuterLayers:
     """The parts of a model around its decoder layers.
 
     Args:
-        table: embeddings [vocab, H]: bf16, or int8 with the scales.
-        row_scale: bf16 [vocab]; None: the table is bf16.
+        table: embeddings [vocab, H]: bf16, int8 with the scales, or of 4 to 6 bits (storage.store.dense_groups).
+        row_scale: bf16 [vocab]; None: the table is not int8.
         norm: weight, as kernels.program.Norm has it, and epsilon of the norm before the head.
         head: linear layer [vocab, H].
         factor: is multiplied with embeddings.
@@ -60,6 +60,7 @@ def outer_layers(parts: NativeOuterLayers) -> OuterLayers:
         table=parts.table.data_ptr(),
         row_scale=None if parts.row_scale is None else parts.row_scale.data_ptr(),
         rows=len(parts.table),
+        bits=bits_of_weight(parts.table),
         norm=parts.norm[0].data_ptr(),
         epsilon=parts.norm[1],
         wide=form_of(parts.norm[0]),

@@ -12,6 +12,11 @@ _BITS = {torch.bfloat16: 16, torch.int8: 8}
 """Type of a dense weight's tensor -> bits of a weight (csrc/dense/dense.h); uint8 tells them by its shape."""
 
 
+def bits_of_weight(weight: torch.Tensor) -> int:
+    """Bits of a weight in bf16, in int8, or in groups."""
+    return _BITS.get(weight.dtype) or bits_of(tuple(weight.shape))
+
+
 def dense_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> DenseWeight:
     """The structure of a weight, which its tensors must outlive; arguments: see library.dense_product."""
     return DenseWeight(
@@ -19,5 +24,5 @@ def dense_weight(weight: torch.Tensor, scale: torch.Tensor | None) -> DenseWeigh
         row_scale=None if scale is None else scale.data_ptr(),
         rows=len(weight),
         cols=columns_of(weight),
-        bits=_BITS.get(weight.dtype) or bits_of(tuple(weight.shape)),
+        bits=bits_of_weight(weight),
     )

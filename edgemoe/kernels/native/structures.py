@@ -285,7 +285,7 @@ class OuterLayers(ctypes.Structure):
 
     _fields_ = [
         *_fields(_POINTER, "table row_scale"),
-        ("rows", _INT),
+        *_fields(_INT, "rows bits"),
         ("norm", _POINTER),
         ("epsilon", _FLOAT),
         ("wide", ctypes.c_int32),

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from edgemoe.kernels.triton.products import OPTIONS
+from edgemoe.storage.store.dense_shapes import bits_of
 
 BLOCK = 4096
 """Logits per program of `compare`."""
@@ -28,15 +29,22 @@ def parts_of(vocab: int) -> int:
 def embed(
     token: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, hidden: torch.Tensor
 ) -> None:
-    """Launches the look-up of a token's row, to the bits of layers.dense.DenseEmbedding.
+    """Launches the look-up of a token's row, to the bits of layers.embedding.DenseEmbedding.
 
     Args:
         token: int64 [1], below V.
-        weight: bf16 [V, H], or int8 [V, H] with the scale; contiguous.
-        scale: bf16 [V]; None: the weight is bf16.
+        weight: bf16 [V, H], int8 [V, H] with the scale, or uint8 of 4 to 6 bits (storage.store.dense_groups);
+            contiguous.
+        scale: bf16 [V]; None: the weight is not int8.
         hidden: bf16 [H], written.
     """
-    size = weight.shape[1]
+    size = hidden.numel()
+    if weight.dtype == torch.uint8:
+        bits = bits_of(tuple(weight.shape))
+        grid = (triton.cdiv(size, BLOCK),)
+        options = OPTIONS | {"enable_fp_fusion": False}  # torch rounds products before it adds the centres
+        look_up_groups[grid](token, weight, hidden, len(weight), size, bits, BLOCK, **options)
+        return
     look_up[(triton.cdiv(size, BLOCK),)](token, weight, scale, hidden, size, BLOCK, **OPTIONS)
 
 
@@ -74,6 +82,32 @@ def look_up(token, weight, scale, hidden, size, BLOCK: tl.constexpr):
     if scale is not None:
         numbers *= tl.load(scale + row).to(tl.float32)
     tl.store(hidden + at, numbers.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def look_up_groups(token, weight, hidden, count, size, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """A program writes BLOCK elements of a row of `count` rows in groups: see embed."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, row, weights = at < size, tl.load(token), count.to(tl.int64) * size
+    block, within, four = row // 32 * size, row % 32, at // 4
+    pair = tl.load(weight.to(tl.pointer_type(tl.uint32)) + at // 64 * count + row, mask=inside, other=0)
+    base = weight + weights // 16
+    place, shift = block * 8 + four * 32 + at % 2 * 16 + within % 16, within // 16 * 4 + (at & 2)
+    two = tl.load(base + place, mask=inside, other=0).to(tl.int32) >> shift
+    next_two = tl.load(base + weights // 4 + place, mask=inside, other=0).to(tl.int32) >> shift
+    codes = ((two & 3) << 2) | (next_two & 3)
+    if BITS > 4:
+        WIDTH: tl.constexpr = BITS - 4
+        turn, later = (four, 0) if BITS == 6 else (four // 2, four % 2 * 4)
+        place = block * 4 * WIDTH + turn * 32 + at % 2 * 16 + within % 8 * 2 + at % 4 // 2
+        rest = tl.load(base + weights // 2 + place, mask=inside, other=0).to(tl.int32)
+        codes = (codes << WIDTH) | ((rest >> (later + within // 8 * WIDTH)) & ((1 << WIDTH) - 1))
+    UNIT: tl.constexpr = 1.0 if BITS == 4 else (0.5 if BITS == 5 else 0.25)
+    ZERO: tl.constexpr = 8.0 if BITS == 4 else (8.25 if BITS == 5 else 8.375)
+    scale = (pair << 16).to(tl.float32, bitcast=True)
+    numbers = (codes.to(tl.float32) * UNIT - ZERO) * scale
+    centre = (pair & 0xFFFF0000).to(tl.float32, bitcast=True)
+    tl.store(hidden + at, (numbers + centre).to(tl.bfloat16), mask=inside)
 
 
 @triton.jit

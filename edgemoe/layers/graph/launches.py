@@ -19,7 +19,8 @@ from edgemoe.families.table import traits_of
 from edgemoe.kernels.activation import CUSTOM
 from edgemoe.kv.formats import KVFormat
 from edgemoe.layers.decoder_parts import outer_parts, parts_of
-from edgemoe.layers.dense import DenseEmbedding, DenseLinear, is_rms_norm
+from edgemoe.layers.dense import DenseLinear, is_rms_norm
+from edgemoe.layers.embedding import DenseEmbedding
 from edgemoe.layers.graph.base import Launch, nothing
 from edgemoe.layers.graph.memory import GraphMemory
 from edgemoe.machine.device import Device

@@ -208,7 +208,7 @@ class GraphMemory(TokenMemory):
         from edgemoe.kernels.triton import attention
 
         place, first, rotary = device.place, model.model.layers[0].self_attn, model.model.rotary_emb
-        hidden, width = model.model.embed_tokens.weight.shape[1], first.q_proj.out_features
+        hidden, width = model.lm_head.in_features, first.q_proj.out_features
         vocab, layers = model.lm_head.out_features, len(model.model.layers)
         super().__init__(device, Sizes(layers, hidden, vocab, hidden, inner, slots))
         self.projected, self.qkv = self._bf16(hidden), self._bf16(width + 2 * first.k_proj.out_features)

@@ -16,7 +16,23 @@ def dense_bits_for(store: Path, new: int = DENSE_BITS) -> int:
     Raises:
         UserError, BadManifest: the store's description is damaged.
     """
+    found = _begun(store)
+    return found.dense_bits if found else new
+
+
+def head_bits_for(store: Path) -> int:
+    """The bits of embedding and head of a store that is finished or begun; 8 for another one.
+
+    Raises:
+        UserError, BadManifest: as dense_bits_for.
+    """
+    found = _begun(store)
+    return found.head_bits if found else 8
+
+
+def _begun(store: Path) -> Manifest | None:
+    """The description of a store that is finished or begun."""
     for name in (MANIFEST_NAME, MARKER_NAME):
         if (store / name).exists():
-            return Manifest.read(store / name).dense_bits
-    return new
+            return Manifest.read(store / name)
+    return None

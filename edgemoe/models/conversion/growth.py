@@ -13,12 +13,12 @@ GROWTH = 1.1
 """Bytes of a store per byte of its source's weights from which on a message has both sizes."""
 
 
-def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int) -> None:
+def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int, head_bits: int = 8) -> None:
     """Prints both sizes on stderr, and what level 4 would take, if a quantized source's store is larger by GROWTH.
 
     Args:
         checkpoint: the source; no weights are read.
-        max_level, dense_bits: the options of the conversion.
+        max_level, dense_bits, head_bits: the options of the conversion.
 
     Raises:
         ModelRefused, MissingTensor: from store_bytes.
@@ -28,10 +28,11 @@ def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int) 
     if not any(matrix.quantized for layer in sources.values() for matrix in layer):
         return
     size = sum(checkpoint[name].nbytes for name in checkpoint.names())
-    store = store_bytes(checkpoint, family, max_level=max_level, dense_bits=dense_bits)
+    bits = {"dense_bits": dense_bits, "head_bits": head_bits}
+    store = store_bytes(checkpoint, family, max_level=max_level, **bits)
     if store <= GROWTH * size:
         return
-    lower = store_bytes(checkpoint, family, max_level=4, dense_bits=dense_bits)
+    lower = store_bytes(checkpoint, family, max_level=4, **bits)
     less = f"; with --max-level 4 it takes {format_size(lower)}" if lower < store else ""
     say(
         f"{format_size(size)} of {checkpoint.format} weights become a store of {format_size(store)}, because some are "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.console.width import say
@@ -33,11 +33,13 @@ class Options(TypedDict):
         max_level: 8, 4, or None for the highest level that the source's precision justifies.
         layout: a name, or `auto`.
         dense_bits: one of manifest.DENSE_BITS.
+        head_bits: one of dense_shapes.HEAD_BITS; 8 by default.
     """
 
     max_level: int | None
     layout: str
     dense_bits: int
+    head_bits: NotRequired[int]
 
 
 def convert_checkpoint(
@@ -63,11 +65,11 @@ def convert_checkpoint(
     checked = _checked(options)
     require_known(source)
     checkpoint = Checkpoint.open(source)
-    check_runnable(checkpoint, options["dense_bits"])
+    check_runnable(checkpoint, *_bits(options))
     check(checkpoint)
     family = family_of(checkpoint.config)
     table: list[SourceRow] = []
-    tell_growth(checkpoint, options["max_level"], options["dense_bits"])
+    tell_growth(checkpoint, options["max_level"], *_bits(options))
     with ByteProgress(f"converting {source.name}") as bar:
         manifest = convert(source, destination, family, **checked, progress=bar.update, tell=table.extend)
     adopt_calibration(source, destination)
@@ -106,7 +108,7 @@ def convert_from_hub(
     with download(model, path, keep=keep_source) as arriving:
         checkpoint = Checkpoint.open(arriving.source)
         options["dense_bits"] = codes.conversion_bits(checkpoint, options["dense_bits"])
-        check_runnable(checkpoint, options["dense_bits"])
+        check_runnable(checkpoint, *_bits(options))
         if not (destination / MANIFEST_NAME).exists():
             check(checkpoint)
             announce(checkpoint, model.name, destination.parent, download=True)
@@ -126,7 +128,7 @@ def _begin(
     arriving: Download, checkpoint: Checkpoint, model: HubModel, options: Options, codes: FirstCodes
 ) -> None:
     """Prints what a download takes, and keeps its checkpoint where its codes will be calibrated."""
-    tell_growth(checkpoint, options["max_level"], options["dense_bits"])
+    tell_growth(checkpoint, options["max_level"], *_bits(options))
     if codes.planned(checkpoint):
         arriving.retain()
         codes.begin(checkpoint, arriving.source, model.name)
@@ -141,6 +143,11 @@ def _print_error(manifest: Manifest, table: Sequence[SourceRow]) -> None:
             f"converted to {manifest.max_level} bits per weight; weights differ from the source's by "
             f"{100 * manifest.source_error:.2g} % on average, as two experts of each layer show"
         )
+
+
+def _bits(options: Options) -> tuple[int, int]:
+    """Bits of dense weights, and of embedding and head."""
+    return options["dense_bits"], options.get("head_bits", 8)
 
 
 def _checked(options: Options) -> dict[str, Any]:

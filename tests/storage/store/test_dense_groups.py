@@ -46,6 +46,8 @@ def test_rows_are_taken_and_joined_without_another_rounding(weight, bits):
     assert torch.equal(dense_groups.slice_of(matrix, 32, 96), numbers[32:])
     parts = [dense_groups.quantize_groups(weight[rows], bits) for rows in (slice(64), slice(64, 96))]
     assert torch.equal(dense_groups.joined(parts), matrix)
+    some = torch.tensor([95, 0, 17, 8, 40, 40])
+    assert torch.equal(dense_groups.looked_up(matrix, some), numbers[some])
 
 
 def test_shapes_without_whole_blocks_and_groups_are_not_taken():

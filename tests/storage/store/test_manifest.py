@@ -132,8 +132,18 @@ def test_unknown_planes_are_refused_otherwise(tmp_path):
 
 def test_a_newer_format_is_refused(tmp_path):
     """A newer format is refused with both versions in the message."""
-    with pytest.raises(BadManifest, match="format 3, above 2"):
-        load(tmp_path, content() | {"format": 3})
+    with pytest.raises(BadManifest, match="format 4, above 3"):
+        load(tmp_path, content() | {"format": 4})
+
+
+def test_a_head_of_six_bits_makes_a_store_that_older_programs_refuse(tmp_path):
+    """Its store has format 3 and another fingerprint; a store with a head of 8 bits has no field of it."""
+    made = replace(MANIFEST, head_bits=6)
+    made.save(tmp_path / MANIFEST_NAME)
+    assert Manifest.load(tmp_path) == made
+    assert (made.format, json.loads(made.to_json())["head_bits"]) == (3, 6)
+    assert made.fingerprint != MANIFEST.fingerprint
+    assert "head_bits" not in content()
 
 
 def test_unknown_fields_are_ignored(tmp_path):
@@ -174,6 +184,8 @@ FAULTS = {
     "no such level": put("max_level", 6),
     "a level with other planes": put("max_level", 4),
     "dense bits between": put("dense_bits", 12),
+    "a head of five bits": put("head_bits", 5),
+    "a head of six bits next to 16": lambda c: c.update(dense_bits=16, head_bits=6),
     "no matrices": put("matrices", []),
     "two matrices of one name": put("matrices", 1, "name", "gate_up"),
     "an odd group": put("matrices", 0, "group", 48),

@@ -1,5 +1,6 @@
 /* One new token of each of some sequences through decoder layers, for as long as every expert they need is resident. */
 #include "dense/dense.h"
+#include "dense/dense_planes.h"
 #include "experts/expert_ffn.h"
 #include "levels.h"
 #include "operations.h"
@@ -282,9 +283,9 @@ AVX2 int edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t *pl
 
 /* A model's parts around its decoder layers. */
 typedef struct {
-    const void *table;         /* of embeddings, [vocab, cols]: int8 with row_scale, bf16 where that is NULL */
+    const void *table;         /* of embeddings, [vocab, cols], as dense_weight has them */
     const uint16_t *row_scale;
-    int64_t rows;              /* of table */
+    int64_t rows, bits;        /* of table */
     const void *norm;          /* the weight of the norm before the head */
     float epsilon;
     int32_t wide;              /* the form of norm, NARROW_NORM .. */
@@ -295,6 +296,7 @@ typedef struct {
 AVX2 int edgemoe_embed(const outer_layers *o, int64_t token, uint16_t *hidden, int64_t size) {
     const int64_t cols = o->head.weight.cols;
     if (size != cols || token < 0 || token >= o->rows) return WRONG_SHAPE;
+    if (o->bits < 8) return dense_planes_row(o->table, o->bits, o->rows, cols, token, hidden);
     if (!o->row_scale) {
         memcpy(hidden, (const uint16_t *)o->table + token * cols, (size_t)cols * sizeof *hidden);
         return 0;

@@ -58,7 +58,7 @@ from edgemoe.kernels.triton.dense import add_norm, gemv
 from edgemoe.kernels.triton.decode_groups import decode_groups
 from edgemoe.kernels.triton.products import OPTIONS
 from edgemoe.kernels.triton.router import choose
-from edgemoe.kernels.triton.token import advance, compare, look_up
+from edgemoe.kernels.triton.token import advance, compare, look_up, look_up_groups
 
 from edgemoe.kernels.triton.draw import count, match, point, take, weigh
 
@@ -68,6 +68,7 @@ kernels = {
     add_norm: {"COUNT": 8, "SIZE": 2048},
     choose: {"EXPERTS": 128, "EXPERTS_PADDED": 128, "K": 8, "K_PADDED": 8, "NORMALISE": True, "ROUNDED": True},
     look_up: {"BLOCK": 4096},
+    look_up_groups: {"BITS": 6, "BLOCK": 4096},
     compare: {"BLOCK": 4096},
     advance: {"PARTS": 64},
     count: {"BLOCK": 4096},
@@ -92,7 +93,7 @@ for kernel, constants in kernels.items():
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else others.get(name, "*bf16") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    if kernel is decode_groups:
+    if kernel in (decode_groups, look_up_groups):
         signature["weight"] = "*u8"
     code = triton.compile(source, target=GPUTarget("cuda", 89, 32), options=OPTIONS).asm
     spilled[kernel.__name__] = spills(code["cubin"])
@@ -125,7 +126,7 @@ def test_a_new_tokens_kernels_compile(compiled):
     Sizes are Qwen3-30B-A3B's. A row's product loads planes sixteen bytes at a time. Triton accepts the one of few rows.
     """
     found, spilled = compiled(INNER + ROW, "matvec")
-    assert len(spilled) == 14
+    assert len(spilled) == 15
     assert not any(spilled.values())
     assert [*found] == ["matvec"]
     assert (found["matvec"]["bytes"], found["matvec"]["spilled"]) == (0, 0)

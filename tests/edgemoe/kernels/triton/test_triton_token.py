@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 from interpreter import DEVICE, NEEDS_TRITON, round_like_a_gpu
 
 from edgemoe.kernels.triton import token as kernels
-from edgemoe.layers.dense import DenseEmbedding
+from edgemoe.layers.embedding import DenseEmbedding
+from edgemoe.storage.store import dense_groups
 
 pytestmark = [
     pytest.mark.triton,
@@ -38,6 +39,18 @@ def test_an_embedding_has_the_bits_of_its_module(int8):
     for token in (0, 5, 8):
         token = torch.tensor([token], device=DEVICE)
         kernels.embed(token, module.weight.data, module.scale, hidden)
+        assert torch.equal(hidden, module(token)[0])
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_an_embedding_in_groups_has_the_bits_of_its_module(bits):
+    """Rows of every half and eighth of a block, in the first block and the last one."""
+    weight = torch.randn(96, 192, generator=torch.Generator().manual_seed(1))
+    module = DenseEmbedding(dense_groups.quantize_groups(weight, bits), None).to(DEVICE)
+    hidden = torch.zeros(192, dtype=torch.bfloat16, device=DEVICE)
+    for row in (0, 5, 13, 18, 31, 64, 95):
+        token = torch.tensor([row], device=DEVICE)
+        kernels.embed(token, module.weight.data, None, hidden)
         assert torch.equal(hidden, module(token)[0])
 
 

@@ -54,4 +54,26 @@ int dense_planes(pool *p, const uint8_t *weight, int64_t bits, int64_t rows, int
     pool_release(p);
     return 0;
 }
+
+AVX2 int dense_planes_row(const uint8_t *weight, int64_t bits, int64_t rows, int64_t cols, int64_t row, uint16_t *y) {
+    if (rows % BLOCK_ROWS || cols % DENSE_GROUP || bits < 4 || bits > 6) return WRONG_SHAPE;
+    const int64_t block = row / BLOCK_ROWS * BLOCK_ROWS * cols, r = row % BLOCK_ROWS, width = bits - 4, half = rows * cols / 4;
+    const uint16_t *parameters = (const uint16_t *)(const void *)weight;
+    const uint8_t *base = weight + cols / DENSE_GROUP * rows * 4 + block / 4, *d4 = base + half;
+    const uint8_t *next = base - block / 4 + 2 * half + block / 8 * width;
+    const int unit = 1 << (8 - bits);
+    const float lowest = (float)(unit - 1) / 2 - 135.5f; /* of code 0, as planes.dequantize has it */
+    for (int64_t k = 0; k < cols; k++) {
+        const uint16_t *pair = parameters + (k / DENSE_GROUP * rows + row) * 2;
+        const int64_t four = k / 4, at = four * 32 + k % 2 * 16 + r % 16, shift = r / 16 * 4 + (k & 2);
+        int code = (base[at] >> shift & 3) << 2 | (d4[at] >> shift & 3);
+        if (width) {
+            const int64_t eights = width == 1 ? four / 2 : four, later = width == 1 ? four % 2 * 4 : 0;
+            const uint8_t byte = next[eights * 32 + k % 2 * 16 + r % 8 * 2 + k % 4 / 2];
+            code = code << width | (byte >> (later + r / 8 * width) & ((1 << width) - 1));
+        }
+        y[k] = to_bf16(((float)(code * unit) + lowest) * (from_bf16(pair[0]) / 16) + from_bf16(pair[1]));
+    }
+    return 0;
+}
 #endif
