@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgemoe.calibrate.windows import spread_windows
+from edgemoe.calibrate.windows import Window, spread_windows
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.settings import RunSettings
+from edgemoe.recode.dense_inputs import hessians_of
 from edgemoe.recode.request import RecodeRequest
 from edgemoe.recode.run import recode
 from edgemoe.storage.store import dense_groups
@@ -41,11 +42,11 @@ def grouped(request, checkpoint, tmp_path_factory) -> Path:
     return directory
 
 
-def inputs_of(store: Path, text: Path) -> dict[str, torch.Tensor]:
-    """Matrix -> its inputs in a window of the text between the sampled ones, float64."""
+def inputs_of(store: Path, text: Path, window: Window | None = None) -> dict[str, torch.Tensor]:
+    """Matrix -> its inputs in a window, by default one of the text between the sampled ones, float64."""
     opened, settings = StoreModel.open(store), RunSettings.uniform(8)
     found: dict[str, torch.Tensor] = {}
-    window = spread_windows(load_tokenizer(store), text, 1536, 512)[1]
+    window = window or spread_windows(load_tokenizer(store), text, 1536, 512)[1]
     plan = opened.plan(vram_limit=None, settings=settings, context=512)
 
     def keep(layer: DenseLinear, x: torch.Tensor) -> None:
@@ -54,6 +55,24 @@ def inputs_of(store: Path, text: Path) -> dict[str, torch.Tensor]:
     with Engine(opened, plan, settings) as engine, engine.watched(keep):
         engine.prefill(engine.sequences.new(), window)
     return {name: x.reshape(-1, x.shape[-1]) for name, x in found.items()}
+
+
+def test_hessians_of_a_shared_input_are_counted_once(grouped, foxes_text):
+    """Queries, keys and values share one of two Hessians, the output projection has the other one."""
+    store, size = StoreModel.open(grouped), 4 * 64 * 64
+    name = "model.layers.0.self_attn.{}_proj.weight".format
+    windows = spread_windows(load_tokenizer(grouped), foxes_text, 512, 512)
+    sizes = {name(each): size for each in "qkvo"}
+    found = hessians_of(store, windows, sizes, RecodeRequest(foxes_text, 512, "low"), 2 * size)
+    assert list(found) == list(sizes)
+    assert found[name("q")] is found[name("k")] is found[name("v")]
+    x = inputs_of(grouped, foxes_text, windows[0])
+    for each in "qo":
+        rows = x[name(each)]
+        assert torch.allclose(found[name(each)].double(), rows.t() @ rows, rtol=1e-4, atol=1e-4)
+    assert list(hessians_of(store, windows, sizes, RecodeRequest(foxes_text, 512, "low"), size)) == [
+        name(each) for each in "qkv"
+    ]
 
 
 def test_products_lose_less_and_a_stopped_run_ends_with_the_same_bytes(

@@ -15,8 +15,9 @@ from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import DoesNotFit
 from edgemoe.machine import process
 from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.demo import DEMO
 from edgemoe.policy.settings import RunSettings
-from edgemoe.recode.plans import plan_for_run
+from edgemoe.recode.plans import coding_room, plan_for_run
 from edgemoe.recode.request import WINDOW, RecodeRequest
 from tools.checkout import child_environment
 
@@ -43,6 +44,14 @@ def test_a_plan_leaves_other_memory_of_the_run_free(tiny_store, monkeypatch, cap
         plan_for_run(store, request, settings, MIB, "logits")
     given = RecodeRequest(None, 0, "low", vram_limit=whole.minimum_vram_bytes)
     assert plan_for_run(store, given, settings, MIB, "logits").vram_limit_bytes == whole.minimum_vram_bytes
+
+
+def test_coding_takes_free_memory_alone(monkeypatch):
+    """Up to a limit; the largest matrix is always allowed where it fits, and else refused by name."""
+    monkeypatch.setattr(process, "available_memory", lambda: 5 * MIB)
+    assert [coding_room(MIB, limit) for limit in (3 * MIB, 9 * MIB, 0)] == [3 * MIB, 5 * MIB, MIB]
+    with pytest.raises(DoesNotFit, match="for the largest matrix that is coded, got 5"):
+        coding_room(6 * MIB, 9 * MIB)
 
 
 CHILD = """
@@ -74,9 +83,12 @@ print(json.dumps([used, made.dense_choice.tokens]))
 @needs_cgroup
 @pytest.mark.folders
 @pytest.mark.e2e
-def test_a_choice_of_dense_bits_stays_inside_a_kernels_limit(checkpoint, tmp_path):
-    """In a memory cgroup with room for some of the experts the choice ends, and nothing is killed."""
-    convert_checkpoint(checkpoint, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+def test_a_choice_of_dense_bits_stays_inside_a_kernels_limit(tmp_path):
+    """In a memory cgroup with room for some of the experts the choice ends, and nothing is killed.
+
+    The experts of the demo are tens of MB, next to which it does not matter how much the process grows meanwhile.
+    """
+    convert_checkpoint(DEMO, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
     report = tmp_path / "report.json"
     limited = [
         sys.executable,
@@ -84,7 +96,7 @@ def test_a_choice_of_dense_bits_stays_inside_a_kernels_limit(checkpoint, tmp_pat
         report,
     ]
     child = subprocess.run(
-        [*limited, "--", sys.executable, "-c", CHILD, tmp_path / "store", checkpoint],
+        [*limited, "--", sys.executable, "-c", CHILD, tmp_path / "store", DEMO],
         env=child_environment(),
         capture_output=True,
         text=True,
