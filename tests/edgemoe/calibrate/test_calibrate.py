@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from programs import ForkedPython, run_forked
 from small_store import flip
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from edgemoe.calibrate import run as run_module
 from edgemoe.calibrate.run import CalibrationRequest, calibrate
 from edgemoe.calibrate.state import UNFINISHED_NAME, CalibrationState
 from edgemoe.calibrate.windows import spread_windows, written_window
@@ -41,8 +43,24 @@ from edgemoe.storage.store.calibration import (
 )
 
 LEVELS = (8, 4, 2)
-TOKENS = 1024
-"""Two windows."""
+WINDOW, TOKENS = 256, 512
+"""Tokens of a window here, half of the product's; two windows."""
+
+CALIBRATE = f"""
+import sys
+from edgemoe.calibrate import run
+from edgemoe.cli import main
+run.WINDOW = {WINDOW}
+sys.exit(main())
+"""
+"""A program with the windows of these tests."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_windows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "WINDOW", WINDOW)
+        yield
 
 
 @pytest.fixture
@@ -116,8 +134,8 @@ def independent_errors(model, windows) -> tuple[np.ndarray, np.ndarray]:
 def test_errors_equal_an_independent_computation(store, tiny_model, foxes_text):
     """Of every expert with enough tokens, within what 8-bit activations and a router's rare other choice explain."""
     made = measure(store, foxes_text)
-    assert (made.origin, made.measured_on) == (TEXT, "1,024 tokens of foxes.txt")
-    windows = spread_windows(load_tokenizer(store), foxes_text, TOKENS, 512)
+    assert (made.origin, made.measured_on) == (TEXT, "512 tokens of foxes.txt")
+    windows = spread_windows(load_tokenizer(store), foxes_text, TOKENS, WINDOW)
     squared, counts = independent_errors(tiny_model, windows)
     assert len(windows) == 2
     assert made.layers == (0, 2)
@@ -126,7 +144,7 @@ def test_errors_equal_an_independent_computation(store, tiny_model, foxes_text):
     assert (counts > 30).sum() > 10
     assert made.error[..., 0].max() == 0
     np.testing.assert_allclose(made.error[..., 1:], want[..., 1:], rtol=0.1)
-    assert made.chosen.shape == made.gates.shape == (2, 1024, 2)
+    assert made.chosen.shape == made.gates.shape == (2, TOKENS, 2)
     assert (made.sensitivity > 0).all()
 
 
@@ -135,7 +153,7 @@ def test_a_result_does_not_depend_on_limits(store, uninterrupted):
     """With blocks for few experts the file has the same bytes as with all of them resident."""
     opened = StoreModel.open(store)
     settings = RunSettings.uniform(8)
-    least = opened.plan(vram_limit=None, settings=settings, context=512).minimum_vram_bytes
+    least = opened.plan(vram_limit=None, settings=settings, context=WINDOW).minimum_vram_bytes
     measure(store, vram_limit=least)
     assert (store / CALIBRATION_NAME).read_bytes() == uninterrupted
 
@@ -213,7 +231,7 @@ def test_another_texts_state_is_not_used(store, uninterrupted, interrupted, tmp_
 @pytest.mark.e2e
 def test_killed_at_random_moments(store, uninterrupted):
     """SIGKILL twice: every later run is served, and the last one leaves the uninterrupted run's bytes."""
-    command = ("-m", "edgemoe", "calibrate", store, "--tokens", TOKENS)
+    command = ("-c", CALIBRATE, "calibrate", store, "--tokens", TOKENS)
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     chance = random.Random(5)
     for _ in range(2):
@@ -230,7 +248,7 @@ def test_killed_at_random_moments(store, uninterrupted):
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [(None, "no such file"), (b"\xff\xfe", "not UTF-8"), (b"a few words", "at least 512 tokens from")],
+    [(None, "no such file"), (b"\xff\xfe", "not UTF-8"), (b"a few words", "at least 256 tokens from")],
 )
 def test_unusable_texts_are_refused(store, tmp_path, text, what):
     path = tmp_path / "a.txt"
@@ -262,12 +280,12 @@ def test_command_writes_a_calibration(run, store):
     code, out, err = run("calibrate", store, "--tokens", TOKENS, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["measured_on"] == "1,024 tokens that the model wrote"
+    assert found["measured_on"] == "512 tokens that the model wrote"
     assert found["bytes"] == (store / CALIBRATION_NAME).stat().st_size
     assert f"writing a text with {store.name}" in err
     assert f"calibrating {store.name}" in err
     code, out, _ = run("inspect", store, "--json")
-    assert json.loads(out)["calibration"] == "1,024 tokens that the model wrote"
+    assert json.loads(out)["calibration"] == "512 tokens that the model wrote"
 
 
 @pytest.mark.e2e
@@ -385,7 +403,7 @@ def test_eval_measures_bits(run, store, checkpoint, foxes_text):
     code, out, _ = run("eval", "--model", store, *options, *levels, "--retention", "0.75", "--bits", "3")
     assert code == 0
     report = json.loads(out)
-    assert report["environment"]["damage"] == "1,024 tokens that the model wrote"
+    assert report["environment"]["damage"] == "512 tokens that the model wrote"
     rows = {(row["setting"], row["phase"]): row for row in report["rows"]}
     four, two = rows["8/4/2/0 3 bits", "decode"], rows["4/2 r 0.75", "decode"]
     assert (four["bits"], four["retention"], two["bits"], two["retention"]) == (3.0, None, None, 0.75)
