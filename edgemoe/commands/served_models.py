@@ -151,7 +151,9 @@ class ServedModel:
             return  # all of it is on disk, or about to be
         try:
             disk = open_prefix_cache(model.engine.store, kv_directory(), parse_size(DEFAULT_LIMIT))
-        except UserError:  # linear attention, a GPU, or a directory that cannot be used: KV is computed again
+        except (
+            UserError
+        ):  # linear attention, windows on a GPU, or a directory that cannot be used: KV is computed again
             return
         try:
             model.save(into=disk)

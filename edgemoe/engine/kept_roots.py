@@ -39,10 +39,13 @@ class KeptRoots:
 
 
 def _identity(engine: Engine) -> tuple[object, ...]:
-    """Everything but tokens and settings that KV depends on: store, KV format, program, kernels, processor's vectors.
+    """Everything but tokens and settings that KV depends on: store, KV format, program, kernels, processor or GPU.
 
     Equal in a later process where all of them are.
     """
     store, vectors = engine.store, torch.backends.cpu.get_cpu_capability()
     program = edgemoe.__version__, torch.__version__, store.compute.name, INTERFACE, vectors
-    return store.manifest.fingerprint, engine.shape.kv, program
+    card: tuple[object, ...] = ()
+    if store.device and store.device.place.type == "cuda":
+        card = torch.cuda.get_device_name(store.device.place), torch.version.cuda
+    return store.manifest.fingerprint, engine.shape.kv, program, *card

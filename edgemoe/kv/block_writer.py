@@ -1,6 +1,7 @@
 """Writes KV blocks into a shared directory, on an event loop of its own thread, while steps run.
 
-Rows are written straight from their sequences, which stay as they are until `release` returns. One process at a time
+Rows are written straight from their sequences, which stay as they are until `release` returns; from a device's memory
+they are copied block by block, on the writer's thread. One process at a time
 writes, under the directory's lock, so files that are incomplete then belong to a process that was killed.
 """
 
@@ -200,7 +201,7 @@ class BlockWriter:
             path = block_files.path_of(self._directory, block.digest)
             if chain.cancelled or path.exists():
                 continue
-            rows = chain.sequence.rows(end - blocks.BLOCK, end, windowed=piece.windowed)
+            rows = chain.sequence.rows(end - blocks.BLOCK, end, windowed=piece.windowed).load()
             size = block_files.header_bytes(end) + sum(map(len, rows))
             fits = room.take(size)
             self.used_bytes, self.evicted = room.used_bytes, evicted + room.evicted

@@ -1,7 +1,7 @@
 """KV blocks on disk, for prompts that begin as earlier ones did, in this process or before it (docs/decisions/0040).
 
 Blocks are written in the background (kv.block_writer), and read by the thread that runs steps, straight into the rows
-of a sequence.
+of a sequence, or through RAM into the memory of a device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edgemoe.kv import block_files, blocks
 from edgemoe.kv.block_files import Block
 from edgemoe.kv.block_writer import BlockWriter, Chain
 from edgemoe.kv.blocks import Tokens, window_digest
+from edgemoe.kv.file_rows import FileRows
 from edgemoe.kv.own_directory import own_directory
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.shape import KVShape
@@ -80,25 +81,24 @@ class PrefixCache:
             self.start()
 
     @classmethod
-    def open(
-        cls, directory: Path, limit: int, shape: KVShape, *, device: str = "cpu", automatic: bool = True
-    ) -> PrefixCache:
+    def open(cls, directory: Path, limit: int, shape: KVShape, *, automatic: bool = True) -> PrefixCache:
         """Opens the cache of a model.
 
         Args:
             directory, limit, automatic: see the class.
             shape: the shape of the model's KV.
-            device: the device that computes the model.
 
         Raises:
-            UserError: the KV cannot be cut at a block, or lies on a device, or no block fits the limit; as the class.
+            UserError: the KV cannot be cut at a block, or no block fits the limit; or a device moves
+                rows of windows; as the class.
         """
         if shape.linear:
             wanted = "a model whose KV can be cut after any token, for a prefix cache"
             found = "one whose linear-attention layers have a state after the last token alone"
             raise UserError(wanted, found, "leave --prefix-cache-dir out")
-        if device != "cpu":
-            wanted, found = "a model on the CPU, for a prefix cache", f"one on {device}"
+        if shape.moves and shape.longest_window:
+            wanted = "layers that keep all tokens, or a model on the CPU, for a prefix cache"
+            found = f"windows of {shape.longest_window} tokens, whose rows move in a GPU's memory"
             raise UserError(wanted, found, "give --device cpu, or leave --prefix-cache-dir out")
         files = 2 if shape.longest_window else 1
         least = files * block_files.header_bytes(blocks.BLOCK) + shape.bytes_for(blocks.BLOCK)
@@ -203,11 +203,12 @@ class PrefixCache:
         self._bytes_read += sum(sizes)
         return True
 
-    def _read_file(self, block: Block, into: Sequence[memoryview], index: int) -> int:
+    def _read_file(self, block: Block, into: FileRows, index: int) -> int:
         """Reads the file of a block; returns its bytes, 0 where it has the rows of other tokens."""
         path = self._path(block.digest)
         try:
-            size = block_files.read_block(path, block, into)
+            size = block_files.read_block(path, block, into.views)
+            into.store()
         except FileNotFoundError:  # it has left for another process's block
             return 0
         except EdgemoeError as error:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from edgemoe.errors import ContextExceeded, ModelRefused
+from edgemoe.kv.file_rows import FileRows
 from edgemoe.kv.linear_state import LinearStates
 from edgemoe.kv.rows import decode, encode, rotate, row_of
 from edgemoe.kv.shape import KVShape
@@ -266,8 +267,8 @@ class SequenceKV:
             return wide, wide[..., : shape.latent]
         return wide, decode(shape.format.values, values, shape.value_dim)
 
-    def rows(self, first: int, end: int, *, windowed: bool = False) -> list[memoryview]:
-        """Returns the stored bytes of some tokens' keys and values, writable, layer by layer and head by head; in RAM.
+    def rows(self, first: int, end: int, *, windowed: bool = False) -> FileRows:
+        """Returns the stored bytes of some tokens' keys and values.
 
         Args:
             first, end: range of tokens, within the reserved ones.
@@ -276,11 +277,10 @@ class SequenceKV:
         assert first <= end <= self.reserved
         kinds = (each for parts in self.windowed.values() for each in parts)
         layers = kinds if windowed else (layer for kind in self._whole() for layer in kind)
-        heads = (head[first:end] for layer in layers for head in layer)
-        return [memoryview(head.view(torch.uint8).numpy()).cast("B") for head in heads]
+        return FileRows([head[first:end] for layer in layers for head in layer], on_device=self.shape.moves)
 
     def restore(self, tokens: range, *, windowed: bool) -> None:
-        """Makes tokens valid whose rows have been written through `rows`; they become the last ones.
+        """Makes tokens valid whose rows have been written (`rows`); they become the last ones.
 
         Args:
             tokens: they follow valid ones, or replace some.

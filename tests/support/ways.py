@@ -95,7 +95,7 @@ def after_kept_tokens(
         assert sequence.copy_prefix(kept, first) == first
     else:
         for windowed in (False, True):
-            into, stored = (each.rows(0, first, windowed=windowed) for each in (sequence, kept))
+            into, stored = (each.rows(0, first, windowed=windowed).views for each in (sequence, kept))
             for to, row in zip(into, stored, strict=True):
                 to[:] = bytes(row)
         sequence.restore(range(first), windowed=True)

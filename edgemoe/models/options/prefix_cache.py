@@ -46,8 +46,7 @@ def open_prefix_cache(
     """
     from edgemoe.kv.prefix_cache import PrefixCache
 
-    device = store.device.name if store.device else "cpu"
-    return PrefixCache.open(directory.expanduser(), limit, store.shape.kv, device=device, automatic=automatic)
+    return PrefixCache.open(directory.expanduser(), limit, store.shape.kv, automatic=automatic)
 
 
 def conversation_cache(store: StoreModel, options: PrefixCacheOptions, *, keeps: bool) -> PrefixCache | None:

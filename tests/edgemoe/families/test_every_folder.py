@@ -102,7 +102,7 @@ def after_a_kept_prefix(engine: Engine, tokens: list[int]) -> torch.Tensor:
         assert sequence.copy_prefix(kept, PROMPT) == PROMPT
     else:
         for windowed in (False, True):
-            into, stored = (each.rows(0, PROMPT, windowed=windowed) for each in (sequence, kept))
+            into, stored = (each.rows(0, PROMPT, windowed=windowed).views for each in (sequence, kept))
             for to, row in zip(into, stored, strict=True):
                 to[:] = bytes(row)
         sequence.restore(range(PROMPT), windowed=True)

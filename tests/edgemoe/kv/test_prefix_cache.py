@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,9 @@ SIZE = header_bytes(BLOCK) + ROWS
 TOKENS = np.arange(3 * BLOCK) % 101
 
 
-def sequence_of(tokens: np.ndarray) -> SequenceKV:
+def sequence_of(tokens: np.ndarray, shape: KVShape = SHAPE) -> SequenceKV:
     """A sequence whose keys and values are made of its tokens and their places."""
-    sequence = SequenceKV(SHAPE, 4 * BLOCK)
+    sequence = SequenceKV(shape, 4 * BLOCK)
     values = torch.tensor(tokens * 7 + np.arange(len(tokens)), dtype=torch.float32).sin().bfloat16()
     sequence.keys[:, :, : len(tokens)] = values[:, None] * torch.arange(1, 9)
     sequence.values[:, :, : len(tokens)] = values[:, None] - torch.arange(4)
@@ -84,6 +85,34 @@ def test_a_file_has_the_tokens_and_the_rows_of_its_block(tmp_path):
     assert blocks_read(tmp_path) == 3
     assert blocks_read(tmp_path, TOKENS[: 2 * BLOCK + 9]) == 2
     assert blocks_read(tmp_path, TOKENS + 1) == 0
+
+
+def test_a_device_writes_and_reads_the_files_of_ram(tmp_path):
+    """Through copies: the device's rows stay where a block is damaged, and are the file's where it is whole."""
+    hashes, cache = chain(b"root" * 4, TOKENS), PrefixCache(tmp_path / "device", 1 << 30)
+    kept = sequence_of(TOKENS, SHAPE.moving())
+    cache.offer(kept, hashes, TOKENS)
+    cache.flush()
+    written(tmp_path / "ram")
+    ours, theirs = (files(tmp_path / name) for name in ("device", "ram"))
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    assert rows_of_file(ours[0]) == rows_of_file(theirs[0])
+    into = SequenceKV(SHAPE.moving(), 4 * BLOCK)
+    into.keys.zero_()
+    into.values.zero_()
+    damaged = tmp_path / "device" / f"{hashes[2].hex()}.kv"
+    damaged.write_bytes(flipped(-1)(bytearray(damaged.read_bytes())))
+    assert [cache.read(into, hashes, TOKENS, index) for index in range(3)] == [True, False, True]
+    cache.close()
+    for own, want in ((into.keys, kept.keys), (into.values, kept.values)):
+        for index, block in enumerate(own[:, :, : 3 * BLOCK].split(BLOCK, 2)):
+            part = want[:, :, index * BLOCK : (index + 1) * BLOCK]
+            assert torch.equal(block, torch.zeros_like(part) if index == 1 else part)
+
+
+def rows_of_file(path: Path) -> bytes:
+    """The keys and values in a file, whose header has the secret number of its directory."""
+    return path.read_bytes()[-ROWS:]
 
 
 def flipped(at: int) -> Callable[[bytearray], bytes]:
@@ -392,9 +421,9 @@ def test_a_busy_directory_is_waited_for_and_given_up(tmp_path, monkeypatch):
 
 
 def test_what_cannot_have_a_cache_is_refused(tmp_path):
-    """A device, a limit below a block, and a directory that cannot be made."""
-    with pytest.raises(UserError, match="a model on the CPU"):
-        PrefixCache.open(tmp_path, 1 << 30, SHAPE, device="cuda")
+    """Windows on a device, a limit below a block, and a directory that cannot be made."""
+    with pytest.raises(UserError, match=r"a model on the CPU, .* windows of 40 tokens"):
+        PrefixCache.open(tmp_path, 1 << 30, replace(SHAPE, window=40).moving())
     with pytest.raises(UserError, match=r"a block of 256 tokens, for --prefix-cache-limit, got 4\.1 KB"):
         PrefixCache.open(tmp_path, 4096, SHAPE)
     (tmp_path / "file").write_text("")

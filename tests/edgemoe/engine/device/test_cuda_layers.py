@@ -11,7 +11,8 @@ from family_models import blocks_of, random_model, router_of
 
 from edgemoe.families.traits import TRAITS
 from edgemoe.kv.linear_state import LinearStates
-from edgemoe.kv.shape import LinearState
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.layers.dense import DenseLinear
 from edgemoe.layers.device_delta_net import DeviceDeltaNet
 from edgemoe.layers.device_norm import TritonNorm
@@ -22,6 +23,20 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU"),
 ]
+
+
+def test_files_have_the_rows_of_a_gpu():
+    """Keys and values that were written on the GPU are in the views, and rows of a file are on the GPU once stored."""
+    shape = KVShape((0, 1), 2, 8, 4).moving()
+    written, read = (SequenceKV(shape, 512, "cuda") for _ in range(2))
+    written.keys.normal_()
+    written.values.normal_()
+    views, into = written.rows(256, 512).load(), read.rows(256, 512)
+    for view, source in zip(into.views, views, strict=True):
+        view[:] = source
+    into.store()
+    assert torch.equal(read.keys[:, :, 256:], written.keys[:, :, 256:])
+    assert torch.equal(read.values[:, :, 256:], written.values[:, :, 256:])
 
 
 def test_a_captured_token_equals_one_that_is_launched():
