@@ -36,7 +36,19 @@ ROOMS = (
         "models",
         "memory",
     ),
-    *("grammar", "layers", "hub", "experts", "families", "console", "kernels", "kv", "policy", "speed"),
+    *(
+        "grammar",
+        "vision",
+        "layers",
+        "hub",
+        "experts",
+        "families",
+        "console",
+        "kernels",
+        "kv",
+        "policy",
+        "speed",
+    ),
     *("prefetch", "cache", "storage", "machine", "errors"),
 )
 """The rooms of edgemoe; each may import itself and later ones."""

@@ -103,10 +103,11 @@ class ChatPrompts:
             answer_form: the form that the answer must have.
 
         Raises:
-            UserError: the chat template refuses the messages, or there are no calls of tools with this model.
+            UserError: the template or the model refuses the messages, or there are no calls of tools with this model.
             ModelRefused: the model's template or tokenizer is broken.
         """
         tokenizer, form, ends = self._model.tokenizer, self._form, self._ends
+        messages, pictures = self._model.prompts.pictures.split(messages)
         if tools:
             form = require_tools(tokenizer, form, variables)
             listed = described(tools.tools) if form.knows_tools else list(tools.tools)
@@ -115,12 +116,13 @@ class ChatPrompts:
             variables = {**variables, "tools": listed}
         if form is None:
             compiled = None if answer_form is None else partial(self._formed, answer_form, None)
-            return ChatPrompt(encode_chat(tokenizer, messages, variables), None, compiled)
+            tokens = encode_chat(tokenizer, messages, variables)
+            return ChatPrompt(self._model.prompts.pictures.placed(tokens, pictures), None, compiled)
         text, tokens = self.replays.encode(tokenizer, messages, variables, form, ends)
         offered = list(tools.tools) if tools else None
         most = 1 if tools and not tools.several else None
         return ChatPrompt(
-            tokens,
+            self._model.prompts.pictures.placed(tokens, pictures),
             lambda: form.reader(text, offered, most),
             self._grammar(text, form, variables, tools, answer_form),
             self._tags.after(text),

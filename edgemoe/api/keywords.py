@@ -41,6 +41,7 @@ class LoadOptions(TypedDict, total=False):
     threads: int | None
     kernel: str
     keep_source: bool
+    no_vision: bool
     plain_codes: bool
     dense_bits: int | None
     levels: str | None

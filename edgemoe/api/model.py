@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from edgemoe.api.answers import AnswerFuture, AnswerStream, Score, cancel_request, resolve
 from edgemoe.api.choices import Choices, sampler_of
-from edgemoe.api.prompt import Prompt, encoded
+from edgemoe.api.prompt import Prompt, Prompts
 from edgemoe.api.status import Status
 from edgemoe.api.thinking import ReasoningTags, template_of
 from edgemoe.engine.engine import Engine
@@ -43,6 +43,7 @@ class Model:
         disk: the cache that keeps KV on disk for later processes; `close` closes it too. None: memory alone.
 
     Attributes:
+        prompts: makes token ids of prompts.
         tags: returns the tags of the model's reasoning, which are looked for at the first call.
     """
 
@@ -57,6 +58,7 @@ class Model:
         disk: PrefixCache | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
+        self.prompts = Prompts(tokenizer, engine)
         self._scheduler = Scheduler(engine, pace, keep=keep, disk=disk)
         engine.peak.pause(engine.shape.experts, engine.plan.context)
         self.tags = cache(partial(ReasoningTags.of, tokenizer))
@@ -79,7 +81,7 @@ class Model:
             DamagedData, DoesNotFit: the store cannot be read, or memory has run out.
         """
         start = time.perf_counter()
-        tokens, sampler = encoded(self.tokenizer, prompt, template_of(choices)), sampler_of(self, choices)
+        tokens, sampler = self.prompts.encode(prompt, template_of(choices)), sampler_of(self, choices)
         return self.run(self.begin(tokens, sampler, start, reasoning=choices.get("reasoning")))
 
     def begin(
@@ -120,7 +122,7 @@ class Model:
             as generate, here or at a piece.
         """
         start, pieces = time.perf_counter(), deque[str]()
-        tokens, sampler = encoded(self.tokenizer, prompt, template_of(choices)), sampler_of(self, choices)
+        tokens, sampler = self.prompts.encode(prompt, template_of(choices)), sampler_of(self, choices)
         generation = self.begin(tokens, sampler, start, pieces.append, reasoning=choices.get("reasoning"))
         self._scheduler.submit(generation.request)
         return AnswerStream(self._scheduler, generation, pieces)
@@ -146,7 +148,7 @@ class Model:
             as generate, here or in the future.
         """
         start, sampler = time.perf_counter(), sampler_of(self, choices)
-        tokens, reasoning = encoded(self.tokenizer, prompt, template_of(choices)), choices.get("reasoning")
+        tokens, reasoning = self.prompts.encode(prompt, template_of(choices)), choices.get("reasoning")
         generation = self.begin(tokens, sampler, start, on_text, client=client, reasoning=reasoning)
         future, request = AnswerFuture(generation), generation.request
         request.on_end = partial(resolve, future, generation)
@@ -202,7 +204,7 @@ class Model:
             as generate.
         """
         scores = [
-            Score(encoded(self.tokenizer, text), top, at)
+            Score(self.prompts.encode(text), top, at)
             for text, at in zip(texts, first or [1] * len(texts), strict=True)
         ]
         for score in scores:
@@ -222,7 +224,7 @@ class Model:
             prompt: a text, a list of messages, or token ids.
             template: JSON values for the chat template of messages, such as enable_thinking=False.
         """
-        return encoded(self.tokenizer, prompt, template)
+        return self.prompts.encode(prompt, template)
 
     def grammar(self, schema: Mapping[str, object]) -> Grammar:
         """Compiles a JSON schema, for the `schema` of any number of answers.

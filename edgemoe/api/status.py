@@ -91,6 +91,7 @@ class Status:
         fixed = {
             "driver": plan.driver_bytes,
             "dense": plan.dense_bytes,
+            **({"vision": plan.vision_bytes} if plan.vision_bytes else {}),
             "workspace": plan.workspace_bytes + engine.memory.long_step_bytes,
         }
         tiers = {"vram": engine.vram, "dram": engine.dram}

@@ -183,7 +183,7 @@ def render_chat(
         UserError, ModelRefused: from TemplateRenderer.render.
     """
     if not tokenizer.chat_template:
-        return "\n".join(message["content"] or "" for message in messages)
+        return "\n".join(_text_of(message["content"]) for message in messages)
     tools = (more or {}).get("tools")
     with foreign_code("a chat template and special tokens that transformers finds"):
         template, special = tokenizer.get_chat_template(tools=tools), tokenizer.special_tokens_map
@@ -195,6 +195,13 @@ def render_chat(
         "add_generation_prompt": to_answer,
     }
     return renderer().render(template, variables, forms_of(messages, template))
+
+
+def _text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The text of a message, whose content may be a list of parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.get("text") or "" for part in content)
 
 
 def check_template(tokenizer: Any) -> None:

@@ -11,6 +11,7 @@ from edgemoe.api.choices import Choices
 from edgemoe.api.template import render_chat
 from edgemoe.errors import ModelRefused, UserError
 from edgemoe.grammar.lark import Reasoning
+from edgemoe.kv.pictures import words_of
 from edgemoe.storage.files.untrusted import foreign_code
 
 WITHOUT_THINKING: dict[str, object] = {"enable_thinking": False, "thinking": False}
@@ -77,7 +78,7 @@ class ReasoningTags:
     def after_tokens(self, tokens: Sequence[int]) -> Reasoning | None:
         """The reasoning of an answer, as `after`, by the token ids of its prompt."""
         with foreign_code("a tokenizer that decodes the model's tokens"):
-            end = str(self._tokenizer.decode(tokens[-_TAIL:]))
+            end = str(self._tokenizer.decode(words_of(tokens[-_TAIL:])))
         return self.after(end)
 
     @cached_property

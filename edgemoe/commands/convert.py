@@ -93,6 +93,10 @@ class StoreOptions:
         show_default=False,
         autocompletion=one_of("8", "6"),
     )
+    no_vision: bool = option(
+        "Leave the vision tower of a multimodal model out. Convert again without this option to add it.",
+        False,
+    )
 
 
 @grouped

@@ -1,4 +1,4 @@
-"""Reads the text files that options name."""
+"""Reads the files that options and messages name."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ def read_text(path: Path, option: str, characters: int = -1) -> str:
         raise UserError(
             f"a UTF-8 text file for {option} {path}", fault_of(error), "name another file"
         ) from error
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Reads a file that a message names.
+
+    Args:
+        path: the file.
+        limit: most bytes of it.
+
+    Raises:
+        UserError: there is no such file, it cannot be read, or it is longer.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise UserError(f"a file {path}", fault_of(error), "name another file") from error
+    if len(raw) > limit:
+        raise UserError(f"at most {limit} bytes in {path}", "more", "name a smaller file")
+    return raw

@@ -13,8 +13,10 @@ from edgemoe.engine.request import Request
 from edgemoe.engine.sampling import PromptScores, Sampler, TokenLogprobs
 from edgemoe.engine.text import TextStream
 from edgemoe.engine.thinking import Thinking
+from edgemoe.errors import UserError
 from edgemoe.experts.use import fraction_at
 from edgemoe.grammar.lark import Reasoning
+from edgemoe.kv.pictures import pictures_of
 from edgemoe.storage.base import LEVELS
 
 
@@ -137,6 +139,9 @@ class Generation:
         self._ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         top = sampling.prompt_logprobs
+        if top is not None and pictures_of(tokens):
+            wanted = "a prompt of text alone, for the log probabilities of its tokens"
+            raise UserError(wanted, "one with pictures", "leave prompt_logprobs out")
         self._scores = PromptScores(tokens, top) if top is not None else None
         self.request = Request(
             tokens,

@@ -52,6 +52,7 @@ class LimitedMemory:
         self.budget, self.blocks = Budget(plan.vram_limit_bytes), dict(plan.first_blocks)
         self.budget.reserve("driver", plan.driver_bytes)
         self.budget.reserve("dense", plan.dense_bytes)
+        self.budget.reserve("vision", plan.vision_bytes)
         self.budget.reserve("workspace", plan.workspace_bytes)
         self.budget.reserve("compensators", plan.compensators_bytes)
         self._fixed_bytes = self.budget.used_bytes

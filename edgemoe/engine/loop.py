@@ -91,7 +91,7 @@ class StepLoop:
             return
         requests = [request for request, _ in parts]
         segments = [
-            Segment(r.sequence, tuple(r.tokens[r.length : r.length + rows]), r.attention)
+            Segment(r.sequence, tuple(r.tokens[r.length : r.length + rows]), r.attention, pictures=r.pictures)
             for r, rows in parts
             if r.sequence
         ]
@@ -169,7 +169,7 @@ class StepLoop:
         drafts = self._guesses(requests)
         count = len(drafts)
         segments = [
-            Segment(r.sequence, (r.tokens[-1], *drafts), drafts=count, draws=r.sampler.draws)
+            Segment(r.sequence, (r.tokens[-1], *drafts), None, count, r.sampler.draws, r.pictures)
             for r in requests
             if r.sequence
         ]

@@ -24,6 +24,7 @@ from edgemoe.kernels import torch_rules
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Step
 from edgemoe.layers.fused_decode import FusedDecode
+from edgemoe.layers.picture_rows import add_after_layers, rows_of_step
 from edgemoe.layers.resumable import LayerByLayer
 from edgemoe.layers.rotary_length import RotaryLength
 from edgemoe.layers.row_blocks import in_row_blocks
@@ -48,6 +49,7 @@ class ModelRunner:
         self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
         self.fused = self._make_fused(rows)
         self._layers: LayerByLayer | None = None
+        add_after_layers(model)
         in_row_blocks(model)  # after the fused paths, which look at the modules themselves
         if runtime.device is None:
             self._layers = LayerByLayer(model)
@@ -89,6 +91,8 @@ class ModelRunner:
             fused = None
         if fused and context.policy.settings.compensation and not fused.compensates:
             fused = None
+        if fused and step.pictured and not fused.turns:
+            fused = None
         if fused and step.one_token_each and step.rows <= fused.most_rows:
             logits: torch.Tensor = fused([t for segment in step.segments for t in segment.tokens], context)
             return logits
@@ -126,19 +130,13 @@ class ModelRunner:
     def _inputs(self, context: StepContext) -> dict[str, Any]:
         """The named arguments of the model's `forward` for a step."""
         step, kv = context.step, context.kv
-        spans = [range(s.length, s.length + rows) for s, _, rows in kv.spans]
         last = [row + rows - 1 for _, row, rows in kv.spans]
         wanted = range(step.rows) if context.all_rows else last
 
-        def placed(rows: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(rows, device=self._place)
-
-        return {
-            "input_ids": placed([t for s in step.segments for t in s.tokens])[None],
-            "position_ids": placed([position for span in spans for position in span])[None],
+        return rows_of_step(self._model, context, self._place) | {
             "past_key_values": kv,
             "use_cache": True,
-            "logits_to_keep": placed(wanted),
+            "logits_to_keep": torch.tensor(wanted, device=self._place),
             "kv": kv,
         }
 

@@ -12,6 +12,7 @@ import torch
 from edgemoe.engine.sampling import Sampler
 from edgemoe.engine.thinking import Thinking
 from edgemoe.experts.records import StepRecord, StepTotals
+from edgemoe.kv.pictures import pictures_of
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import PromptAttention
 
@@ -78,6 +79,7 @@ class Request:
         prompt_tokens: number of tokens that run as a prompt: the prompt's, or all so far where they are computed again.
         length: number of these that the sequence has.
         partly: tokens that the layers of the step under way amount to.
+        pictures: the pictures of the prompt; None: it has none.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: the error that ended it.
     """
@@ -100,7 +102,7 @@ class Request:
         self.prompt = self.prompt_tokens = len(self.tokens)
         self.trace = Trace(self.start)
         self.cancelled, self.keeps_kv = False, self.sequence is not None
-        self.attention = PromptAttention()
+        self.attention, self.pictures = PromptAttention(), pictures_of(self.tokens)
         self.cached = self.length = self.sequence.length if self.sequence else 0
         self.partly = 0
 

@@ -13,6 +13,7 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor, SequenceBi
 
 from edgemoe.errors import UserError
 from edgemoe.grammar.matcher import Matcher
+from edgemoe.kv.pictures import words_of
 from edgemoe.policy.drawing import DrawRule, Draws
 
 UNLIMITED = sys.maxsize
@@ -263,7 +264,7 @@ class Sampler:
         if new < self.sampling.min_new_tokens and self.sampling.stop:
             scores = scores.index_fill(0, torch.tensor(sorted(self.sampling.stop)), -torch.inf)
         if self._processors:
-            scores = self._processors(torch.tensor([tokens]), scores.unsqueeze(0))[0]
+            scores = self._processors(torch.tensor([words_of(tokens)]), scores.unsqueeze(0))[0]
         rule = self.draws.rule
         return rule.draw(scores, self.draws.next()) if rule else int(scores.argmax())
 

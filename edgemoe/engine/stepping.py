@@ -15,6 +15,7 @@ from edgemoe.errors import ModelRefused, UserError
 from edgemoe.experts.records import StepRecord
 from edgemoe.experts.step import StepContext, Study
 from edgemoe.experts.use import ChoiceCounts
+from edgemoe.kv.pictures import pictures_of, words_of
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.dense import Watch, watched
@@ -104,6 +105,7 @@ class Stepping:
             several = step.rows > len(step.segments)
             long = min(long_step_bytes(self.shape, step.rows), long) if several else 0
         try:
+            _prepare_pictures(step)
             lent = self.memory.long_step(long) if long or self.memory.returned else nullcontext()
             with lent, hot.step(record) if hot else nullcontext():
                 started = time.perf_counter()
@@ -171,7 +173,8 @@ class Stepping:
         sequence.whole = sequence.length + len(tokens)
         for start in range(0, len(tokens), rows):
             part = tuple(tokens[start : start + rows])
-            logits = self.step(Step((Segment(sequence, part, prompt),)))
+            segment = Segment(sequence, part, prompt, pictures=pictures_of(tokens))
+            logits = self.step(Step((segment,)))
         return logits[0]
 
     def require_prompt(self, tokens: Sequence[int]) -> None:
@@ -183,10 +186,18 @@ class Stepping:
         """
         if not tokens:
             raise UserError("a prompt of at least one token", "an empty one", "type a prompt")
-        wrong = next((token for token in tokens if not 0 <= token < self.shape.vocab), None)
+        words = tokens if pictures_of(tokens) is None else words_of(tokens)
+        wrong = next((token for token in words if not 0 <= token < self.shape.vocab), None)
         if wrong is not None:
             raise ModelRefused(
                 f"token ids of 0 or more below {self.shape.vocab}, the vocabulary that config.json has",
                 f"{wrong} from the tokenizer",
                 "convert the model again with its own tokenizer",
             )
+
+
+def _prepare_pictures(step: Step) -> None:
+    """Computes the pictures that a step's tokens belong to; raises as PromptPictures.prepare."""
+    for segment in step.segments:
+        if segment.pictures:
+            segment.pictures.prepare(segment.numbers)

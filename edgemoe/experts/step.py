@@ -20,6 +20,7 @@ from edgemoe.kernels.base import Part, Rows
 from edgemoe.kernels.compensators import Compensators
 from edgemoe.kernels.device_compensators import AnyCompensators
 from edgemoe.kernels.torch_rules import rows_alike
+from edgemoe.kv.pictures import StepRows
 from edgemoe.kv.step import Step, StepKV
 from edgemoe.policy.importance import attention_kind, needs_attention
 from edgemoe.policy.levels import LevelPolicy
@@ -142,6 +143,7 @@ class StepContext:
         logits: float32 [segments or rows, vocab], in RAM, once it has ended.
         rerouted: int64 [T, k], the experts that a router chose before its choice was made again, where the model is,
             from the router to its layer's experts; None: the choice is the router's.
+        picture_rows: rows of pictures, once the step has its inputs; None: it has no such rows.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class StepContext:
         self.record = StepRecord(step.decodes, *size, transfers=counts, choices=choices, drafted=step.drafts)
         self.logits: torch.Tensor | None = None
         self.rerouted: torch.Tensor | None = None
+        self.picture_rows: StepRows | None = None
 
     @property
     def use(self) -> ExpertUse:

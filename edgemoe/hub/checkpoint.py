@@ -12,7 +12,7 @@ from edgemoe.hub.gguf_files import choose_gguf
 from edgemoe.hub.name import HubModel
 from edgemoe.hub.repository import HubRepository
 from edgemoe.hub.shards import STATE, StreamedShards
-from edgemoe.storage.convert.checkpoint import COMPANIONS
+from edgemoe.storage.convert.checkpoint import COMPANIONS, PROCESSOR_FILES
 from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.files.atomic import replacing, write_all
 from edgemoe.storage.files.untrusted import read_json, shortened
@@ -72,7 +72,7 @@ def _download_companions(repository: HubRepository, directory: Path) -> None:
         DoesNotFit, DamagedData, UserError: from HubRepository.download.
     """
     names = repository.names
-    for name in (*COMPANIONS, *(() if _WEIGHTS in names else (_INDEX,))):
+    for name in (*COMPANIONS, *PROCESSOR_FILES, *(() if _WEIGHTS in names else (_INDEX,))):
         if name in names and not (directory / name).exists():
             part = directory / STATE / f"{name}.part"
             repository.download(repository.file(name), part, lambda size: None)

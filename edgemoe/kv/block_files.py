@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from edgemoe.errors import BadHeader, ChecksumMismatch, TruncatedFile
@@ -63,7 +64,7 @@ class Block:
             nbytes, checksum: size and checksum of the rows.
         """
         fixed = _HEADER.pack(_MAGIC, VERSION, len(self.tokens), self.root, self.digest, nbytes, checksum)
-        covered = fixed + self.tokens.astype("<i4").tobytes()
+        covered = fixed + _low_words(self.tokens).tobytes()
         whole = covered + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(covered, self.secret))
         return whole.ljust(header_bytes(len(self.tokens)), b"\0")
 
@@ -136,9 +137,16 @@ def _checked_header(path: Path, block: Block, header: bytes, nbytes: int) -> int
         wanted = f"a block of this model and these settings in {path}"
         raise BadHeader(wanted, f"one of {root.hex()} of {rows} bytes", ACTION)
     same = count == len(block.tokens)
-    if not same or not np.array_equal(np.frombuffer(header[_HEADER.size : end], "<i4"), block.tokens):
+    if not same or not np.array_equal(
+        np.frombuffer(header[_HEADER.size : end], "<i4"), _low_words(block.tokens)
+    ):
         raise BadHeader(f"the {len(block.tokens)} tokens of a prompt in {path}", "others", ACTION)
     return int(stored)
+
+
+def _low_words(tokens: Tokens) -> npt.NDArray[np.int32]:
+    """The low 32 bits of token ids: all of a word's id; the block's hash covers all bits of ids of pictures."""
+    return (tokens & 0xFFFFFFFF).astype("<u4").view("<i4")
 
 
 def _fill(path: Path, file: RegularFile, into: Sequence[memoryview]) -> None:

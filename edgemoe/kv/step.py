@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from edgemoe.kv.pictures import PromptPictures
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.drawing import Draws
 from edgemoe.policy.importance import PromptAttention
@@ -21,13 +22,15 @@ class Segment:
     """Consecutive tokens of one sequence.
 
     Args:
-        sequence: the KV that the tokens continue; row i gets position `sequence.length + i`.
+        sequence: the KV that the tokens continue; row i has number `sequence.length + i`, which is its position where
+            no picture comes before it.
         tokens: token ids, at least one.
         prompt: the prompt that these tokens continue, shared by its steps; None: they are new tokens, each judged
             alone.
         drafts: number of the last tokens that are only guesses. Their keys and values are written, but they become part
             of the sequence only by `SequenceKV.commit`, once they have been accepted.
         draws: how the token after these is drawn; None: it is not known, or the likeliest one comes.
+        pictures: pictures of the sequence's prompt; None: it has none.
     """
 
     sequence: SequenceKV
@@ -35,6 +38,18 @@ class Segment:
     prompt: PromptAttention | None = None
     drafts: int = 0
     draws: Draws | None = None
+    pictures: PromptPictures | None = None
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the tokens in their sequence, before the step has ended."""
+        return range(self.sequence.length, self.sequence.length + len(self.tokens))
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions of new tokens, before the step has ended."""
+        offset = self.pictures.offset if self.pictures else 0
+        return [number + offset for number in self.numbers]
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,11 @@ class Step:
     def drafts(self) -> int:
         """Tokens in all that are only guesses."""
         return sum(segment.drafts for segment in self.segments)
+
+    @cached_property
+    def pictured(self) -> bool:
+        """Whether a segment's prompt has pictures."""
+        return any(segment.pictures for segment in self.segments)
 
     @cached_property
     def one_token_each(self) -> bool:

@@ -72,8 +72,8 @@ class FusedDecode:
         self._choices: ChoiceCounts | None = None
         """Where the kernel counts the choices of one step; None: it counts none."""
 
-    remaps = compensates = True
-    """Whether tokens agree on experts."""
+    remaps = compensates = turns = True
+    """Whether tokens agree on experts, experts have compensators, and positions may differ from tokens' numbers."""
 
     @classmethod
     def try_from(
@@ -121,7 +121,7 @@ class FusedDecode:
         self._count_choices(step)
         rows, hidden = len(tokens), self._native.embed(tokens)
         places = [(each, each.length + i) for each, _, own in step.kv.spans for i in range(own)]
-        rotations = self._rotations.of(hidden, [at for _, at in places])
+        rotations = self._rotations.of(hidden, [at for each in step.step.segments for at in each.positions])
         of_step = self._native.begin(hidden, rotations, places)
         highest, count, predicted = step.policy.ahead[0], len(self._experts), set[int]()
         place = Place(0, 0)

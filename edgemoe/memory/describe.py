@@ -62,9 +62,10 @@ def plan_parts(plan: MemoryPlan, settings: RunSettings) -> list[tuple[str, str]]
         parts.append(("  GPU driver", size(plan.driver_bytes)))
     parts += [
         ("  dense weights", f"{size(plan.dense_bytes)}, always in memory"),
-        ("  KV", _kv(plan)),
-        ("  workspace", _workspace(plan)),
     ]
+    if plan.vision_bytes:
+        parts.append(("  vision", f"{size(plan.vision_bytes)} for pictures; --no-vision leaves it out"))
+    parts += [("  KV", _kv(plan)), ("  workspace", _workspace(plan))]
     if plan.compensators_bytes:
         parts.append(("  compensators", _compensators(plan)))
     parts.append(("  experts", _experts(plan)))

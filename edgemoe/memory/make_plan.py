@@ -112,6 +112,7 @@ class _Needs:
         return {
             "driver_bytes": model.device.driver_bytes() if model.device else 0,
             "dense_bytes": model.shape.dense_bytes,
+            "vision_bytes": model.shape.vision.bytes_for(limits.tokens) if model.shape.vision else 0,
             "kv_bytes": limits.parallel * model.shape.kv.bytes_for(limits.context),
             "workspace_bytes": workspace_bytes(model, limits, self.settings.most_drafts)
             + overhead_bytes(model)

@@ -10,6 +10,7 @@ from edgemoe.kv.shape import KVShape
 from edgemoe.machine.device import Device
 from edgemoe.storage.base import ResidentForm
 from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.vision.sizes import VisionSize
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class ModelShape:
     """Tokens that a row attends to where an index chooses them; 0: all."""
     attention_copies: int = 2
     """Copies of a step's queries, keys and values that exist at once next to compiled attention."""
+    vision: VisionSize | None = None
+    """Bytes of the vision tower that is loaded; None: pictures are not taken."""
     up_to_four: int = 0
     """Experts, over all layers, of layers whose codes have at most 4 bits in a store up to level 8."""
 

@@ -11,7 +11,7 @@ from edgemoe.storage.base import ResidentForm
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes per purpose. Driver, dense, KV, workspace, long step, compensators and planes add up to the VRAM limit.
+    """Bytes per purpose. All but DRAM, staging, totals and `first_kv_bytes` add up to the VRAM limit.
 
     In RAM the KV grows with the sequences, and a long prompt's step has its memory only while it runs: experts begin
     with the memory that these leave at first (`first_blocks`), and keep `plane_bytes` next to the whole of both.
@@ -39,6 +39,8 @@ class MemoryPlan:
     """Bytes of all experts at the highest level."""
     driver_bytes: int = 0
     """Bytes of a device that its driver takes for the process."""
+    vision_bytes: int = 0
+    """Bytes of a vision tower, of one picture while it is computed, and of features until their prompt has run."""
     compensators_bytes: int = 0
     """Bytes of low-rank compensators in memory, of the process's data about each, and of products with them."""
     compensators_resident_bytes: int = 0
@@ -77,7 +79,8 @@ class MemoryPlan:
     @property
     def fixed_bytes(self) -> int:
         """Bytes of the model under the limit that are not experts', with the whole KV and a long step."""
-        return self.dense_bytes + self.kv_bytes + self.workspace_bytes + self.long_step_bytes
+        always = self.dense_bytes + self.vision_bytes + self.kv_bytes
+        return always + self.workspace_bytes + self.long_step_bytes
 
     @property
     def grows(self) -> bool:
@@ -103,7 +106,13 @@ class MemoryPlan:
             self.first_kv_bytes + size(self.first_blocks),
             self.kv_bytes + self.long_step_bytes + size(self.vram_blocks),
         )
-        others = self.dense_bytes + self.workspace_bytes + self.compensators_bytes + size(self.dram_blocks)
+        others = (
+            self.dense_bytes
+            + self.vision_bytes
+            + self.workspace_bytes
+            + self.compensators_bytes
+            + size(self.dram_blocks)
+        )
         return others + max(at_first, at_last)
 
     def as_json(self) -> dict[str, object]:

@@ -114,11 +114,15 @@ def open_store(
 
         devices.open_device(opening.device)
 
+    def formed(store: StoreModel) -> StoreModel:
+        store = store.with_kv(form)
+        return store if opening.no_vision else store.with_vision()
+
     def plan(store: StoreModel, shrink: bool = False) -> tuple[MemoryPlan, RunSettings]:
-        return plan_levels(store.with_kv(form), choose, division, shrink=shrink)
+        return plan_levels(formed(store), choose, division, shrink=shrink)
 
     if convert:
         store = open_model(opening, check=plan, check_files=check_files)
     else:
         store = plan_model(opening.model, opening.device)
-    return Opened(store.with_kv(form), *plan(store, shrink))
+    return Opened(formed(store), *plan(store, shrink))

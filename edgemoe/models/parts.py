@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
@@ -13,7 +13,13 @@ from edgemoe.kernels.native.attention import kernel_fits
 from edgemoe.machine.device import Device
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.models.conversion.dense_default import DENSE_BITS
-from edgemoe.models.store_check import check_small_files, check_store, check_vocabulary
+from edgemoe.models.store_check import (
+    check_small_files,
+    check_store,
+    check_vocabulary,
+    planned_vision,
+    vision_of,
+)
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.convert.expert_weights import ExpertWeights
@@ -22,6 +28,9 @@ from edgemoe.storage.files.untrusted import read_json, refuse_special_files
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.dense_shapes import matrix_shape
 from edgemoe.storage.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from edgemoe.vision.sizes import VisionSize
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class StoreParts:
         family: the family of the config.
         experts: number of experts in all layers.
         dense: dtype and shape of each dense tensor.
+        vision: bytes of its vision tower; None: it has none.
     """
 
     manifest: Manifest
@@ -41,6 +51,7 @@ class StoreParts:
     family: Family
     experts: int
     dense: list[Spec]
+    vision: VisionSize | None = None
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest | None = None) -> StoreParts:
@@ -62,7 +73,8 @@ class StoreParts:
         tensors = read_header(directory / manifest.dense_name).tensors
         check_vocabulary(directory, config, family, tensors)
         experts = sum(len(layer.records) for layer in manifest.layers.values())
-        return cls(manifest, config, family, experts, [tensor.spec for tensor in tensors.values()])
+        dense, vision = [tensor.spec for tensor in tensors.values()], vision_of(directory, config, manifest)
+        return cls(manifest, config, family, experts, dense, vision)
 
     @classmethod
     def planned(cls, checkpoint: Checkpoint, layout: str) -> StoreParts:
@@ -77,7 +89,8 @@ class StoreParts:
         specs = DenseWeights(checkpoint, experts.names, family, DENSE_BITS).specs()
         geometry = experts.geometry(None)
         manifest = Manifest("", layout, "", geometry, DENSE_BITS, layers={}, files={})
-        return cls(manifest, config, family, len(experts.layers) * experts.count, list(specs.values()))
+        every, vision = len(experts.layers) * experts.count, planned_vision(checkpoint)
+        return cls(manifest, config, family, every, list(specs.values()), vision)
 
     def shape(self, device: Device | None) -> ModelShape:
         """The sizes for a memory plan on a device; None: on the CPU."""

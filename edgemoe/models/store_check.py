@@ -6,17 +6,21 @@ read and write past their buffers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edgemoe.errors import BadManifest
 from edgemoe.families.base import Family
+from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.convert.expert_weights import matrix_sides
-from edgemoe.storage.files.header import TensorEntry
+from edgemoe.storage.files.header import Spec, TensorEntry, read_header, tensor_bytes
 from edgemoe.storage.store import dense_shapes
+from edgemoe.storage.store.dense import VISION_NAME, VisionTensors
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
+from edgemoe.vision.forms import form_of, read_vision_config
+from edgemoe.vision.sizes import VisionSize, vision_size
 
 _ACTION = "convert the model again"
 
@@ -74,7 +78,7 @@ def check_vocabulary(
 
 
 def check_small_files(directory: Path, manifest: Manifest) -> None:
-    """Compares config, tokenizer and template files with their checksums in the manifest.
+    """Compares config, tokenizer, template and processor files with their checksums in the manifest.
 
     Raises:
         BadManifest: the manifest lacks config.json or the dense weights.
@@ -84,6 +88,31 @@ def check_small_files(directory: Path, manifest: Manifest) -> None:
         if name not in manifest.files:
             raise BadManifest(f"{name} among the files of {directory / MANIFEST_NAME}", "none", _ACTION)
     for name, entry in manifest.files.items():
-        if name != manifest.dense_name:
+        if name not in (manifest.dense_name, VISION_NAME):
             for damage in check_file(directory / name, entry)[1]:
                 raise damage
+
+
+def vision_of(directory: Path, config: Config, manifest: Manifest) -> VisionSize | None:
+    """Returns the bytes of a store's vision tower; None: it has none, or pictures of its family are not taken.
+
+    Raises:
+        BadHeader, TruncatedFile, MissingTensor: the tower's file is damaged, or missing.
+        ModelRefused: a value of config.json is out of bounds.
+    """
+    if form_of(config) is None or VISION_NAME not in manifest.files:
+        return None
+    found = read_header(directory / VISION_NAME).tensors.values()
+    return _vision_size(directory, config, [tensor.spec for tensor in found])
+
+
+def planned_vision(checkpoint: Checkpoint) -> VisionSize | None:
+    """Returns the bytes of the vision tower that a conversion would store; None and errors as vision_of."""
+    form = form_of(checkpoint.config)
+    specs = VisionTensors(checkpoint.others, form.modules).specs().values() if form else ()
+    return _vision_size(checkpoint.directory, checkpoint.config, specs) if specs else None
+
+
+def _vision_size(directory: Path, config: Config, specs: Collection[Spec]) -> VisionSize:
+    _, vision = read_vision_config(directory)
+    return vision_size(vision, config["hidden_size"], sum(tensor_bytes(*spec) for spec in specs))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgemoe.memory.plan import MemoryPlan
     from edgemoe.policy.damage import Damage
     from edgemoe.storage.convert.checkpoint import Checkpoint
+    from edgemoe.vision.sizes import VisionSize
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class StoreModel:
         form: the form in which experts lie in memory for the kernel here.
         compute: the kernel here.
         device: where the model will be computed; None: on the CPU.
+        vision: bytes of its vision tower; None: it has none. A plan counts it with `with_vision`.
     """
 
     directory: Path
@@ -55,6 +57,7 @@ class StoreModel:
     form: ResidentForm
     compute: Compute
     device: Device | None = None
+    vision: VisionSize | None = None
 
     @classmethod
     def open(cls, directory: Path, device: Device | None = None) -> StoreModel:
@@ -90,7 +93,7 @@ class StoreModel:
     def _of(cls, directory: Path, parts: StoreParts, kernel: Compute, device: Device | None) -> StoreModel:
         manifest = parts.manifest
         form = kernel.form(manifest.geometry, LAYOUTS[manifest.layout], kernel.layout)
-        return cls(directory, manifest, parts.config, parts.shape(device), form, kernel, device)
+        return cls(directory, manifest, parts.config, parts.shape(device), form, kernel, device, parts.vision)
 
     def with_manifest(self, manifest: Manifest) -> StoreModel:
         """Returns the store with other files of weights in its directory, which a manifest describes.
@@ -110,6 +113,10 @@ class StoreModel:
             wanted = "one format for keys and values, which are one latent in this model"
             raise UserError(wanted, str(form), f"give --kv-cache {form.keys} alone")
         return replace(self, shape=replace(self.shape, kv=self.shape.kv.stored_as(form)))
+
+    def with_vision(self) -> StoreModel:
+        """Returns the store for a model that takes pictures, where it has a tower; otherwise the store itself."""
+        return replace(self, shape=replace(self.shape, vision=self.vision)) if self.vision else self
 
     @property
     def dense_bytes_per_token(self) -> int:

@@ -271,11 +271,9 @@ class Serving:
             ContextExceeded: they have more characters than a prompt can have.
             UserError, ModelRefused: the template refuses them, or is broken.
         """
-        from edgemoe.api.prompt import encoded
-
-        tokenizer = self.require().tokenizer
+        model = self.require()
         self.text_limit.require_chat(messages, template)
-        return encoded(tokenizer, messages, template)
+        return model.prompts.encode(messages, template)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids.

@@ -51,6 +51,10 @@ COMPANIONS = (
 )
 """Files besides the weights that a model needs to run."""
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Settings with which a multimodal model's pictures are prepared. A fingerprint leaves them out: no weight depends on
+them."""
+
 _WITHIN, _HEAD = re.compile(r"(?:model\.)?language_model\.(?:model\.)?"), "lm_head."
 """Prefix of the language model's names in a multimodal one, and the beginning of its head's, which may have none."""
 
@@ -67,6 +71,7 @@ class Checkpoint:
         directory: the directory of the checkpoint.
         config: config.json after bounded_config.
         format: name of the weights' format in FORMATS.
+        others: tensors of a multimodal model outside of its language model, by their names in transformers' modules.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Checkpoint:
     ) -> None:
         self.directory, self.config, self.format = directory, config, format
         self._weights, self._places = weights, places
+        self.others: dict[str, Weight] = {}
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
@@ -100,9 +106,12 @@ class Checkpoint:
             refuse_remote_code("tokenizer_config.json", read_json(directory, "tokenizer_config.json"))
         tensors = StoredTensors.open(directory)
         format, weights = open_weights(config, tensors)
+        others = dict[str, Weight]()
         if WRAPPED_IN in config:
-            weights = _of_language_model(weights)
-        return cls(directory, config, format, weights, tuple(tensors.places()))
+            others, weights = _of_other_parts(weights), _of_language_model(weights)
+        made = cls(directory, config, format, weights, tuple(tensors.places()))
+        made.others = others
+        return made
 
     def names(self) -> set[str]:
         """Names of all tensors."""
@@ -130,6 +139,14 @@ class Checkpoint:
             ModelRefused: a companion is a link out of the directory.
         """
         return [inside(self.directory, name) for name in COMPANIONS if (self.directory / name).exists()]
+
+    def processor_files(self) -> list[Path]:
+        """Paths of the PROCESSOR_FILES that exist.
+
+        Raises:
+            ModelRefused: one of them is a link out of the directory.
+        """
+        return [inside(self.directory, name) for name in PROCESSOR_FILES if (self.directory / name).exists()]
 
     def fingerprint(self, hashes: Mapping[str, str] = MappingProxyType({})) -> str:
         """Computes 32 hex digits: a hash of the content of all companions and weight files.
@@ -192,13 +209,22 @@ class GgufCheckpoint(Checkpoint):
 def _of_language_model(weights: Mapping[str, Weight]) -> dict[str, Weight]:
     """The tensors of the language model within a multimodal one, by the names that they have in a model of its own.
 
-    Tensors of other parts, such as vision, and of layers for multi-token prediction are left out.
+    Tensors of other parts, such as vision (_of_other_parts), and of layers for multi-token prediction are left out.
     """
     found = {
         _WITHIN.sub("", name, count=1): weight for name, weight in weights.items() if _WITHIN.match(name)
     }
     own = {name if name.startswith(_HEAD) else f"model.{name}": weight for name, weight in found.items()}
     return {name: weight for name, weight in weights.items() if name.startswith(_HEAD)} | own
+
+
+def _of_other_parts(weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """The tensors outside of the language model within a multimodal one, by their names in its modules."""
+    return {
+        name.removeprefix("model."): weight
+        for name, weight in weights.items()
+        if not (_WITHIN.match(name) or name.startswith(_HEAD))
+    }
 
 
 def find_gguf(path: Path) -> Path | None:

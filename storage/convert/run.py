@@ -1,7 +1,8 @@
 """Conversion of a checkpoint to a store: on every core, few experts in memory at a time, resumable per layer.
 
-The store's bytes do not depend on the number of threads. Peak memory: the largest dense tensor with its stored form, or
-two experts per thread, up to 1.5 GB or one expert.
+A finished store is not changed, unless it lacks vision modules that are to be stored. Checks that need no weights come
+before the first write. The store's bytes do not depend on the number of threads. Peak memory: the largest dense tensor
+with its stored form, or two experts per thread, up to 1.5 GB or one expert.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edgemoe.storage.convert.source_table import SourceRow
 from edgemoe.storage.convert.system_errors import destination_errors, require_unchanged, source_errors
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.planes import Bytes
-from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.dense import VISION_NAME, DenseWeights, VisionTensors
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.writer import StoreWriter
 from edgemoe.storage.threads import in_order, one_core_each, reading_threads
@@ -66,11 +67,10 @@ def convert(
     progress: Callable[[int, int], None],
     threads: int | None = None,
     arrivals: Arrivals | None = None,
+    vision: Collection[str] = (),
     tell: Callable[[Sequence[SourceRow]], None] = lambda rows: None,
 ) -> Manifest:
     """Converts a checkpoint, or resumes an interrupted conversion.
-
-    A finished store of the same source and options is not changed. Checks that need no weights come before a write.
 
     Args:
         source, destination: directories of the checkpoint, and of the store, which is created if necessary.
@@ -82,6 +82,7 @@ def convert(
         progress: called with bytes of source weights done and in all, from the calling thread.
         threads: threads that read and encode experts; by default two per core, so that one of them computes.
         arrivals: fetches weights before they are needed; by default all weights are present.
+        vision: names of a multimodal model's modules outside of its language model that are stored too.
         tell: called after a conversion with what was done with each type of quantized weights.
 
     Raises:
@@ -91,8 +92,8 @@ def convert(
         DoesNotFit, ReadFailed, WriteFailed: the disk is too small, or a call was refused, retries included.
     """
     with source_errors(source):
-        bits = dense_bits, head_bits
-        job = _Conversion(Checkpoint.open(source), family, max_level, layout, bits, progress, arrivals)
+        how = family, max_level, layout, (dense_bits, head_bits), progress, arrivals
+        job = _Conversion(Checkpoint.open(source), *how, vision)
     return job.into(destination, threads or reading_threads(), tell)
 
 
@@ -122,10 +123,12 @@ class _Conversion:
         bits: tuple[int, int],
         progress: Callable[[int, int], None],
         arrivals: Arrivals | None,
+        vision: Collection[str],
     ) -> None:
         self._checkpoint, self._layout, self._bits = checkpoint, layout, bits
         self._experts = ExpertWeights(checkpoint, family)
         self._dense = DenseWeights(checkpoint, self._experts.names, family, *bits)
+        self._vision = VisionTensors(checkpoint.others, vision)
         self._geometry = self._experts.geometry(max_level)
         self._arrivals, self._known = arrivals, arrivals.contents if arrivals else {}
         self._fingerprint = checkpoint.fingerprint(self._known)
@@ -148,7 +151,7 @@ class _Conversion:
         )
         with destination_errors(destination), writer:
             if finished.exists():
-                return Manifest.load(destination)
+                return self._with_vision(writer, Manifest.load(destination))
             self._write(writer, threads)
             require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
             tell(self._records.table.rows())
@@ -156,8 +159,21 @@ class _Conversion:
 
     def _made(self, store: Manifest) -> bool:
         """Whether a finished store is the result of this conversion."""
-        found = (store.source, store.geometry, store.layout, (store.dense_bits, store.head_bits))
-        return found == (self._fingerprint, self._geometry, self._layout.name, self._bits)
+        found = store.source, store.geometry, store.layout, (store.dense_bits, store.head_bits)
+        same = found == (self._fingerprint, self._geometry, self._layout.name, self._bits)
+        return same and (VISION_NAME in store.files) == (self._vision.nbytes > 0)
+
+    def _with_vision(self, writer: StoreWriter, store: Manifest) -> Manifest:
+        """Adds the vision modules to a finished store that lacks them; nothing else in it changes."""
+        if VISION_NAME in store.files or not self._vision.nbytes:
+            return store
+        writer.require_free(self._vision.nbytes)
+        if self._arrivals:
+            self._arrivals.require(None)
+        writer.write_file(VISION_NAME, self._vision.specs(), self._vision.tensors())
+        for path in self._checkpoint.processor_files():
+            writer.copy(path)
+        return writer.add_files()
 
     def _write(self, writer: StoreWriter, threads: int) -> None:
         """Writes every file except the manifest."""
@@ -165,7 +181,11 @@ class _Conversion:
         if self._arrivals:
             self._arrivals.require(None)
         writer.write_dense(self._dense.specs(), self._tensors())
-        for path in self._checkpoint.companions():
+        companions = self._checkpoint.companions()
+        if self._vision.nbytes:
+            writer.write_file(VISION_NAME, self._vision.specs(), self._vision.tensors())
+            companions += self._checkpoint.processor_files()
+        for path in companions:
             writer.copy(path)
 
     def _write_experts(self, writer: StoreWriter, threads: int) -> None:
@@ -177,7 +197,7 @@ class _Conversion:
             self._add(experts.layer_bytes(layer))
             self._release(layer)
         sizes = [self._geometry.of_layer(layer).record_bytes for layer in missing]
-        to_come = experts.count * sum(sizes) + self._dense.nbytes
+        to_come = experts.count * sum(sizes) + self._dense.nbytes + self._vision.nbytes
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         # What an expert takes between checkpoint and store: weights, codes and a record.
         memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self._geometry.weights
@@ -197,7 +217,8 @@ class _Conversion:
 
     def _release(self, layer: int) -> None:
         if self._arrivals:
-            self._arrivals.release(layer, self._checkpoint.stored(self._dense.names))
+            kept = self._checkpoint.stored(self._dense.names) | self._vision.stored
+            self._arrivals.release(layer, kept)
 
     def _counted(
         self, layer: int, records: Iterator[tuple[Bytes, SourceError]], error: SourceError

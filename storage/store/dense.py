@@ -10,7 +10,7 @@ Embedding and head may be in groups of 6 bits, whatever number of bits below 16 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 
@@ -19,6 +19,7 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, all_finite
 from edgemoe.storage.files.header import Spec, tensor_bytes
 from edgemoe.storage.files.untrusted import DOWNLOAD_AGAIN
+from edgemoe.storage.formats.base import Weight
 from edgemoe.storage.record.planes import round_up_bf16
 from edgemoe.storage.store import dense_groups, dense_shapes
 from edgemoe.storage.store.manifest import SCALE_SUFFIX
@@ -201,3 +202,42 @@ class DenseWeights:
 def _module_of(name: str) -> str:
     """The module that a matrix's layer is a part of: self_attn of model.layers.0.self_attn.q_proj.weight."""
     return name.rpartition(".")[0].rpartition(".")[0]
+
+
+VISION_NAME = "vision.safetensors"
+"""Name of the file of a multimodal model's vision modules."""
+
+
+class VisionTensors:
+    """The tensors of some modules of a checkpoint outside of its language model.
+
+    Args:
+        weights: the tensors outside of the language model, by their names in the multimodal model.
+        modules: names of the modules that are stored; empty: none is.
+    """
+
+    def __init__(self, weights: Mapping[str, Weight], modules: Collection[str]) -> None:
+        self._weights = {n: weights[n] for n in sorted(weights) if n.partition(".")[0] in modules}
+
+    @property
+    def stored(self) -> set[str]:
+        """Names of the checkpoint's stored tensors that these tensors consist of."""
+        return {part for weight in self._weights.values() for part in weight.parts}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors in a store; 0: there are none."""
+        return sum(tensor_bytes(*spec) for spec in self.specs().values())
+
+    def specs(self) -> dict[str, Spec]:
+        """Name -> spec of every tensor, in the order of tensors()."""
+        return {name: ("BF16", weight.shape) for name, weight in self._weights.items()}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields (name, tensor in bf16), one in memory at a time.
+
+        Raises:
+            ModelRefused: a tensor holds no floating-point weights.
+        """
+        for name, weight in self._weights.items():
+            yield name, weight.read().to(torch.bfloat16)

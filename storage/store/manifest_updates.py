@@ -89,6 +89,21 @@ def save_dense(directory: Path, manifest: Manifest) -> None:
     _update(directory, entries)
 
 
+def save_files(directory: Path, files: Mapping[str, FileEntry]) -> Manifest:
+    """Adds files to the store.json of a store atomically.
+
+    Returns:
+        the store's manifest with them.
+
+    Raises:
+        EdgemoeError: as save_compensators.
+    """
+    found = Manifest.load(directory)
+    made = replace(found, files=dict(found.files) | dict(files))
+    _update(directory, {"files": files_json(made.files)})
+    return made
+
+
 def _update(directory: Path, entries: Mapping[str, Any]) -> None:
     """Replaces entries of store.json atomically, and removes entries whose value is None; all else in it stays."""
     path = directory / MANIFEST_NAME

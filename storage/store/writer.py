@@ -26,6 +26,7 @@ from edgemoe.storage.store.dense_file import write_dense_file
 from edgemoe.storage.store.layer_file import complete_layers, write_layer
 from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords
+from edgemoe.storage.store.manifest_updates import save_files
 
 
 class StoreWriter:
@@ -118,6 +119,23 @@ class StoreWriter:
     ) -> None:
         """Writes dense.safetensors. Arguments and errors: see write_dense_file."""
         self._files[DENSE_NAME] = write_dense_file(self._directory / DENSE_NAME, specs, tensors)
+
+    def write_file(
+        self,
+        name: str,
+        specs: Mapping[str, tuple[str, Sequence[int]]],
+        tensors: Iterable[tuple[str, torch.Tensor]],
+    ) -> None:
+        """Writes a further safetensors file of this name. Other arguments and errors: see write_dense_file."""
+        self._files[name] = write_dense_file(self._directory / name, specs, tensors)
+
+    def add_files(self) -> Manifest:
+        """Adds the files that were written to the store.json of a finished store.
+
+        Raises:
+            DoesNotFit, WriteFailed: store.json cannot be written.
+        """
+        return save_files(self._directory, self._files)
 
     def copy(self, path: Path) -> None:
         """Copies a small file (config, tokenizer, chat template) into the store, under its own name."""

@@ -80,7 +80,14 @@ FURTHER: Sections = {
         ),
         *("hot-interval", "hot-margin", "hot-warmup", "hot-prompt-weight"),
     ),
-    "Further options of the machine": ("kernel", "keep-source", "plain-codes", "study", "print-config"),
+    "Further options of the machine": (
+        "kernel",
+        "keep-source",
+        "no-vision",
+        "plain-codes",
+        "study",
+        "print-config",
+    ),
 }
 """The sections of --help-all after the command's own, for all commands."""
 

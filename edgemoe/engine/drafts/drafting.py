@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 from edgemoe.engine.drafts.base import Drafter
 from edgemoe.engine.drafts.gate import Acceptance, DraftGate
 from edgemoe.engine.drafts.ngram import NgramDrafter
 from edgemoe.engine.request import Request
+from edgemoe.kv.pictures import FIRST_ID
 
 
 class Drafting:
@@ -45,6 +47,7 @@ class Drafting:
             return []
         drafter, acceptance = self._of(request)
         guesses = drafter.propose(request.tokens, limit)
+        guesses = list(takewhile(lambda token: token < FIRST_ID, guesses))
         return guesses[: self._gate.limit(acceptance, len(guesses))] if guesses else []
 
     def observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:

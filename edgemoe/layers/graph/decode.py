@@ -110,6 +110,9 @@ class GraphDecode:
     compensates = False
     """Captured launches add no products of compensators."""
 
+    turns = False
+    """Captured launches take a token's number in its sequence as its position; after pictures both differ."""
+
     def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
         """Appends a token to each sequence of a step.
 

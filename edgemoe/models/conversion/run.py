@@ -21,6 +21,7 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.convert.source_table import SourceRow
 from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
+from edgemoe.vision.forms import form_of
 
 Check = Callable[[Checkpoint], object]
 """Raises an EdgemoeError for a checkpoint that is not to be converted; reads no weights."""
@@ -34,12 +35,14 @@ class Options(TypedDict):
         layout: a name, or `auto`.
         dense_bits: one of manifest.DENSE_BITS.
         head_bits: one of dense_shapes.HEAD_BITS; 8 by default.
+        no_vision: the vision tower of a multimodal model is left out; by default it is stored.
     """
 
     max_level: int | None
     layout: str
     dense_bits: int
     head_bits: NotRequired[int]
+    no_vision: NotRequired[bool]
 
 
 def convert_checkpoint(
@@ -65,6 +68,7 @@ def convert_checkpoint(
     checked = _checked(options)
     require_known(source)
     checkpoint = Checkpoint.open(source)
+    checked |= _vision(checkpoint, options)
     check_runnable(checkpoint, *_bits(options))
     check(checkpoint)
     family = family_of(checkpoint.config)
@@ -113,7 +117,7 @@ def convert_from_hub(
             check(checkpoint)
             announce(checkpoint, model.name, destination.parent, download=True)
             _begin(arriving, checkpoint, model, options, codes)
-        how = _checked(options) | _telling(arriving, table)
+        how = _checked(options) | _vision(checkpoint, options) | _telling(arriving, table)
         manifest = convert(arriving.source, destination, family_of(checkpoint.config), **how)
     _print_error(manifest, table)
     return manifest
@@ -158,4 +162,11 @@ def _checked(options: Options) -> dict[str, Any]:
     if bits not in DENSE_BITS:
         wanted = "bf16, 8, 6, 5 or 4 bits for the dense weights"
         raise UserError(wanted, str(bits), "choose --dense-bits bf16 or 8")
-    return options | {"layout": choose_layout(options["layout"])}
+    given = {name: value for name, value in options.items() if name != "no_vision"}
+    return given | {"layout": choose_layout(options["layout"])}
+
+
+def _vision(checkpoint: Checkpoint, options: Options) -> dict[str, Any]:
+    """The argument of `convert` that names the modules of a vision tower that is stored."""
+    form = None if options.get("no_vision") else form_of(checkpoint.config)
+    return {"vision": form.modules if form else ()}

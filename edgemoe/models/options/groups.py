@@ -157,7 +157,19 @@ class CodesOptions:
 
 
 @dataclass(frozen=True)
-class Opening(CodesOptions, ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+class VisionOptions:
+    """The option of a model's vision tower."""
+
+    no_vision: bool = option(
+        "Leave the vision tower of a multimodal model out: its memory is free for experts, and pictures are refused.",
+        False,
+    )
+
+
+@dataclass(frozen=True)
+class Opening(
+    VisionOptions, CodesOptions, ComputeOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions
+):
     """A model and the options with which it is opened, but for its settings."""
 
     parallel: int = 1
@@ -182,5 +194,5 @@ class SharedOpening(ParallelOptions, Opening):
 
 
 @dataclass(frozen=True)
-class PlanOptions(ParallelOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
+class PlanOptions(VisionOptions, ParallelOptions, SizeOptions, KVOptions, LimitOptions, ModelOptions):
     """The part of an opening on which a memory plan depends."""

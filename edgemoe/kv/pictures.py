@@ -1,0 +1,193 @@
+"""Pictures within the tokens of a prompt: their ids, their rows in place of embeddings, and positions.
+
+Each token of a picture has an id of its own, a hash of the picture and of its place in it. Whatever compares tokens
+(kept sequences, blocks on disk, waiting prompts) therefore tells two pictures apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+FIRST_ID = 1 << 62
+"""Ids of pictures' tokens begin here, far above every vocabulary."""
+
+
+def picture_ids(digest: bytes, count: int) -> list[int]:
+    """Returns the ids of a picture's tokens.
+
+    >>> one, two = picture_ids(b"one", 3), picture_ids(b"two", 3)
+    >>> min(one) >= FIRST_ID, len({*one, *two}), picture_ids(b"one", 2) == one[:2]
+    (True, 6, True)
+
+    Args:
+        digest: a hash of the picture.
+        count: number of its tokens.
+    """
+    numbers = (hashlib.sha256(digest + place.to_bytes(4, "little")).digest()[:8] for place in range(count))
+    return [FIRST_ID | (int.from_bytes(number, "little") & (FIRST_ID - 1)) for number in numbers]
+
+
+class Features(NamedTuple):
+    """The result of a vision tower for one picture.
+
+    Attributes:
+        rows: bf16 [tokens, H], in place of the tokens' embeddings.
+        layers: bf16 [tokens, H] each; the i-th is added to the state after layer i.
+    """
+
+    rows: torch.Tensor
+    layers: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(eq=False)
+class PlacedPicture:
+    """A picture at its place in a prompt.
+
+    Args:
+        first: number of the prompt's tokens before it.
+        count: number of its tokens.
+        compute: runs the vision tower; called by the thread that runs steps, at most once per prompt that needs it.
+    """
+
+    first: int
+    count: int
+    compute: Callable[[], Features]
+    _features: Features | None = field(default=None, init=False, repr=False)
+
+    @property
+    def end(self) -> int:
+        """Number of the prompt's tokens up to the picture's last one."""
+        return self.first + self.count
+
+    def features(self) -> Features:
+        """Returns the tower's result, which is computed at the first call.
+
+        Raises:
+            DamagedData, DoesNotFit, UserError: as `compute`.
+        """
+        if self._features is None:
+            self._features = self.compute()
+        return self._features
+
+    def release(self) -> None:
+        """Frees the tower's result; a later step computes it again."""
+        self._features = None
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPictures:
+    """The pictures of one prompt.
+
+    Args:
+        placed: the pictures, ascending.
+        positions: int64 [3, tokens], the position of each of the prompt's tokens in time, height and width; None: a
+            token's position is its number in the sequence.
+    """
+
+    placed: tuple[PlacedPicture, ...]
+    positions: torch.Tensor | None = None
+
+    @cached_property
+    def offset(self) -> int:
+        """The number added to a later token's number in the sequence to get its position."""
+        if self.positions is None:
+            return 0
+        return int(self.positions.max()) + 1 - self.positions.shape[1]
+
+    def positions_of(self, tokens: range) -> torch.Tensor | None:
+        """Positions of some tokens of the sequence, int64 [3, n]; None: their numbers in the sequence."""
+        if self.positions is None:
+            return None
+        known = self.positions[:, tokens.start : tokens.stop]
+        later = range(max(tokens.start, self.positions.shape[1]), tokens.stop)
+        after = torch.tensor([number + self.offset for number in later], dtype=torch.int64)
+        return torch.cat((known, after.expand(3, -1)), 1)
+
+    def within(self, tokens: range) -> list[tuple[PlacedPicture, range]]:
+        """The pictures that some tokens of the sequence belong to, with the range of each one's rows among them."""
+        parts = [
+            (each, range(max(each.first, tokens.start), min(each.end, tokens.stop))) for each in self.placed
+        ]
+        return [
+            (each, range(part.start - each.first, part.stop - each.first)) for each, part in parts if part
+        ]
+
+    def prepare(self, tokens: range) -> None:
+        """Computes the pictures that some tokens belong to, and frees the pictures before them.
+
+        Raises:
+            DamagedData, DoesNotFit, UserError: as PlacedPicture.features.
+        """
+        for each in self.placed:
+            if each.end <= tokens.start:
+                each.release()
+        for each, _ in self.within(tokens):
+            each.features()
+
+    def release(self) -> None:
+        """Frees the results of the tower: the prompt has run."""
+        for each in self.placed:
+            each.release()
+
+
+class PictureTokens(list[int]):
+    """Token ids of a prompt with pictures.
+
+    Args:
+        tokens: ids, with picture_ids at the places of pictures.
+        pictures: the pictures.
+    """
+
+    def __init__(self, tokens: Iterable[int], pictures: PromptPictures) -> None:
+        super().__init__(tokens)
+        self.pictures = pictures
+
+
+def pictures_of(tokens: Sequence[int]) -> PromptPictures | None:
+    """Returns the pictures of a prompt's tokens; None: it has none."""
+    return tokens.pictures if isinstance(tokens, PictureTokens) else None
+
+
+def words_of(tokens: Iterable[int]) -> list[int]:
+    """Returns the ids of a vocabulary among a prompt's tokens."""
+    return [token for token in tokens if token < FIRST_ID]
+
+
+class StepRows(NamedTuple):
+    """Rows of a step that belong to pictures.
+
+    Attributes:
+        rows: int64 [n], their numbers in the step.
+        features: their features, n rows each.
+    """
+
+    rows: torch.Tensor
+    features: Features
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, range, PromptPictures]], place: torch.device) -> StepRows | None:
+        """Joins the rows of all pictures in a step; None: there are none.
+
+        Args:
+            parts: first row in the step, tokens of the sequence, and pictures of each segment that has some.
+            place: the device of the model.
+        """
+        rows, found = list[int](), list[Features]()
+        for row, tokens, pictures in parts:
+            for each, own in pictures.within(tokens):
+                first = row + each.first + own.start - tokens.start
+                rows += range(first, first + len(own))
+                whole = each.features()
+                cut = slice(own.start, own.stop)
+                found.append(Features(whole.rows[cut], tuple(layer[cut] for layer in whole.layers)))
+        if not rows:
+            return None
+        layers = zip(*(each.layers for each in found), strict=True)
+        joined = Features(torch.cat([each.rows for each in found]), tuple(map(torch.cat, layers)))
+        return cls(torch.tensor(rows, device=place), joined)

@@ -1,0 +1,82 @@
+"""Puts pictures into the tokens of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgemoe.errors import ModelRefused, UserError
+from edgemoe.kv.pictures import Features, PictureTokens, PlacedPicture, PromptPictures, picture_ids
+from edgemoe.machine.device import Device
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, shortened
+from edgemoe.storage.store.dense import VISION_NAME
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.vision.forms import VisionForm, read_vision_config
+from edgemoe.vision.reader import Picture, PictureReader
+from edgemoe.vision.tower import Tower
+
+
+class Pictures:
+    """The pictures of one open model's prompts. Thread-safe, except that one thread runs steps.
+
+    Args:
+        directory: the directory of the store.
+        manifest: its store.json, with a vision tower.
+        form: how pictures enter the model.
+        device: the device that computes; None: the CPU.
+        least: the smallest sufficient limit, for messages, bytes.
+
+    Raises:
+        ModelRefused: a value of config.json is out of bounds.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, form: VisionForm, device: Device | None, least: int
+    ) -> None:
+        whole, vision = read_vision_config(directory)
+        token = whole.get("image_token_id")
+        if not isinstance(token, int):
+            wanted = f"a whole number as image_token_id in {directory / 'config.json'}"
+            raise ModelRefused(wanted, shortened(token), CHECK_ORIGIN)
+        self._token = token
+        self._reader = PictureReader(directory, form, vision)
+        self._tower = Tower(directory, manifest.files[VISION_NAME], form, whole, device, least)
+
+    def read(self, data: bytes) -> Picture:
+        """Reads a picture; raises as PictureReader.read."""
+        return self._reader.read(data)
+
+    def placed(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> PictureTokens:
+        """Replaces each token that stands for a picture by the picture's own tokens.
+
+        Args:
+            tokens: ids of a prompt, with one token for each picture.
+            pictures: the pictures in their order.
+
+        Raises:
+            UserError: another number of such tokens, which a text of the prompt may have written.
+        """
+        if (found := list(tokens).count(self._token)) != len(pictures):
+            raise UserError(
+                f"a prompt with one place for each of {len(pictures)} pictures",
+                f"{found} places",
+                "leave the picture token out of texts, or use a checkpoint whose chat template has pictures",
+            )
+        ids, plain, placed = list[int](), list[int](), list[PlacedPicture]()
+        left: list[Any] = list(reversed(pictures))
+        for token in tokens:
+            if token != self._token:
+                ids.append(token)
+                plain.append(token)
+                continue
+            picture: Picture = left.pop()
+            placed.append(PlacedPicture(len(ids), picture.tokens, partial(self._features, picture)))
+            ids += picture_ids(picture.digest, picture.tokens)
+            plain += [token] * picture.tokens
+        positions = self._tower.positions(plain, self._token, [each.grid for each in pictures])
+        return PictureTokens(ids, PromptPictures(tuple(placed), positions))
+
+    def _features(self, picture: Picture) -> Features:
+        return self._tower.features(self._reader.pixels(picture.data))

@@ -1,0 +1,146 @@
+"""Checks the bytes of a picture, and makes of them what a vision tower takes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgemoe.errors import ModelRefused, UserError
+from edgemoe.machine.packages import install_extra
+from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code, shortened
+from edgemoe.vision.forms import VisionForm
+from edgemoe.vision.sizes import MOST_PIXELS, MOST_SOURCE_PIXELS
+
+MOST_BYTES = 20_000_000
+"""Most bytes of a picture's file."""
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+"""Formats of files that Pillow may decode; of a GIF the first picture counts."""
+
+_WANTED = "a picture as PNG, JPEG, WebP or GIF"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that can be decoded.
+
+    Args:
+        data: the bytes of its file.
+        digest: their SHA-256.
+        grid: patches in time, height and width.
+        tokens: number of its tokens in a prompt.
+    """
+
+    data: bytes
+    digest: bytes
+    grid: tuple[int, int, int]
+    tokens: int
+
+
+class PictureReader:
+    """Reads pictures for one model. Thread-safe; one picture is decoded at a time, so that its memory is bounded.
+
+    Args:
+        directory: the directory of the store, with the processor's settings.
+        form: how pictures enter the model.
+        vision: vision_config, bounded.
+    """
+
+    def __init__(self, directory: Path, form: VisionForm, vision: dict[str, Any]) -> None:
+        self._directory, self._form, self._vision = directory, form, vision
+        self._lock = threading.Lock()
+
+    def read(self, data: bytes) -> Picture:
+        """Decodes a picture once, to see that it can be decoded and how many tokens it has.
+
+        Raises:
+            UserError: it is too large, or no picture; Pillow is missing.
+            ModelRefused: the processor's settings contradict config.json.
+        """
+        if len(data) > MOST_BYTES:
+            raise UserError(
+                f"a picture of at most {MOST_BYTES} bytes", f"{len(data)} bytes", "send a smaller one"
+            )
+        grid = self.pixels(data)["image_grid_thw"][0].tolist()
+        tokens = grid[0] * grid[1] * grid[2] // self._vision["spatial_merge_size"] ** 2
+        return Picture(data, hashlib.sha256(data).digest(), (grid[0], grid[1], grid[2]), tokens)
+
+    def pixels(self, data: bytes) -> dict[str, torch.Tensor]:
+        """Makes the named tensors of a picture that the tower takes; raises as `read`."""
+        with self._lock:
+            picture = _decoded(data)
+            with foreign_code(
+                f"a picture that {self._form.processor} can divide into patches", "send another picture"
+            ):
+                return dict(self._processor(images=[picture], size=self._size, return_tensors="pt"))
+
+    @cached_property
+    def _size(self) -> dict[str, int]:
+        """The fewest and the most pixels of a picture, as the processor takes them."""
+        own = self._processor.size
+        most = min(own["longest_edge"] or MOST_PIXELS, MOST_PIXELS)
+        return {"shortest_edge": min(own["shortest_edge"] or 1, most), "longest_edge": most}
+
+    @cached_property
+    def _processor(self) -> Any:
+        """transformers' processor with the model's settings.
+
+        Raises:
+            ModelRefused: they are missing, or contradict vision_config.
+        """
+        _pillow()
+        import transformers
+
+        kind, file = getattr(transformers, self._form.processor), self._directory / "preprocessor_config.json"
+        with foreign_code(f"settings of a picture's processor in {file}"):
+            made = kind.from_pretrained(self._directory)
+        for key, name in self._form.patch.items():
+            if getattr(made, name) != self._vision[key]:
+                raise ModelRefused(
+                    f"{name} {self._vision[key]} in {file}, as vision_config.{key} of config.json",
+                    shortened(getattr(made, name)),
+                    CHECK_ORIGIN,
+                )
+        return made
+
+
+def _pillow() -> Any:
+    """The package that decodes pictures.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UserError("the package pillow, for pictures", "none", install_extra("vision")) from error
+    return Image
+
+
+def _decoded(data: bytes) -> Any:
+    """The picture of a file, RGB, turned as its Exif data says.
+
+    Raises:
+        UserError: the file has no picture, a damaged one, or one of too many pixels.
+    """
+    pillow = _pillow()
+    from PIL import ImageOps
+
+    try:
+        with pillow.open(BytesIO(data), formats=_FORMATS) as found:
+            width, height = found.size
+            if width * height > MOST_SOURCE_PIXELS:
+                wanted = f"a picture of at most {MOST_SOURCE_PIXELS} pixels"
+                raise UserError(wanted, f"{width} x {height}", "send a smaller one")
+            return ImageOps.exif_transpose(found).convert("RGB")
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # Pillow's decoders raise what their formats' parsers do
+        raise UserError(_WANTED, shortened(str(error)), "send another picture") from error

@@ -1,0 +1,257 @@
+"""Prompts with pictures, compared with transformers' own multimodal model of the same checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folder_models import load_folder_model
+from picture_models import (
+    BEGIN,
+    END,
+    PICTURE,
+    a_picture,
+    a_plain_picture,
+    picture_model,
+    pixels_of,
+    reference,
+)
+from small_tokenizer import SPECIAL
+from transformers import GenerationConfig
+
+from edgemoe.api.model import Model
+from edgemoe.api.pictures import ModelPictures, picture_part
+from edgemoe.engine.engine import Engine
+from edgemoe.engine.sampling import Sampling
+from edgemoe.errors import UserError
+from edgemoe.kv.pictures import FIRST_ID
+from edgemoe.kv.sequence import SequenceKV
+from edgemoe.kv.step import Segment, Step
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.store_model import StoreModel
+from edgemoe.models.tokenizer import load_tokenizer
+from edgemoe.policy.importance import PromptAttention
+from edgemoe.policy.settings import RunSettings
+from edgemoe.storage.store.dense import VISION_NAME
+from edgemoe.storage.store.manifest import Manifest
+from edgemoe.vision.forms import form_of
+from edgemoe.vision.prompt import Pictures
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SETTINGS = RunSettings(levels=(8,), exact=True)
+CONTEXT = 64
+
+GREEDY: dict[str, Any] = {"top_p": None, "seed": 0, "max_new_tokens": 4}
+
+TEMPLATE = (
+    "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}"
+    + SPECIAL[1]
+    + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+"""Writes a special token at the place of a picture."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A checkpoint whose first layers' results get further rows of pictures."""
+    return picture_model("qwen3_vl_moe", tmp_path_factory.mktemp("pictures") / "model")
+
+
+@pytest.fixture(scope="module")
+def store(source: Path) -> Path:
+    """Its store."""
+    made = source.parent / "store"
+    convert_checkpoint(source, made, max_level=8, layout="auto", dense_bits=16)
+    return made
+
+
+def opened(store: Path) -> Engine:
+    """An engine of the store, with its vision tower."""
+    found = StoreModel.open(store).with_vision()
+    plan = found.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT)
+    return Engine(found, plan, SETTINGS)
+
+
+def pictures_of(engine: Engine) -> Pictures:
+    """The pictures of an engine's prompts."""
+    form = form_of(engine.store.config)
+    assert form
+    return Pictures(engine.store.directory, engine.store.manifest, form, None, 0)
+
+
+def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Divergence of each row of softmax(logits) from softmax(want), nats."""
+    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def test_logits_are_transformers(source, store):
+    """Two pictures in one prompt, whose steps divide one of them, then new tokens: as transformers' model in bf16."""
+    compare(source, store)
+
+
+@pytest.mark.folders
+@pytest.mark.parametrize("model_type", ["qwen3_5_moe"])
+def test_logits_of_other_families_are_transformers(tmp_path, model_type):
+    """Other families as well."""
+    found = picture_model(model_type, tmp_path / "model")
+    convert_checkpoint(found, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
+    compare(found, tmp_path / "store")
+
+
+def compare(source: Path, store: Path) -> None:
+    """Compares logits of a store with transformers' own."""
+    files, new = [a_picture(1), a_picture(2, 40, 100)], [11, 12, 13, 14]
+    with opened(store) as engine:
+        pictures = pictures_of(engine)
+        read = [pictures.read(file) for file in files]
+        assert [each.tokens for each in read] == [6, 3]
+        text = [5, 6, 7, BEGIN, PICTURE, END, 8, BEGIN, PICTURE, END, 9]
+        tokens, sequence, prompt = (
+            pictures.placed(text, read),
+            SequenceKV(engine.shape.kv, CONTEXT),
+            PromptAttention(),
+        )
+        got = [
+            engine.step(
+                Step((Segment(sequence, tuple(part), prompt, pictures=tokens.pictures),)), all_rows=True
+            )
+            for part in (tokens[:7], tokens[7:])
+        ]
+        got += [engine.step(Step((Segment(sequence, (k,), pictures=tokens.pictures),))) for k in new]
+    plain = [*text[:4], *[PICTURE] * 6, *text[5:8], *[PICTURE] * 3, *text[9:], *new]
+    want = reference(load_folder_model(source_type(source), source), plain, pixels_of(source, files))
+    assert float(kl(want, torch.cat(got)).median()) < 0.0005
+    other = reference(load_folder_model(source_type(source), source), plain, pixels_of(source, files[::-1]))
+    assert float(kl(want, other).mean()) > 0.01
+
+
+def source_type(source: Path) -> str:
+    """The model_type of a checkpoint."""
+    return str(json.loads((source / "config.json").read_text())["model_type"])
+
+
+@pytest.fixture(scope="module")
+def model(store: Path) -> Iterator[Model]:
+    """A model that keeps the KV of ended requests, with greedy answers."""
+    with opened(store) as engine:
+        tokenizer = load_tokenizer(store)
+        tokenizer.chat_template = TEMPLATE
+        sampling = Sampling.of_model(GenerationConfig(), frozenset(), temperature=0, **GREEDY)
+        with Model(engine, tokenizer, sampling, keep=True) as made:
+            yield made
+
+
+def question(*files: bytes) -> list[dict[str, object]]:
+    """A message with pictures between two texts."""
+    parts = [
+        {"type": "text", "text": "the quick "},
+        *map(picture_part, files),
+        {"type": "text", "text": " fox"},
+    ]
+    return [{"role": "user", "content": parts}]
+
+
+def test_answers_are_transformers_greedy_tokens(source, model):
+    """A conversation with a picture is answered by transformers' likeliest tokens, also after its KV was kept."""
+    file = a_picture(3)
+    answer = model.generate(question(file))
+    text = [token if token < FIRST_ID else PICTURE for token in model.encode(question(file))]
+    whole, pixels = load_folder_model(source_type(source), source), pixels_of(source, [file])
+    want = reference(whole, [*text, *answer.tokens], pixels)[len(text) - 1 : -1]
+    # Tokens that rounding makes equally likely are a few hundredths apart.
+    chosen = want.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+    assert float((want.amax(1) - chosen).max()) < 0.05
+    again = model.generate(question(file))
+    assert (again.tokens, again.cached_tokens) == (answer.tokens, len(text) - 1)
+
+
+def test_another_picture_of_equal_size_shares_no_kv(model):
+    """A prompt that differs in its picture alone keeps at most the tokens before the picture."""
+    one, two = (model.encode(question(a_picture(seed))) for seed in (4, 5))
+    first = next(number for number, token in enumerate(one) if token >= FIRST_ID)
+    assert len(one) == len(two)
+    assert one[:first] == two[:first]
+    assert not {*one[first:]} & {token for token in two if token >= FIRST_ID}
+    model.generate(question(a_picture(4)))
+    assert model.generate(question(a_picture(4))).cached_tokens == len(one) - 1
+    assert model.generate(question(a_picture(5))).cached_tokens <= first
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        (picture_part(b"no picture"), "PNG, JPEG, WebP or GIF"),
+        (picture_part(a_picture(1)[:-900]), "PNG, JPEG, WebP or GIF"),
+        (picture_part(a_plain_picture(4100, 4000)), "at most 16000000 pixels, got 4100 x 4000"),
+        ({"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}, "addresses are not opened"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "a picture in base64"),
+        ({"type": "image", "image": b"x" * 20_000_001}, "at most 20000000 bytes"),
+        ({"type": "image", "image": Path("/no/such/file")}, "got no such file"),
+        ({"type": "image"}, "as bytes, as a path"),
+    ],
+    ids=["no picture", "cut", "pixels", "address", "base64", "bytes", "path", "nothing"],
+)
+def test_a_picture_that_cannot_be_read_is_refused(model, part, error):
+    """Each fault by a sentence, before anything is computed."""
+    with pytest.raises(UserError, match=error):
+        model.generate([{"role": "user", "content": [part]}])
+
+
+def test_a_text_with_the_token_of_a_picture_is_refused(model):
+    """It would be taken for a place of a picture."""
+    message = {"role": "user", "content": [{"type": "text", "text": SPECIAL[1]}, picture_part(a_picture(1))]}
+    with pytest.raises(UserError, match="one place for each of 1 pictures, got 2 places"):
+        model.generate([message])
+
+
+def test_ids_of_pictures_alone_are_refused(model):
+    """Token ids of a client give no access to the KV of others' pictures."""
+    tokens = list(model.encode(question(a_picture(4))))
+    with pytest.raises(UserError, match="token ids of 0 or more below 300"):
+        model.generate(tokens)
+    with pytest.raises(UserError, match="a prompt of text alone"):
+        model.generate(question(a_picture(4)), prompt_logprobs=0)
+
+
+def test_a_store_without_its_tower_says_how_to_add_it(source, store, tmp_path):
+    """A conversion with --no-vision leaves it out, and the next one adds it to the finished store."""
+    made = tmp_path / "store"
+    how = {"max_level": 8, "layout": "auto", "dense_bits": 16}
+    before = convert_checkpoint(source, made, no_vision=True, **how)
+    found = StoreModel.open(made).with_vision()
+    assert VISION_NAME not in before.files
+    assert found.shape.vision is None
+    with pytest.raises(UserError, match=r"without its vision tower: .*edgemoe convert CHECKPOINT STORE"):
+        ModelPictures(found, 0).split(question(a_picture(1)))
+    after = convert_checkpoint(source, made, **how)
+    assert after == Manifest.load(made) == Manifest.load(store)
+    with pytest.raises(UserError, match="got --no-vision"):
+        ModelPictures(StoreModel.open(made), 0).split(question(a_picture(1)))
+
+
+def test_a_plan_counts_the_tower(store):
+    """Its weights, one picture and all features are a part of the limit; a damaged file is refused by its name."""
+    found = StoreModel.open(store)
+    plans = [
+        each.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT)
+        for each in (found, found.with_vision())
+    ]
+    assert found.vision
+    file = (store / VISION_NAME).stat().st_size
+    assert 0 < file - found.vision.weights < 8192
+    assert plans[0].vision_bytes == 0
+    assert plans[1].vision_bytes == found.vision.bytes_for(CONTEXT)
+    assert plans[1].minimum_vram_bytes - plans[0].minimum_vram_bytes == plans[1].vision_bytes
+
+
+def test_a_model_of_text_alone_refuses_pictures(tiny_store):
+    """By its name."""
+    pictures = ModelPictures(StoreModel.open(tiny_store), 0)
+    with pytest.raises(UserError, match="this model takes text alone"):
+        pictures.split(question(a_picture(1)))

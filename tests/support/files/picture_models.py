@@ -1,0 +1,58 @@
+"""Small multimodal models with settings of a processor, and pictures for them."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from folder_models import folder_model, save_folder_model
+from PIL import Image
+from transformers import Qwen2VLImageProcessorPil
+
+PICTURE, BEGIN, END, VIDEO = 1, 291, 292, 293
+"""Token ids for a picture's tokens (a special one of the tokenizer), before and after them, and for a video's."""
+
+SIDES = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
+"""Fewest and most pixels of a picture."""
+
+
+def a_picture(seed: int, width: int = 90, height: int = 70) -> bytes:
+    """A file with a random picture."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file := BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def a_plain_picture(width: int, height: int) -> bytes:
+    """A small file with a picture of one colour."""
+    Image.new("1", (width, height)).save(file := BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def picture_model(model_type: str, directory: Path) -> Path:
+    """Saves a small random model that takes pictures, with a tokenizer and the settings of a processor."""
+    model = folder_model(model_type)
+    tokens = {"image_token_id": PICTURE, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
+    for name, token in (tokens | {"video_token_id": VIDEO}).items():
+        setattr(model.config, name, token)
+    save_folder_model(model, directory)
+    sizes = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    Qwen2VLImageProcessorPil(**sizes, size=SIDES).save_pretrained(directory)
+    return directory
+
+
+def pixels_of(directory: Path, files: list[bytes]) -> dict[str, Any]:
+    """Makes pixels of pictures by transformers' own processor."""
+    pictures = [Image.open(BytesIO(file)).convert("RGB") for file in files]
+    return dict(Qwen2VLImageProcessorPil.from_pretrained(directory)(images=pictures, return_tensors="pt"))
+
+
+def reference(model: Any, tokens: list[int], pixels: dict[str, Any]) -> torch.Tensor:
+    """transformers' logits of all tokens, float32 [tokens, vocabulary]."""
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        found = model(input_ids=ids, mm_token_type_ids=(ids == PICTURE).int(), **pixels)
+    return found.logits[0].float()
