@@ -29,12 +29,13 @@ class TextLimit:
     def require_chat(self, messages: Sequence[Mapping[str, object]], template: Mapping[str, object]) -> None:
         """Counts the characters of messages and of the chat template's other variables.
 
-        Roles and names of a message's own fields do not count: a template may write them as less.
+        Roles and names of a message's own fields do not count: a template may write them as less. Pictures have a bound
+        of their own (edgemoe.vision.reader).
 
         Raises:
             ContextExceeded: they are more than a prompt can have.
         """
-        texts = [value for message in messages for name, value in message.items() if name != "role"]
+        texts = [_words(value) for message in messages for name, value in message.items() if name != "role"]
         self.require(texts, dict(template))
 
     def require(self, *values: object) -> None:
@@ -57,6 +58,13 @@ def require_known(tokens: Sequence[int], vocab: int, param: str) -> None:
     if wrong is not None:
         message = f"expected token ids of 0 to {vocab - 1}, got {wrong}: leave it out"
         raise ApiError(400, message, param=param)
+
+
+def _words(value: object) -> object:
+    """A field of a message without its pictures."""
+    if not isinstance(value, list):
+        return value
+    return [part for part in value if not (isinstance(part, dict) and part.get("type") == "image_url")]
 
 
 def _characters(value: object) -> int:

@@ -31,6 +31,33 @@ class TextBlock(Cached):
         return {"type": "text", "text": self.text}
 
 
+class ImageSource(Known):
+    """The bytes of a picture in base64, or an address, which is refused."""
+
+    type: Name
+    media_type: Name | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Cached):
+    """A picture of a message."""
+
+    type: Literal["image"]
+    source: ImageSource
+
+    def as_part(self) -> Shape:
+        """The part of a chat's message.
+
+        Raises:
+            ApiError: its bytes are not there.
+        """
+        if self.source.type != "base64" or self.source.data is None:
+            message = f"expected a picture's source of type base64, got {self.source.type!r}: send its bytes"
+            raise ApiError(400, message, param="messages", code="unsupported_content")
+        return {"type": "image_url", "image_url": {"url": f"data:;base64,{self.source.data}"}}
+
+
 class ThinkingBlock(Known):
     """Reasoning of an answer, which the client sends back. The server signs none, and reads no signature."""
 
@@ -76,20 +103,21 @@ class ToolResultBlock(Cached):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 
 _ALLOWED = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
 """Role -> the types of its blocks."""
 
 
 class Turn(Known):
-    """A message: the user's, with text and tools' results; the assistant's, with text, reasoning and calls; or an
-    instruction in between, with role system.
+    """A message: the user's, with text, pictures and tools' results; the assistant's, with text, reasoning and
+    calls; or an instruction in between, with role system.
     """
 
     role: Literal["system", "user", "assistant"]
@@ -119,7 +147,7 @@ class Turn(Known):
         for block in blocks:
             if isinstance(block, ToolResultBlock):
                 messages.append(block.as_message())
-            elif isinstance(block, TextBlock):
+            elif isinstance(block, TextBlock | ImageBlock):
                 if not messages or messages[-1]["role"] != self.role:
                     messages.append({"role": self.role, "content": []})
                 messages[-1]["content"].append(block.as_part())

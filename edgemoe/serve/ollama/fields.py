@@ -156,22 +156,17 @@ class MessageFields(Known):
     role: Name
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     tool_calls: list[CallFields] | None = None
     tool_name: Name | None = None
     tool_call_id: Name | None = None
 
     def as_message(self) -> Shape:
-        """The message of a chat.
-
-        Raises:
-            ApiError: it has images.
-        """
-        _require_no_images(self.images)
+        """The message of a chat; its pictures come before its text."""
         calls = [call.model_dump(exclude_none=True) for call in self.tool_calls or ()]
         given = {
             "role": self.role,
-            "content": self.content,
+            "content": _with_images(self.content, self.images),
             "reasoning_content": self.thinking,
             "tool_calls": calls or None,
             "name": self.tool_name,
@@ -180,10 +175,14 @@ class MessageFields(Known):
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _require_no_images(images: list[Any] | None) -> None:
-    if images:
-        message = "expected no images, got some: this model takes text alone"
-        raise ApiError(400, message, param="images", code="unsupported_content")
+def _with_images(text: str | None, images: list[str] | None) -> str | list[Shape] | None:
+    """The content of a message with pictures in base64."""
+    if not images:
+        return text
+    parts: list[Shape] = [
+        {"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}} for image in images
+    ]
+    return [*parts, {"type": "text", "text": text or ""}]
 
 
 class ChatBody(Body):
@@ -209,7 +208,7 @@ class GenerateBody(Body):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     template: str | None = None
     context: list[int] | None = None
 
@@ -224,7 +223,9 @@ class GenerateBody(Body):
         Raises:
             ApiError: naming the field.
         """
-        _require_no_images(self.images)
+        if self.images and self.is_text:
+            message = "expected no images without the chat template, got some: send raw false"
+            raise ApiError(400, message, param="images", code="unsupported_content")
         for name, instead in (("context", "send the messages to /api/chat"), ("template", "send raw true")):
             if getattr(self, name):
                 message = f"expected no {name}, got one: {instead}"
@@ -243,7 +244,8 @@ class GenerateBody(Body):
             ApiError: as ChatBody.as_chat.
         """
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self._as_chat([*system, {"role": "user", "content": self.prompt}], context)
+        content = _with_images(self.prompt, self.images)
+        return self._as_chat([*system, {"role": "user", "content": content}], context)
 
     def as_completion(self, context: int) -> CompletionRequest:
         """The body of /v1/completions that means the same; `context` as in Options.as_fields.

@@ -22,6 +22,24 @@ class TextPart(Fields):
 
     type: Name
     text: str | None = None
+    image_url: str | None = None
+    detail: Name | None = None
+
+
+def _content(parts: str | Sequence[TextPart]) -> str | list[Shape]:
+    """The content of a client's message: its text, or parts where it has pictures.
+
+    Raises:
+        ApiError: a part that is neither text nor a picture.
+    """
+    if isinstance(parts, str) or not any(part.type == "input_image" for part in parts):
+        return _joined(parts)
+    return [
+        {"type": "image_url", "image_url": {"url": part.image_url or ""}}
+        if part.type == "input_image"
+        else {"type": "text", "text": _joined([part])}
+        for part in parts
+    ]
 
 
 def _joined(parts: str | Sequence[TextPart] | None, between: str = "\n") -> str:
@@ -35,7 +53,7 @@ def _joined(parts: str | Sequence[TextPart] | None, between: str = "\n") -> str:
     other = next((part.type for part in parts if part.type not in _TEXTS), None)
     if other is not None:
         message = (
-            f"expected parts of type input_text or output_text, got {other!r}: this model takes text alone"
+            f"expected parts of type input_text, output_text or input_image, got {other!r}: leave it out"
         )
         raise ApiError(400, message, param=INPUT, code="unsupported_content")
     return between.join(part.text or "" for part in parts)
@@ -54,14 +72,17 @@ class MessageItem(Item):
 
     def add_to(self, messages: list[Shape]) -> None:
         """Adds the message of a chat."""
+        if self.role == "user":
+            messages.append({"role": "user", "content": _content(self.content)})
+            return
         text = _joined(self.content)
         if self.role == "assistant":
             answer = _answer(messages)
             answer["content"] = f"{answer['content']}\n{text}" if answer["content"] else text
             return
-        role = "user" if self.role == "user" else "system"
+        role = "system"
         first = messages[0] if len(messages) == 1 else None
-        if role == "system" and first and first["role"] == role:  # templates have a place for one of them
+        if first and first["role"] == role:  # templates have a place for one of them
             first["content"] += f"\n\n{text}"
         else:
             messages.append({"role": role, "content": text})

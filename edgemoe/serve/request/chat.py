@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 from edgemoe.serve.errors import ApiError
 from edgemoe.serve.request import bounds
 from edgemoe.serve.request.fields import Fields, Limit, Name, Whole
+from edgemoe.serve.request.parts import Part
 from edgemoe.serve.request.sampling import MOST_TOP
 from edgemoe.serve.request.thinking import ThinkingFields
 
@@ -26,13 +27,6 @@ _ROLES = {"developer": "system"}
 
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 """The form of a function's name."""
-
-
-class Part(Fields):
-    """A part of a message's content."""
-
-    type: Name
-    text: str | None = None
 
 
 class CalledFields(Fields):
@@ -81,18 +75,16 @@ class MessageFields(Fields):
         """The message that chat templates take.
 
         Raises:
-            ApiError: a part that is no text, or a call that is none.
+            ApiError: a part that is neither text nor a picture, or a call that is none.
         """
         if self.function_call is not None or self.role == "function":
             message = "expected tool_calls and messages of role tool, got a function_call: see tools"
             raise ApiError(400, message, param="messages", code="unsupported_parameter")
-        content = None if self.tool_calls and self.content is None else self.content or ""
+        content: Any = None if self.tool_calls and self.content is None else self.content or ""
         if isinstance(content, list):
-            other = next((part.type for part in content if part.type != "text"), None)
-            if other is not None:
-                message = f"expected parts of type text, got {other!r}: this model takes text alone"
-                raise ApiError(400, message, param="messages", code="unsupported_content")
-            content = "\n".join(part.text or "" for part in content)
+            parts = [part.as_part() for part in content]
+            pictures = any(part["type"] != "text" for part in parts)
+            content = parts if pictures else "\n".join(part["text"] for part in parts)
         given: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": content}
         for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
             if (value := getattr(self, name)) is not None:

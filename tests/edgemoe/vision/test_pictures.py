@@ -23,12 +23,14 @@ from picture_models import (
 from small_tokenizer import SPECIAL
 from transformers import GenerationConfig
 
+from edgemoe.api.chat_prompt import ChatPrompts
 from edgemoe.api.model import Model
 from edgemoe.api.pictures import ModelPictures, picture_part
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import UserError
 from edgemoe.kv.pictures import FIRST_ID
+from edgemoe.kv.pictures import pictures_of as pictures_within
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
@@ -169,6 +171,13 @@ def test_answers_are_transformers_greedy_tokens(source, model):
     assert float((want.amax(1) - chosen).max()) < 0.05
     again = model.generate(question(file))
     assert (again.tokens, again.cached_tokens) == (answer.tokens, len(text) - 1)
+
+
+def test_a_chat_of_a_server_has_the_prompt_of_the_api(model):
+    """The prompts that all protocols' chats become have their pictures."""
+    made = ChatPrompts(model).make(question(a_picture(4)), {})
+    assert made.tokens == model.encode(question(a_picture(4)))
+    assert pictures_within(made.tokens)
 
 
 def test_another_picture_of_equal_size_shares_no_kv(model):
