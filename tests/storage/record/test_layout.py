@@ -118,7 +118,12 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("capability", "name"), [("default", "cpu-generic"), ("avx2", "cpu-avx2"), ("avx512", "cpu-avx512")]
+    ("capability", "name"),
+    [
+        pytest.param("default", "cpu-generic", marks=pytest.mark.folders),
+        ("avx2", "cpu-avx2"),
+        ("avx512", "cpu-avx512"),
+    ],
 )
 def test_the_kernel_computes_at_every_vector_width(capability, name):
     """With torch limited to a vector width, its layout is detected and the kernel's tests pass."""

@@ -12,6 +12,7 @@ from tools.kv import prefix_cache
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.folders
 def test_a_restarted_process_reads_what_the_first_one_computed(tmp_path, capsys, monkeypatch):
     """Both answers are equal; whole blocks come from disk, and the computing process has none."""
     monkeypatch.setattr(prefix_cache.subprocess, "run", lambda command, **options: run_forked(*command[1:]))
