@@ -64,6 +64,8 @@ class LoadOptions(TypedDict, total=False):
     hot_half_life: Number
     hot_interval: str | None
     hot_margin: Number
+    hot_slack: int | None
+    hot_trend: Number
     hot_warmup: int | None
     hot_prompt_weight: Number
     rule: str | None

@@ -16,6 +16,7 @@ from edgemoe.console.answer_text import REASONING
 from edgemoe.console.attachments import whole_prompt
 from edgemoe.console.width import say
 from edgemoe.errors import UserError
+from edgemoe.models.options.effects import require_several
 from edgemoe.models.options.groups import Opening, PrefixCacheOptions
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import RunOptions
@@ -60,7 +61,7 @@ def chat_command(
     request = ChatRequest(opening, disk, with_studies(run, study), sampling, turns, _prompt(turns))
     choose: ChooseSettings = partial(run_settings, **request.settings)
     with starting("loading torch"):
-        choose(8, fits=True)  # rejects a wrong option before the model is opened
+        require_several(choose(8, fits=True), 1)  # rejects a wrong option before the model is opened
     opened = open_store(opening, choose, shrink=True, check_files=check_template)
     if not turns.as_json:
         say(start_line(opened.plan))

@@ -77,9 +77,10 @@ def eval_command(
     from edgemoe.evaluate.run import run_eval
     from edgemoe.evaluate.studies import OBSERVED, study_arms
 
-    study = measure.study or ()
-    for name in dict.fromkeys(study):
-        arms += study_arms(name)  # raises for an unknown study before a conversion that may take an hour
+    for name in dict.fromkeys(study := measure.study or ()):
+        arms += study_arms(
+            name, measure.batch or ()
+        )  # raises for an unknown study before a conversion that may take an hour
     observed = tuple(name for name in OBSERVED if name in study)
     tokens, window = measure.tokens or 1024, measure.window or 512
     texts = tuple(measure.text or ())

@@ -10,6 +10,7 @@ from edgemoe.commands.options.shared import JsonOption, StudyOption
 from edgemoe.console.printable import printable
 from edgemoe.console.sizes import format_least
 from edgemoe.console.width import fitted
+from edgemoe.models.options.effects import require_several
 from edgemoe.models.options.groups import Opening, PlanOptions
 from edgemoe.models.options.run_settings import run_settings
 from edgemoe.models.options.settings import LevelOptions
@@ -33,10 +34,12 @@ def plan_command(
     from edgemoe.memory.describe import LABEL, plan_lines
     from edgemoe.models.cache import rates_path
     from edgemoe.models.open import open_store
+    from edgemoe.models.plans.division import ChooseSettings
     from edgemoe.models.plans.expected import expected_speed
     from edgemoe.speed.rates import kept_rates
 
-    choose = partial(run_settings, **with_studies(levels, study))
+    choose: ChooseSettings = partial(run_settings, **with_studies(levels, study))
+    require_several(choose(8, fits=True), plan_options.parallel, "--parallel 8")
     store, plan, settings = open_store(Opening(**vars(plan_options)), choose, convert=False)
     rates = kept_rates(rates_path(), "cuda" if store.device else "cpu")
     expected = expected_speed(store, plan, settings, rates)

@@ -25,7 +25,7 @@ from edgemoe.models.options.effects import require_several
 from edgemoe.models.options.groups import PrefixCacheOptions
 from edgemoe.models.options.prefix_cache import require_directory
 from edgemoe.models.options.run_settings import run_settings
-from edgemoe.models.options.settings import StepOptions
+from edgemoe.models.options.settings import RunOptions
 from edgemoe.models.options.study import with_studies
 
 EXAMPLES = (
@@ -47,7 +47,7 @@ def serve_command(
     address: AddressOptions,
     requests: RequestOptions,
     disk: PrefixCacheOptions,
-    steps: StepOptions,
+    run: RunOptions,
     study: StudyOption = None,
 ) -> None:
     """Serve models over HTTP.
@@ -60,7 +60,7 @@ def serve_command(
     key, proxies = address.key(), address.proxies()
     limit = None if requests.request_timeout is None else parse_duration(requests.request_timeout)
     idle = None if requests.idle_unload is None else parse_duration(requests.idle_unload)
-    named, settings = models_by_name(models.model or [DEMO], requests.name), with_studies(steps, study)
+    named, settings = models_by_name(models.model or [DEMO], requests.name), with_studies(run, study)
     loadings = {name: Loading(replace(opening, model=model), settings, disk) for name, model in named.items()}
     _check(next(iter(loadings.values())))  # rejects a wrong option before the port is opened
     from edgemoe.console.loading import starting

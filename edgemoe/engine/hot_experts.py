@@ -21,7 +21,7 @@ from edgemoe.cache.plane_tier import PlaneTier
 from edgemoe.experts.records import StepRecord
 from edgemoe.experts.use import HeldExperts
 from edgemoe.models.store_model import StoreModel
-from edgemoe.policy.hotness import Hotness, scores_of
+from edgemoe.policy.hotness import Hotness, Trend, scores_of
 from edgemoe.policy.residency import Moves, all_moves, capacity
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.base import ExpertSource
@@ -145,7 +145,7 @@ class HotExperts:
         self._closed = self._clock()
         if self._seed is not None:
             self.scores.seed(self._seed, self._slots)
-        self._due = self._seed is not None
+        self._trend, self._due = Trend(self.scores.values), self._seed is not None
 
     def end(self) -> None:
         """Leaves the tier to others."""
@@ -222,6 +222,7 @@ class HotExperts:
         if not ended:
             return
         self.scores.close_interval(self._since)
+        self._trend.close_interval(self.scores.values)
         self._since, self._closed = 0.0, self._clock()
         if self._prompts:
             self._due = True  # before the next step without a prompt
@@ -263,8 +264,8 @@ class HotExperts:
         """
         sizes = [self.capacity[layer] for layer in self._layers]
         if self._fixed is None:
-            scores = self.scores.values[self._layers]
-            return all_moves(scores, hot, at > 0, sizes, self.settings.margin)
+            scores = self._trend.ahead(self.scores.values, self.settings.trend)[self._layers]
+            return all_moves(scores, hot, at > 0, sizes, self.settings.margin, self.settings.slack)
         targets = [self._fixed.get(layer, set()) if self.capacity[layer] else set() for layer in self._layers]
         scores = np.zeros(hot.shape)
         for row, target in zip(scores, targets, strict=True):

@@ -126,8 +126,8 @@ def batched_arms(arms: Sequence[Arm], batches: Sequence[int]) -> list[Arm]:
     return [replace(arm, batch=batch, phases=("decode",)) for arm in arms for batch in batches]
 
 
-def study_arms(study: str) -> list[Arm]:
-    """Returns the arms of one study.
+def study_arms(study: str, batches: Sequence[int] = ()) -> list[Arm]:
+    """Returns the arms of one study; of `lynx` at these batches, or at LYNX_BATCHES where none are given.
 
     - papers-table: none of its own, since the table is measured with its levels;
     - signals: what ranks experts in prefill, at the same ratio (DyMoE figure 3), with every fraction of heavy hitters;
@@ -152,6 +152,8 @@ def study_arms(study: str) -> list[Arm]:
     """
     if study not in STUDIES:
         raise UserError(f"one of {', '.join(STUDIES)} for --study", repr(study), "choose one of them")
+    if study == "lynx" and batches:
+        return lynx_arms(batches)
     return _ARMS[study]() if study in _ARMS else []
 
 

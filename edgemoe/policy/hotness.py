@@ -32,6 +32,10 @@ class Hotness:
         seconds: time between two looks, where `interval` is 0; above 0. Answers then depend on the machine's speed.
         margin: an expert enters the hot set of its layer if its score is above the coldest one's there by so
             much, as a fraction of the hot set's mean score; 0 or more.
+        slack: ranks below the last place of a full hot set that a hot expert must have fallen before another one takes
+            its place (DynaExq v2's rank slack); 0 or more.
+        trend: intervals by which scores are extrapolated, by their change over the last one, before they are compared,
+            so that experts about to be hot move early; 0 or more.
         warmup: tokens before the first choice, where no earlier run has left its heat; 0 or more.
         prompt_weight: weight of a prompt's token, where a new token's is 1; 0 or more.
         experts: most hot experts of a layer; None: as many as fit.
@@ -48,6 +52,8 @@ class Hotness:
     interval: int = 16
     seconds: float = 0.0
     margin: float = 0.1
+    slack: int = 0
+    trend: float = 0.0
     warmup: int = 16
     prompt_weight: float = 1.0
     experts: int | None = None
@@ -64,6 +70,10 @@ class Hotness:
             raise UserError("tokens or seconds above 0 for --hot-interval", found, "choose 16t or 2s")
         if not 0 <= self.margin < float("inf"):
             raise _wrong("a fraction of 0 or more for --hot-margin", self.margin, "choose 0.1")
+        if self.slack < 0:
+            raise _wrong("0 or more ranks for --hot-slack", self.slack, "choose 0")
+        if not 0 <= self.trend < float("inf"):
+            raise _wrong("intervals of 0 or more for --hot-trend", self.trend, "choose 0")
         if self.warmup < 0:
             raise _wrong("0 or more tokens for --hot-warmup", self.warmup, "choose 16")
         if not 0 <= self.prompt_weight < float("inf"):
@@ -169,6 +179,28 @@ class TokenCounts(Scores):
     def seed(self, heat: Floats, slots: int) -> None:
         """Sets the average to heat scaled to tokens with `slots` experts each."""
         self.values = slots * heat / np.maximum(heat.sum(1, keepdims=True), 1e-30)
+
+
+class Trend:
+    """Expected scores a little later, by their change over the last interval.
+
+    >>> trend = Trend(np.array([[0.2, 0.4]]))
+    >>> trend.close_interval(np.array([[0.3, 0.1]]))
+    >>> trend.ahead(np.array([[0.3, 0.1]]), intervals=1).round(2).tolist()
+    [[0.4, 0.0]]
+    """
+
+    def __init__(self, scores: Floats) -> None:
+        self._before, self._change = scores.copy(), np.zeros_like(scores)
+
+    def close_interval(self, scores: Floats) -> None:
+        """Takes the scores [layers, experts] at the end of an interval."""
+        self._change = scores - self._before
+        self._before = scores.copy()
+
+    def ahead(self, scores: Floats, intervals: float) -> Floats:
+        """Extrapolates scores [layers, experts] by so many intervals; none falls below 0."""
+        return np.maximum(scores + intervals * self._change, 0)
 
 
 def scores_of(settings: Hotness, layers: int, experts: int) -> Scores:

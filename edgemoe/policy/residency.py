@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Moves(NamedTuple):
@@ -43,9 +44,10 @@ def moves(
     may_enter: npt.NDArray[np.bool_],
     size: int,
     margin: float,
+    slack: int = 0,
 ) -> Moves:
     """Compares a layer's hot set with its scores: `all_moves` of one layer, whose arrays are [experts]."""
-    return all_moves(scores[None], hot[None], may_enter[None], [size], margin)[0]
+    return all_moves(scores[None], hot[None], may_enter[None], [size], margin, slack)[0]
 
 
 def all_moves(
@@ -54,6 +56,7 @@ def all_moves(
     may_enter: npt.NDArray[np.bool_],
     sizes: Sequence[int],
     margin: float,
+    slack: int = 0,
 ) -> list[Moves]:
     """Compares the hot sets of layers with their scores, all layers at once.
 
@@ -67,6 +70,7 @@ def all_moves(
         may_enter: bool [layers, experts], experts that could be promoted at once.
         sizes: experts of a full hot set, for each layer.
         margin: least difference of scores, as a fraction of the hot set's mean score.
+        slack: a hot expert changes places only from the rank size + slack on, 0 for the best score of the layer.
 
     Returns:
         the changes of each layer, after which at most as many experts as its size are hot.
@@ -75,11 +79,12 @@ def all_moves(
     coldest = np.argsort(np.where(hot, scores, np.inf), axis=1, kind="stable")
     hottest = np.argsort(np.where(outside, -scores, np.inf), axis=1, kind="stable")
     inside_count, outside_count = hot.sum(1), outside.sum(1)
-    full = np.asarray(sizes)
-    excess, room = np.maximum(inside_count - full, 0), np.maximum(full - inside_count, 0)
+    more = inside_count - (full := np.asarray(sizes))
+    excess, room = np.maximum(more, 0), np.maximum(-more, 0)
     ranked_in = np.take_along_axis(np.where(hot, scores, np.nan), coldest, 1)
+    fallen = np.take_along_axis(_ranks(scores) >= full[:, None] + slack, coldest, 1) | (not slack)
     ranked_out = np.take_along_axis(np.where(outside, scores, np.nan), hottest, 1)
-    pairs = _pairs(ranked_in, ranked_out, excess, room, margin)
+    pairs = _pairs(ranked_in, fallen, ranked_out, excess, room, margin)
     entering, leaving = np.minimum(room, outside_count) + pairs, excess + pairs
     return [
         Moves(hottest[i, :enter].tolist(), coldest[i, :leave].tolist())
@@ -87,11 +92,19 @@ def all_moves(
     ]
 
 
-def _pairs(inside: Scores, outside: Scores, excess: Counts, room: Counts, margin: float) -> Counts:
+def _ranks(scores: Scores) -> Counts:
+    """The rank of each expert of each layer, [layers, experts], 0 for the best score."""
+    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
+
+
+def _pairs(
+    inside: Scores, fallen: Flags, outside: Scores, excess: Counts, room: Counts, margin: float
+) -> Counts:
     """How many experts of each layer change places, pair by pair: the hottest outside and the coldest inside.
 
     Args:
         inside: float64 [layers, experts], scores of the hot set, the coldest first; NaN after them.
+        fallen: bool of that shape and order, whether the expert's rank allows another one in its place.
         outside: float64 [layers, experts], scores of experts that could enter, the hottest first; NaN after them.
         excess: the hot set's coldest experts that leave in any case, for each layer.
         room: the hottest experts outside that enter in any case, for each layer.
@@ -105,6 +118,7 @@ def _pairs(inside: Scores, outside: Scores, excess: Counts, room: Counts, margin
     worse = np.take_along_axis(stays, np.minimum(excess[:, None] + place, last), 1)
     better = np.take_along_axis(outside, np.minimum(room[:, None] + place, last), 1)
     known = np.maximum(excess, room)[:, None] + place <= last
-    wins = known & (better > worse + least[:, None])  # NaN wins nothing
+    allowed = np.take_along_axis(fallen, np.minimum(excess[:, None] + place, last), 1)
+    wins = known & allowed & (better > worse + least[:, None])  # NaN wins nothing
     pairs: Counts = np.logical_and.accumulate(wins, 1).sum(1)
     return pairs

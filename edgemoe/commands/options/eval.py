@@ -49,8 +49,9 @@ class MeasureOptions:
         min=2,
     )
     batch: list[int] | None = option(
-        "Windows of the text that are decoded together, a token of each in a step; repeat for more. Every setting has "
-        "a row for each number, of new tokens alone. --tokens must give a multiple of so many windows. Default: 1.",
+        "Windows of the text that are decoded together, a token of each in a step; repeat for more. Every setting, "
+        "and --study lynx, has a row for each number, of new tokens alone. --tokens must give a multiple of so many "
+        "windows. Default: 1.",
         min=1,
     )
     tasks: bool = option(

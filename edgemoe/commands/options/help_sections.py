@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 Sections = dict[str, tuple[str, ...]]
 """A section's heading -> its options, without dashes."""
 
-_BITS = ("levels", "exact", "retention", "bits", "tpot-target", "policy", "lynx")
+_BITS = ("levels", "exact", "retention", "bits", "tpot-target", "policy")
 
 _SOURCES = ("config", "help-all", "help")
 
@@ -78,7 +78,7 @@ FURTHER: Sections = {
             "hotness",
             "hot-half-life",
         ),
-        *("hot-interval", "hot-margin", "hot-warmup", "hot-prompt-weight"),
+        *("hot-interval", "hot-margin", "hot-slack", "hot-trend", "hot-warmup", "hot-prompt-weight"),
     ),
     "Further options of the machine": (
         "kernel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 from edgemoe.evaluate.arm import PHASES, Arm, Variation
@@ -41,12 +42,13 @@ def parts_of(layers: int) -> list[int]:
     return [PARTS * i // layers for i in range(layers)]
 
 
-def lynx_arms() -> list[Arm]:
-    """Experts that the tokens of a batch agree on."""
+def lynx_arms(batches: Sequence[int] = LYNX_BATCHES) -> list[Arm]:
+    """Experts that the tokens of a batch agree on, at each number of windows above 1."""
     base, bins = RunSettings.uniform(4), [None, *(Remapping(*each) for each in LYNX_BINS)]
     return [
         Arm(base.with_(remapping=each), ("decode",), "lynx", batch)
-        for batch, each in product(LYNX_BATCHES, bins)
+        for batch, each in product(batches, bins)
+        if batch > 1
     ]
 
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 LEAVE_OUT = "leave it out"
 
 
-def require_several(settings: RunSettings, sequences: int, option: str) -> None:
+def require_several(settings: RunSettings, sequences: int, option: str = "") -> None:
     """Refuses --lynx where only one sequence runs at a time.
 
     Args:
         settings: the settings that the options stand for.
         sequences: number of sequences that run at once.
-        option: makes them more, such as "--parallel 8".
+        option: makes them more, such as "--parallel 8"; empty: nothing does.
     """
     if settings.remapping and sequences == 1:
-        raise UserError("several sequences at once, for --lynx", "one", f"give {option}, or leave --lynx out")
+        action = f"give {option}, or leave --lynx out" if option else "leave --lynx out"
+        raise UserError("several sequences at once, for --lynx", "one", action)
 
 
 def require_one_mean(options: Mapping[str, Any]) -> list[str]:

@@ -100,8 +100,8 @@ class RunOptions(HotLimitOptions, LevelOptions):
 
 
 @dataclass(frozen=True)
-class StepOptions(RunOptions):
-    """Options of the settings of a run where several sequences may share a step."""
+class AgreementOptions:
+    """Options of studies: experts that the tokens of a step agree on."""
 
     lynx: bool = option(
         "Where several sequences run at once: in each step their new tokens agree on fewer experts (Lynx). Each keeps "
@@ -193,6 +193,14 @@ class HotRuleOptions:
         "With --policy hotness: how much hotter than the coldest hot expert another one must be to take its place, as "
         "a fraction of the hot ones' mean. Default: 0.1."
     )
+    hot_slack: int | None = option(
+        "With --policy hotness: ranks below the last place of its layer's hot set that a hot expert must have fallen "
+        "before another one takes its place (DynaExq's rank slack), next to --hot-margin. Default: 0."
+    )
+    hot_trend: float | None = option(
+        "With --policy hotness: intervals by which the heat of an expert is extrapolated, so that experts that are "
+        "about to be hot move early. Default: 0."
+    )
     hot_warmup: int | None = option(
         "With --policy hotness: tokens before the first expert is hot, unless an earlier run has left its heat. "
         "Default: 16."
@@ -208,10 +216,10 @@ class HotnessOptions(HotRuleOptions, HotLimitOptions):
 
 
 @dataclass(frozen=True)
-class StudyOptions(HotRuleOptions, TierOptions, RankingOptions):
+class StudyOptions(AgreementOptions, HotRuleOptions, TierOptions, RankingOptions):
     """Options of studies, which `--study` sets where they are no options."""
 
 
 @dataclass(frozen=True)
-class SettingOptions(StudyOptions, StepOptions):
+class SettingOptions(StudyOptions, RunOptions):
     """Every option of run_settings."""

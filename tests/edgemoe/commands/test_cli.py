@@ -405,30 +405,36 @@ def test_an_option_without_effect_exits_2(run, command, options, message):
     assert message in err
 
 
-@pytest.mark.parametrize("command", ["bench", "serve"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--lynx",), "several sequences at once, for --lynx"),
-        (("--lynx-beta", "3"), "--lynx for --lynx-beta"),
-        (("--lynx", "--lynx-alpha", "0"), "above 0 for --lynx-alpha"),
+        (("bench", "--lynx"), "several sequences at once, for --lynx, got one: give --batch 8"),
+        (("bench", "--lynx-beta", "3"), "--lynx for --lynx-beta"),
+        (("bench", "--lynx", "--lynx-alpha", "0"), "above 0 for --lynx-alpha"),
+        (
+            ("serve", "--study", "lynx=on"),
+            "several sequences at once, for --lynx, got one: give --parallel 8",
+        ),
+        (("plan", "--study", "lynx=on"), "several sequences at once, for --lynx, got one: give --parallel 8"),
+        (("chat", "--study", "lynx=on"), "several sequences at once, for --lynx, got one: leave --lynx out"),
     ],
 )
-def test_agreeing_on_experts_without_effect_exits_2(run, command, options, message):
+def test_agreeing_on_experts_without_effect_exits_2(run, options, message):
     """Where one sequence runs at a time, and options of --lynx without it or out of range."""
-    code, out, err = run(command, "--model", "there-is-none", *options)
+    command, *given = options
+    code, out, err = run(command, "--model", "there-is-none", *given)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_only_commands_of_several_sequences_have_lynx(run):
-    """A chat, which runs one sequence, neither lists nor takes --lynx and its two others."""
+def test_bench_alone_lists_lynx(run):
+    """Fewer bits are better at equal bytes, so serve takes --lynx and its two others by --study, as chat does."""
     listing = {command for command in COMMANDS if "--lynx" in run(command, "--help-all")[1]}
-    assert listing == {"bench", "serve"}
-    for name in ("--lynx", "--lynx-alpha", "--lynx-beta"):
-        code, out, err = run("chat", "--model", "there-is-none", name, "3")
+    assert listing == {"bench"}
+    for name in ("lynx", "lynx-alpha", "lynx-beta"):
+        code, out, err = run("serve", "--model", "there-is-none", f"--{name}", "3")
         assert (code, out) == (2, "")
-        assert name in err
+        assert f"write --study {name}=VALUE" in " ".join(err.split())
 
 
 def test_help_loads_no_heavy_package():

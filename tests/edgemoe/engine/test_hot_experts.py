@@ -21,7 +21,7 @@ from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step, StepCancelled
 from edgemoe.memory.describe import experts_held
 from edgemoe.models.conversion.run import convert_checkpoint
-from edgemoe.policy.hotness import Hotness
+from edgemoe.policy.hotness import Hotness, Trend
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
 from edgemoe.prefetch.counts import TransferCounts
@@ -169,6 +169,22 @@ def test_the_hottest_experts_of_a_layer_are_the_hot_ones(open_hot):
         scores = engine.rules.hot.scores.values[layer]
         assert len(hot) == engine.rules.hot.capacity[layer] == 2
         assert min(scores[e] for e in hot) >= max(scores[e] for e in range(8) if e not in hot)
+
+
+def test_a_trend_makes_experts_hot_whose_scores_rise(open_hot, monkeypatch):
+    """The hot set is the best of the scores three intervals ahead, by the change between the last two intervals."""
+    ends, close = [], Trend.close_interval
+    monkeypatch.setattr(
+        Trend, "close_interval", lambda trend, scores: (ends.append(scores.copy()), close(trend, scores))
+    )
+    engine = open_hot(Hotness(interval=1, warmup=0, margin=0, trend=3, settled=True), experts=12)
+    engine.fill()
+    together(engine)
+    expected = 4 * ends[-1] - 3 * ends[-2]
+    for layer, hot in hot_of(engine).items():
+        assert hot == set(expected[layer].argsort()[-2:].tolist())
+        assert len(hot) == 2
+    assert any(hot != set(ends[-1][layer].argsort()[-2:].tolist()) for layer, hot in hot_of(engine).items())
 
 
 @pytest.mark.e2e

@@ -280,6 +280,7 @@ def test_arms_of_the_studies():
         (arm.settings.remapping.alpha, arm.settings.remapping.bins) for arm in agreeing if arm.batch == 16
     }
     assert bins == {(1, 1), (1, 2), (2, 4), (4, 8), (2, 6)}
+    assert {arm.batch for arm in study_arms("lynx", (1, 2, 4))} == {2, 4}
     assert study_arms("residency")[0].settings == FOUR
     ranks = [arm.variation.ranks_needed for arm in study_arms("lynx-sensitivity")]
     assert [rank for rank in ranks if rank] == list(range(1, 9))

@@ -114,6 +114,19 @@ def test_a_margin_ends_the_swaps_of_alternating_scores() -> None:
     assert swaps([[1.0, 0.5, 0.6, 0.0]], 0.1) == 1
 
 
+def test_a_slack_lets_an_expert_stay_a_few_ranks_below_the_hot_set() -> None:
+    """Two of four hot experts have the ranks 4 and 6, from 0, and two outsiders the ranks 2 and 3."""
+    scores = [9.0, 8.0, 5.0, 3.0, 7.0, 6.0, 4.0]
+    hot = [True, True, True, True, False, False, False]
+    leaving = {
+        slack: set(moves(*map(np.array, (scores, hot, [True] * 7)), 4, 0.0, slack).demote)
+        for slack in range(4)
+    }
+    assert leaving == {0: {2, 3}, 1: {3}, 2: {3}, 3: set()}
+    free = moves(*map(np.array, (scores, hot, [True] * 7)), 5, 0.0, 3)
+    assert free == Moves([4], [])
+
+
 def test_the_margin_is_a_fraction_of_the_mean_heat() -> None:
     """0.5 must exceed 0.2 by 0.25 times the hot set's mean of 0.6, as 0.36 does not; scores of any scale compare."""
     for scale in (1e-12, 1.0, 1e12):
