@@ -103,5 +103,5 @@ def take_sample(
         peak_vram_bytes=engine.peak.bytes,
         peak_process_bytes=engine.peak.process_bytes,
         tokens=tokens[request.prompt :],
-        drafts=trace.decode.drafts,
+        drafts=trace.drafts,
     )

@@ -212,7 +212,7 @@ class Generation:
             vram_limit_bytes=engine.plan.vram_limit_bytes,
             limit_bytes=engine.plan.limit_bytes(engine.device),
             finish_reason=request.reason or "",
-            drafts=totals.drafts if engine.most_drafts else None,
+            drafts=trace.drafts if engine.most_drafts else None,
             stop_string=self._text.stop,
             batch=(totals.rows - totals.drafted) / totals.steps if totals.steps else None,
             tokens=self._ids,

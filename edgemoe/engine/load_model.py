@@ -54,7 +54,7 @@ def load_model(
         model = build_model(skeleton, family, store.directory / name, file, runtime)
         if store.device:
             return model, DeviceModelRunner(model, runtime, store.shape, plan)
-        runner = ModelRunner(model, runtime, max(plan.parallel, 1 + plan.drafts))
+        runner = ModelRunner(model, runtime, plan.decode_rows)
         if plan.drafts and not isinstance(runner.fused, FusedDecode):
             raise UserError(
                 "a model whose new tokens the compiled kernel takes through all layers, for --draft",

@@ -41,7 +41,7 @@ class StepLoop:
 
     Attributes:
         prefill, decode: sums over all steps of prompts, and over all steps of new tokens.
-        drafting: guesses at further tokens, for a request that decodes alone.
+        drafting: guesses at further tokens.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepLoop:
         self._prompt_s = 0.0
         """Seconds of prompts' layers since the last new token."""
         self._sampled: deque[Sampled] = deque()
-        self.drafting = Drafting(lambda: engine.most_drafts)
+        self.drafting = Drafting(lambda: engine.most_drafts, engine.plan.decode_rows, self._lengths)
         self.prefill, self.decode = StepTotals(), StepTotals()
 
     def step(self) -> None:
@@ -111,7 +111,7 @@ class StepLoop:
             request.length += rows
             if request.length == request.prompt_tokens and not request.ended:
                 request.attention = PromptAttention()  # new tokens have no ranks: the prompt's sums go
-                self._sampled.append(Sampled(request, logits[-1:], (), context.record))
+                self._sampled.append(Sampled(request, logits[-1:], (), context.record, (request,)))
                 self._queue.prompt_done(request)
 
     def _reserved(self, parts: Sequence[tuple[Request, int]]) -> list[tuple[Request, int]]:
@@ -164,37 +164,28 @@ class StepLoop:
             self.end(request, "scored")
 
     def _decode(self) -> None:
-        """Runs a step of one new token of each running sequence; of one alone, with guesses at the tokens after it."""
+        """Runs a step of one new token of each running sequence, with guesses at the tokens after them."""
         requests = list(self._queue.running)
-        drafts = self._guesses(requests)
-        count = len(drafts)
+        drafts = self.drafting.propose(requests)
         segments = [
-            Segment(r.sequence, (r.tokens[-1], *drafts), None, count, r.sampler.draws, r.pictures)
-            for r in requests
+            Segment(r.sequence, (r.tokens[-1], *guesses), None, len(guesses), r.sampler.draws, r.pictures)
+            for r, guesses in zip(requests, drafts, strict=True)
             if r.sequence
         ]
-        context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests), count)
+        context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests), drafts)
         if context is None or context.logits is None:
             return
-        record = context.record
+        record, together = context.record, tuple(requests)
         self.decode = self.decode.plus(record)
-        for request, logits in zip(requests, context.logits.split(1 + count), strict=True):
+        rows = context.logits.split([len(segment.tokens) for segment in segments])
+        for request, logits, guesses in zip(requests, rows, drafts, strict=True):
             request.trace.decode = request.trace.decode.plus(record)
-            self._sampled.append(Sampled(request, logits, drafts, record))
-
-    def _guesses(self, requests: Sequence[Request]) -> tuple[int, ...]:
-        """Guesses for a request that decodes alone; after an error, such as its grammar's, there are none."""
-        if len(requests) > 1 or self._queue.prompts:
-            return ()
-        try:
-            return self.drafting.propose(requests[0])
-        except Exception:
-            self.drafting.stop(requests[0])
-            return ()
+            request.trace.drafted += len(guesses)
+            self._sampled.append(Sampled(request, logits, guesses, record, together))
 
     def _run_tokens(self, step: Step, requests: Sequence[Request]) -> StepContext:
-        for request in requests:
-            self._queue.reserve(request, 1 + step.drafts)
+        for request, segment in zip(requests, step.segments, strict=True):
+            self._queue.reserve(request, len(segment.tokens))
         context = self._engine.begin(step, all_rows=step.drafts > 0)
         for _ in self._engine.run(context):
             pass
@@ -204,7 +195,10 @@ class StepLoop:
         return self._closed() or all(request.cancelled for request in requests)
 
     def _run(
-        self, requests: Sequence[Request], run: Callable[[], StepContext], drafts: int = 0
+        self,
+        requests: Sequence[Request],
+        run: Callable[[], StepContext],
+        drafts: Sequence[tuple[int, ...]] = (),
     ) -> StepContext | None:
         """Runs a step; None where it failed, and the requests that an error belongs to have ended.
 
@@ -215,9 +209,10 @@ class StepLoop:
         except StepCancelled:
             self.end_cancelled()
         except Exception as error:
-            if drafts:
-                self.drafting.stop(requests[0])
-            else:
+            guessed = [request for request, guesses in zip(requests, drafts, strict=False) if guesses]
+            for request in guessed:
+                self.drafting.stop(request)
+            if not guessed:
                 self._fail(requests, error)
         return None
 
@@ -232,15 +227,17 @@ class StepLoop:
         """Chooses and hands out the tokens after the rows of the last step."""
         while self._sampled:
             self._hand_out_rows(self._sampled[0])
-            self._sampled.popleft()
+            record = self._sampled.popleft().record
+            if record.decodes and not (self._sampled and self._sampled[0].record is record):
+                self.drafting.observe_step(record)
 
     def _hand_out_rows(self, sampled: Sampled) -> None:
         """Chooses a token, and further ones as long as each is the one that was guessed.
 
         Each is chosen as without guesses, from the same logits and random numbers: so is the answer.
         """
-        request, logits, drafts, record = sampled
-        for row, draft in zip_longest(logits, drafts):
+        request, drafts, before = sampled.request, sampled.drafts, sampled.request.trace.accepted
+        for row, draft in zip_longest(sampled.logits, drafts):
             if request.ended:
                 break
             try:
@@ -249,14 +246,19 @@ class StepLoop:
                 self.end(request, error=error)
             if draft is None or request.ended or request.tokens[-1] != draft:
                 break
-            assert request.sequence
-            request.sequence.commit(1)
-            record.accepted += 1
-        if record.decodes and record.sequences == 1:
-            self.drafting.observe(request, len(drafts), record.accepted, record.seconds)
-        if record.accepted:
-            self.decode = self.decode.accepting(record.accepted)
-            request.trace.decode = request.trace.decode.accepting(record.accepted)
+            self._accept(sampled)
+        self.drafting.observe(request, len(drafts), request.trace.accepted - before)
+
+    def _accept(self, sampled: Sampled) -> None:
+        """Makes a request's next guess part of its sequence: it was right."""
+        request = sampled.request
+        assert request.sequence
+        request.sequence.commit(1)
+        request.trace.accepted += 1
+        sampled.record.accepted += 1
+        self.decode = self.decode.accepting(1)
+        for each in sampled.together:  # a step's counts are added for all of its rows
+            each.trace.decode = each.trace.decode.accepting(1)
 
     def _token(self, request: Request, logits: torch.Tensor) -> None:
         sampling, sequence = request.sampler.sampling, request.sequence

@@ -29,6 +29,7 @@ class Trace:
         admitted: when the request got its KV; None: it waits.
         token_times: when the host has got each token.
         prefill, decode: sums over the steps that the request took part in.
+        drafted, accepted: guesses at the request's own tokens, and how many of them were right.
     """
 
     start: float
@@ -36,6 +37,8 @@ class Trace:
     token_times: list[float] = field(default_factory=list)
     prefill: StepTotals = field(default_factory=StepTotals)
     decode: StepTotals = field(default_factory=StepTotals)
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def ttft(self) -> float:
@@ -47,6 +50,11 @@ class Trace:
         """Mean seconds per token after the first; None for fewer than two tokens."""
         n = len(self.token_times)
         return (self.token_times[-1] - self.token_times[0]) / (n - 1) if n > 1 else None
+
+    @property
+    def drafts(self) -> dict[str, int]:
+        """Guesses at the request's tokens that steps checked, and how many of them were right, by name."""
+        return {"drafted": self.drafted, "accepted": self.accepted}
 
     @property
     def gaps(self) -> list[float]:
@@ -142,9 +150,11 @@ class Sampled(NamedTuple):
         logits: float32 [rows, vocab]: after the last token, and after each guess.
         drafts: the guesses, one fewer than rows.
         record: the record of the step.
+        together: all requests of the step.
     """
 
     request: Request
     logits: torch.Tensor
     drafts: tuple[int, ...]
     record: StepRecord
+    together: tuple[Request, ...]

@@ -44,7 +44,7 @@ class Stepping:
 
     @property
     def most_drafts(self) -> int:
-        """Most guesses in a step; 0: the settings have none."""
+        """Most guesses of a sequence in a step; 0: the settings have none."""
         return min(self.plan.drafts, self.rules.settings.most_drafts)
 
     def watched(self, watch: Watch) -> AbstractContextManager[None]:
@@ -65,15 +65,18 @@ class Stepping:
         """Makes the context of a step, which `run` takes. The step keeps the present settings.
 
         Args:
-            step: a step of at most the plan's prefill_rows rows, or of as many rows as sequences.
+            step: a step of at most the plan's prefill_rows rows, or of as many rows as sequences; with guesses, of at
+                most the plan's decode_rows rows.
             all_rows: whether logits of every row are computed; the plan's workspace holds at most scored_rows of them.
 
         Raises:
             ContextExceeded: a sequence's context is too small.
             ValueError: more rows, for which the plan has no workspace.
         """
-        most, rows = self.plan.prefill_rows, step.rows - step.drafts
-        if rows > max(most, len(step.segments)) or step.drafts > self.plan.drafts:
+        plan, most = self.plan, max(self.plan.prefill_rows, len(step.segments))
+        if step.drafts:
+            most = plan.decode_rows
+        if step.rows > most or max(segment.drafts for segment in step.segments) > plan.drafts:
             raise ValueError(f"expected at most {most} rows in a step, got {step.rows}")
         counts = self._study.choices or self.rules.hot is not None
         return StepContext(

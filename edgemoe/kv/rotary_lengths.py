@@ -54,6 +54,15 @@ class RotaryLengths:
             return tokens
         return max((step + 1 for step in self.steps if tokens > step), default=0)
 
+    def alike(self, tokens: int, more: int) -> int:
+        """Returns the number of further tokens, up to `more`, that have the factors of a sequence's first `tokens`.
+
+        >>> RotaryLengths((4096,), None).alike(4094, 7), RotaryLengths((), 4096).alike(9000, 7)
+        (2, 0)
+        """
+        own = self.factors(tokens)
+        return next((i for i in range(max(more, 0)) if self.factors(tokens + i + 1) != own), more)
+
     def crosses(self, tokens: int) -> bool:
         """Whether all keys before the last of so many tokens have other factors, and are to be computed again.
 

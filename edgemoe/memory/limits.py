@@ -12,6 +12,23 @@ SHARED_ROWS = 2048
 tokens of the others."""
 
 
+GUESSED_ROWS = 32
+"""Most rows of a step of new tokens that has guesses, unless more sequences run."""
+
+
+def decode_rows(parallel: int, drafts: int) -> int:
+    """Returns the most rows of a step of new tokens: the sequences' own, and guesses at the tokens after them.
+
+    >>> decode_rows(1, 7), decode_rows(8, 7), decode_rows(8, 0), decode_rows(64, 7)
+    (8, 32, 8, 64)
+
+    Args:
+        parallel: sequences that run at once.
+        drafts: most guesses for each of them.
+    """
+    return max(parallel, min(parallel * (1 + drafts), GUESSED_ROWS))
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits that a plan divides, and the sequences that it divides them for.

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.machine.device import Device
+from edgemoe.memory.limits import decode_rows
 from edgemoe.storage.base import ResidentForm
 
 
@@ -54,7 +55,7 @@ class MemoryPlan:
     scored_rows: int = 1
     """Rows of one step whose logits the workspace holds, with the bytes of a long step, all of them."""
     drafts: int = 0
-    """Most guesses at further tokens in a step of new tokens."""
+    """Most guesses at a sequence's further tokens in a step of new tokens."""
     kv_cache: str = "bf16"
     """The format of keys and values."""
     prefill_rows: int = BLOCK_ROWS
@@ -65,6 +66,11 @@ class MemoryPlan:
     """KV that is set aside from the start: all of it on a device, else the first block of each sequence."""
     first_blocks: dict[str, int] = field(default_factory=dict)
     """Block kind's name -> blocks of the VRAM tier with so much KV; `vram_blocks`: with all KV and a long step."""
+
+    @property
+    def decode_rows(self) -> int:
+        """Most rows of a step of new tokens, with guesses."""
+        return decode_rows(self.parallel, self.drafts)
 
     @property
     def vram_experts(self) -> int:

@@ -9,7 +9,7 @@ from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.kv.formats import TILE, TILE_QUERIES
 from edgemoe.kv.shape import INDEX_SCORES, KVShape
 from edgemoe.layers.dense import SLICE_BYTES
-from edgemoe.memory.limits import Limits
+from edgemoe.memory.limits import Limits, decode_rows
 from edgemoe.memory.model_shape import ModelShape, PlannedModel
 from edgemoe.policy.importance import KEY_BLOCK, QUERY_BLOCK
 
@@ -66,9 +66,9 @@ def workspace_bytes(model: PlannedModel, limits: Limits, drafts: int = 0) -> int
     Args:
         model: the model that is planned.
         limits: the limits of the plan.
-        drafts: most guesses in a step of one sequence, which have logits too.
+        drafts: most guesses of a sequence in a step, which have logits too.
     """
-    shape, parallel = model.shape, max(limits.parallel, 1 + drafts)
+    shape, parallel = model.shape, decode_rows(limits.parallel, drafts)
     stays = _hidden_bytes(shape, limits.step_rows) + _scratch_bytes(model, limits.context)
     logits = shape.vocab * (LOGIT_BYTES * parallel + SAMPLING_BYTES)
     # What fused decode keeps for the rows of several sequences: each expert's rows and their results.

@@ -112,7 +112,7 @@ class RunSettings:
             the higher one while it is among the hot ones of its layer; steps wait for absent experts alone. None:
             levels are chosen token by token.
         in_place: one of IN_PLACE: whether a device reads experts that only DRAM has where they lie.
-        drafts: one of DRAFTS, where one sequence runs alone.
+        drafts: one of DRAFTS.
         cache: False loads on demand: no expert is kept from one layer to the next.
         readers: threads that read experts; in RAM, while a prompt needs many, prefetch.workers.SCAN_WORKERS of them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from weakref import WeakKeyDictionary
 
@@ -10,56 +10,95 @@ from edgemoe.engine.drafts.base import Drafter
 from edgemoe.engine.drafts.gate import Acceptance, DraftGate
 from edgemoe.engine.drafts.ngram import NgramDrafter
 from edgemoe.engine.request import Request
+from edgemoe.experts.records import StepRecord
 from edgemoe.kv.pictures import FIRST_ID
+from edgemoe.kv.rotary_lengths import RotaryLengths
 
 
 class Drafting:
-    """Proposes guesses for the next step of a request. Used by the thread that drives.
+    """Proposes guesses for the next step of some requests. Used by the thread that drives.
 
     Args:
-        limit: returns the most guesses in the next step (Engine.most_drafts); 0: it has none.
+        limit: returns the most guesses of a request in the next step (Engine.most_drafts); 0: it has none.
+        rows: most rows of a step, with guesses.
+        lengths: where the model's rotary factors change with the number of tokens; None: they do not.
+        drafter: makes what guesses for one request.
+        gate: decides how many guesses pay; None: a new one.
     """
 
-    def __init__(self, limit: Callable[[], int]) -> None:
-        self._limit, self._gate = limit, DraftGate()
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        rows: int,
+        lengths: RotaryLengths | None = None,
+        drafter: Callable[[], Drafter] = NgramDrafter,
+        gate: DraftGate | None = None,
+    ) -> None:
+        self._limit, self._rows, self._lengths = limit, rows, lengths
+        self._drafter, self._gate = drafter, gate or DraftGate()
         self._requests = WeakKeyDictionary[Request, tuple[Drafter, Acceptance]]()
         self._stopped = WeakKeyDictionary[Request, bool]()
 
-    def propose(self, request: Request) -> tuple[int, ...]:
-        """Returns guesses at the tokens after a request's last one, as many as are expected to pay.
+    def propose(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        """Returns guesses at the tokens after each request's last one, as many in all as are expected to pay.
 
-        Guesses that the answer's grammar forbids are cut, and guesses after the answer's last token.
+        Guesses that an answer's grammar forbids are cut, and guesses after the answer's last token. A request whose
+        drafter or grammar fails has no guesses from now on.
         """
+        most = self._rows - len(requests)
+        if not self._limit() or most < 1 or not self._gate.open(len(requests)):
+            return [()] * len(requests)
+        proposed = [self._proposed(request) for request in requests]
+        if not any(proposed):
+            return [()] * len(requests)
+        acceptances = [self._of(request)[1] for request in requests]
+        counts = self._gate.counts(acceptances, [len(guesses) for guesses in proposed], most)
+        return [
+            self._allowed(request, guesses[:count])
+            for request, guesses, count in zip(requests, proposed, counts, strict=True)
+        ]
+
+    def _proposed(self, request: Request) -> list[int]:
+        """The guesses of a request's drafter, before it is decided how many pay."""
         sequence = request.sequence
-        limit = self._limit()
-        if not limit or sequence is None or request in self._stopped:
-            return ()
-        left = request.sampler.sampling.max_new_tokens - (len(request.tokens) - request.prompt)
-        limit = min(limit, left - 1, sequence.context - sequence.length - 1)
-        if limit < 1:
-            return ()
-        guesses = self.guesses(request, limit)
-        return tuple(request.sampler.allowed(guesses)) if guesses else ()
-
-    def guesses(self, request: Request, limit: int) -> list[int]:
-        """Returns guesses of a request's drafter, as many as are expected to pay; at most `limit`, 1 or more."""
-        if not self._gate.open:
+        if sequence is None or request in self._stopped:
             return []
-        drafter, acceptance = self._of(request)
-        guesses = drafter.propose(request.tokens, limit)
-        guesses = list(takewhile(lambda token: token < FIRST_ID, guesses))
-        return guesses[: self._gate.limit(acceptance, len(guesses))] if guesses else []
+        left = request.sampler.sampling.max_new_tokens - (len(request.tokens) - request.prompt)
+        limit = min(self._limit(), left - 1, sequence.context - sequence.length - 1)
+        if self._lengths:
+            limit = self._lengths.alike(sequence.length + 1, limit)
+        if limit < 1:
+            return []
+        try:
+            guesses = self._of(request)[0].propose(request.tokens, limit)
+            return list(takewhile(lambda token: token < FIRST_ID, guesses))
+        except Exception:
+            self.stop(request)
+            return []
 
-    def observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
-        """Takes a step of a request alone: its guesses, how many were right, and its time."""
+    def _allowed(self, request: Request, guesses: list[int]) -> tuple[int, ...]:
+        """The first of some guesses, as far as the answer's grammar allows them."""
+        try:
+            return tuple(request.sampler.allowed(guesses)) if guesses else ()
+        except Exception:
+            self.stop(request)
+            return ()
+
+    def observe(self, request: Request, drafted: int, accepted: int) -> None:
+        """Takes the guesses of a request in a step, and how many of them were right."""
+        if drafted:
+            self._of(request)[1].observe(drafted, accepted)
+
+    def observe_step(self, record: StepRecord) -> None:
+        """Takes a step of new tokens, once the tokens after it have been chosen."""
         if self._limit():
-            self._gate.observe(drafted, accepted, seconds)
-            if drafted:
-                self._of(request)[1].observe(drafted, accepted)
+            self._gate.observe(record.sequences, record.drafted, record.accepted, record.seconds)
 
     def stop(self, request: Request) -> None:
-        """Ends the guesses of a request: a step failed that had some, and runs again without."""
+        """Ends the guesses of a request: its drafter, its grammar or a step with its guesses failed."""
         self._stopped[request] = True
 
     def _of(self, request: Request) -> tuple[Drafter, Acceptance]:
-        return self._requests.setdefault(request, (NgramDrafter(), Acceptance()))
+        if request not in self._requests:
+            self._requests[request] = self._drafter(), Acceptance()
+        return self._requests[request]

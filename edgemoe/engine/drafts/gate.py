@@ -12,8 +12,8 @@ FIRST_STEPS = 4
 _KEPT, _KEPT_TIME = 0.8, 0.95
 """The weight of an older observation after a new one: of guesses, and of times."""
 
-_EXPECTED = ((1, 1.6), (7, 3.8))
-"""Guesses, and the time of a step with them in plain steps, before any is measured."""
+_FIRST_ROW, _ROW = 1.233, 0.367
+"""Time per row before any is measured, in steps of one row: a step of n rows takes _FIRST_ROW + (n - 1) _ROW."""
 
 _PAYS = 1.03
 """Least expected gain of a step with guesses."""
@@ -33,34 +33,54 @@ _GUESSING = 31
 
 
 class StepTimes:
-    """The time of a step by its guesses: plain steps, and a line through the others, whose old ones fade.
+    """The times of steps of some sequences by their guesses: plain steps, and a line through the others.
 
-    A second row takes longer than a third one: it is the first that shares experts' weights with another.
+    Old steps fade. A second row takes longer than a third one: it is the first that shares experts with another.
+
+    Args:
+        sequences: number of sequences of the steps.
+
+    Attributes:
+        plain: seconds of a step without guesses.
+        steps: number of steps without guesses.
+        guessing: steps with guesses since the last one without.
     """
 
-    def __init__(self) -> None:
-        self.plain, self.steps = 0.0, 0
+    def __init__(self, sequences: int) -> None:
+        self.plain, self.steps, self.guessing = 0.0, 0, 0
         self._sums = [0.0] * 5
-        self.guessed = self._line()
-        """Expected times of steps with 1, 2, ... MOST_DRAFTS guesses, in plain steps."""
+        counts = 1, MOST_DRAFTS
+        self._expected = [
+            _terms(count, _expected(sequences + count) / _expected(sequences)) for count in counts
+        ]
+        self._start, self._slope = self._line()
+
+    def time(self, drafted: int) -> float:
+        """Returns the expected time of a step with so many guesses, in steps without any."""
+        return max(self._start + self._slope * drafted, 1.0)
 
     def observe(self, drafted: int, seconds: float) -> None:
         """Takes a step."""
         if drafted:
+            self.guessing += 1
             new = _terms(drafted, seconds / self.plain)
             self._sums = [_KEPT_TIME * old + each for old, each in zip(self._sums, new, strict=True)]
-            self.guessed = self._line()
+            self._start, self._slope = self._line()
         else:
             # A step that waits for a disk takes long once: it counts, but does not decide.
             share = max(1 - _KEPT_TIME, 1 / (self.steps + 1))
             self.plain, self.steps = self.plain + share * (seconds - self.plain), self.steps + 1
+            self.guessing = 0
 
-    def _line(self) -> list[float]:
-        first, last = (_terms(*each) for each in _EXPECTED)
-        ones, n, squares, times, products = map(sum, zip(self._sums, first, last, strict=True))
+    def _line(self) -> tuple[float, float]:
+        ones, n, squares, times, products = map(sum, zip(self._sums, *self._expected, strict=True))
         slope = (ones * products - n * times) / (ones * squares - n * n)
-        start = (times - slope * n) / ones
-        return [max(start + slope * i, 1.0) for i in range(1, MOST_DRAFTS + 1)]
+        return (times - slope * n) / ones, slope
+
+
+def _expected(rows: int) -> float:
+    """The time of a step of so many rows before any is measured, in steps of one row."""
+    return 1.0 if rows == 1 else _FIRST_ROW + _ROW * (rows - 1)
 
 
 def _terms(drafted: int, time: float) -> tuple[float, ...]:
@@ -84,65 +104,77 @@ class Acceptance:
         self._right = _KEPT * self._right + accepted
         self._checked = _KEPT * self._checked + accepted + (accepted < drafted)
 
-    def best(self, times: Sequence[float]) -> tuple[float, int]:
-        """Returns the largest expected gain, and its number of guesses, by the times of 1, 2, ... guesses."""
-        gain, best, tokens, chance = 0.0, 0, 1.0, 1.0
-        for count, time in enumerate(times, 1):
-            chance *= self.rate
-            tokens += chance
-            if tokens > gain * time:
-                gain, best = tokens / time, count
-        return gain, best
-
 
 class DraftGate:
-    """Lets a request guess where that is expected to pay, and tries it now and then elsewhere.
+    """Lets requests guess where that is expected to pay, and tries it now and then elsewhere.
 
     What guesses lose is limited: each plain step adds half a percent of its time to a balance, guesses that lose time
     take it out of there, and at 0 there are no more guesses. An engine has one gate, since the time of a step depends
-    on where its experts lie.
+    on where its experts lie. Steps of one sequence, of two and so on have times of their own.
 
     >>> gate, always = DraftGate(), Acceptance()
     >>> for _ in range(8):
-    ...     gate.observe(drafted=0, accepted=0, seconds=0.1)
+    ...     gate.observe(1, drafted=0, accepted=0, seconds=0.1)
     ...     always.observe(drafted=4, accepted=4)
-    >>> gate.limit(always, 7)
-    7
+    >>> gate.counts([always], [7], 7)
+    [7]
     """
 
     def __init__(self) -> None:
-        self._times, self._balance, self._guessing = StepTimes(), _TRIAL, 0
+        self._times, self._balance = dict[int, StepTimes](), _TRIAL
 
-    @property
-    def open(self) -> bool:
-        """Whether the next step may have guesses, however likely they are to be right."""
-        return self._times.steps >= FIRST_STEPS and self._guessing < _GUESSING and self._balance > 0
+    def open(self, sequences: int) -> bool:
+        """Whether the next step of so many sequences may have guesses, however likely they are to be right."""
+        times = self._of(sequences)
+        return times.steps >= FIRST_STEPS and times.guessing < _GUESSING and self._balance > 0
 
-    def limit(self, acceptance: Acceptance, proposed_count: int) -> int:
-        """Returns how many guesses the next step of a request may have; 0: none.
+    def counts(self, acceptances: Sequence[Acceptance], proposed: Sequence[int], limit: int) -> list[int]:
+        """Returns how many guesses each request of the next step may have.
+
+        The likeliest guesses of all requests come first, as many as give the most expected tokens for the step's time.
 
         Args:
-            acceptance: how often the request's guesses were right.
-            proposed_count: number of proposed guesses, 1 to MOST_DRAFTS; if more, they are likelier right.
+            acceptances: how often each request's guesses were right.
+            proposed: number of proposed guesses of each request, 0 to MOST_DRAFTS; if more, they are likelier right.
+            limit: most guesses of the step.
         """
-        if not self.open:
-            return 0
-        gain, count = acceptance.best(self._times.guessed[:proposed_count])
-        if gain > _PAYS:
-            return count
-        return _TRIAL_GUESSES if self._balance >= _TRIAL and proposed_count >= _TRIAL_LEAST else 0
+        counts = [0] * len(proposed)
+        if not self.open(len(proposed)):
+            return counts
+        ranked = sorted(
+            (-(acceptance.rate**place), place, request)
+            for request, acceptance in enumerate(acceptances)
+            for place in range(1, proposed[request] + 1)
+        )
+        times, tokens, gain, best = self._of(len(proposed)), float(len(proposed)), 0.0, 0
+        for count, (chance, _, _) in enumerate(ranked[:limit], 1):
+            tokens -= chance
+            if tokens > gain * times.time(count):
+                gain, best = tokens / times.time(count), count
+        if gain > _PAYS * len(proposed):
+            for _, _, request in ranked[:best]:
+                counts[request] += 1
+        elif self._balance >= _TRIAL and max(proposed) >= _TRIAL_LEAST:
+            counts[proposed.index(max(proposed))] = min(_TRIAL_GUESSES, limit)
+        return counts
 
-    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
-        """Takes a step of one sequence.
+    def observe(self, sequences: int, drafted: int, accepted: int, seconds: float) -> None:
+        """Takes a step.
 
         Args:
+            sequences: number of its sequences.
             drafted, accepted: its guesses, and how many of them were right.
             seconds: its time.
         """
-        self._times.observe(drafted, seconds)
-        self._guessing = self._guessing + 1 if drafted else 0
+        times = self._of(sequences)
+        times.observe(drafted, seconds)
         if drafted:
-            saved = 1 + accepted - seconds / self._times.plain
+            saved = 1 + accepted / sequences - seconds / times.plain
             self._balance = min(self._balance + saved, _MOST_SAVED)
         elif self._balance < _MOST_LENT:
             self._balance += _LENT
+
+    def _of(self, sequences: int) -> StepTimes:
+        if sequences not in self._times:
+            self._times[sequences] = StepTimes(sequences)
+        return self._times[sequences]

@@ -88,7 +88,7 @@ class RunOptions(HotLimitOptions, LevelOptions):
         "Guess the next tokens of an answer, check the guesses in one step, and keep the right ones: the answer "
         "stays the same. ngram: the tokens that followed the last ones before, in prompt or answer, which gains where "
         "a text comes again, such as in edits of code. off: no guesses. Guesses are made where they save time, by "
-        "what is measured, and where one answer runs alone. It needs the CPU's compiled kernel and a family whose "
+        "what is measured. It needs the CPU's compiled kernel and a family whose "
         "tokens run as a list of operations. Default: off.",
         autocompletion=one_of("off", "ngram"),
     )

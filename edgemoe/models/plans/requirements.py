@@ -61,8 +61,6 @@ def require_drafts(
         finding = f"--device {device.name}"
     elif shape.linear:
         finding = f"model_type {config['model_type']}, whose linear attention keeps the state of the last token alone"
-    elif RotaryLengths.of(config):
-        finding = "rotary factors in config.json that depend on the length"
     if finding:
         raise UserError(f"a model with attention alone, on the CPU, {wanted}", finding, "leave it out")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -30,22 +31,37 @@ PROMPT = [5, 9, 200, 17, 3, 88]
 NEW = 24
 
 
-class Known(Drafting):
-    """Guesses the tokens of a known answer, of which each fourth is wrong."""
+class Known:
+    """Guesses the tokens of known answers, of which each fourth is wrong."""
 
-    def __init__(self, answer: list[int], limit: int = 7) -> None:
-        super().__init__(lambda: limit)
-        self.answer = answer
+    def __init__(self, *answers: list[int]) -> None:
+        self.answers = answers
 
-    def guesses(self, request: Request, limit: int) -> list[int]:
-        at = len(request.tokens)
+    def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
+        at = len(tokens)
+        answer = next(each for each in self.answers if each[:4] == tokens[:4] or len(self.answers) == 1)
         return [
             token + 1 if token != 30 and (at + i) % 4 == 0 else token
-            for i, token in enumerate(self.answer[at : at + limit])
+            for i, token in enumerate(answer[at : at + limit])
         ]
 
-    def observe(self, request: Request, drafted: int, accepted: int, seconds: float) -> None:
-        """Guesses go on whatever they cost."""
+
+class OpenGate(DraftGate):
+    """Lets every guess pass, whatever it costs."""
+
+    def open(self, sequences: int) -> bool:
+        return True
+
+    def counts(self, acceptances: Sequence[Acceptance], proposed: Sequence[int], limit: int) -> list[int]:
+        return [min(count, limit // len(proposed)) for count in proposed]
+
+    def observe(self, sequences: int, drafted: int, accepted: int, seconds: float) -> None:
+        """Has no use for times."""
+
+
+def guessing(*answers: list[int], limit: int = 7, rows: int = 32) -> Drafting:
+    """Guesses of known answers, as long as there are any."""
+    return Drafting(lambda: limit, rows, drafter=lambda: Known(*answers), gate=OpenGate())
 
 
 def drafted(engine: Engine, drafting: Drafting, request: Request) -> Scheduler:
@@ -91,7 +107,7 @@ def test_an_answer_and_its_kept_keys_are_those_without_guesses(open_engine, tiny
     simple = run(Scheduler(engine), PROMPT, NEW)
     request = Greedy(PROMPT, NEW)
     scheduler = Scheduler(engine, keep=True)
-    scheduler.loop.drafting = Known(simple.tokens)
+    scheduler.loop.drafting = guessing(simple.tokens)
     scheduler.run(request)
     assert request.tokens == simple.tokens
     assert torch.equal(torch.stack(request.rows), torch.stack(simple.rows))
@@ -115,7 +131,7 @@ def test_an_answer_ends_where_it_ends_without_guesses(open_engine, tiny_store):
         sampling = replace(GREEDY, max_new_tokens=new, stop=stop)
         plainly, guessed = (Request(list(PROMPT), Sampler(sampling)) for _ in range(2))
         Scheduler(engine).run(plainly)
-        drafted(engine, Known(whole.tokens, 3), guessed)
+        drafted(engine, guessing(whole.tokens, limit=3), guessed)
         assert (guessed.tokens, guessed.reason) == (plainly.tokens, plainly.reason)
         assert guessed.trace.decode.accepted
 
@@ -137,7 +153,7 @@ def test_a_budget_of_reasoning_holds_with_guesses_and_in_a_batch(open_engine, ti
     assert alone.tokens[begin : begin + len(closing)] == closing
     assert (alone.thinking.tokens, longer.thinking.tokens) == (5, 9)
     assert alone.tokens != longer.tokens
-    drafted(engine, Known(alone.tokens), guessed)
+    drafted(engine, guessing(alone.tokens), guessed)
     assert guessed.trace.decode.accepted
     scheduler, batch = Scheduler(engine), [request(), request(9)]
     for each in batch:
@@ -152,7 +168,7 @@ def test_a_step_that_guesses_fail_runs_again_without_them(open_engine, tiny_stor
     engine = open_engine(tiny_store, level=4, drafts="ngram")
     simple = run(Scheduler(engine), PROMPT, 6)
     request = Greedy(PROMPT, 6)
-    drafted(engine, Known([10**6] * 40), request)
+    drafted(engine, guessing([10**6] * 40), request)
     assert request.tokens == simple.tokens
     assert request.trace.decode.drafted == 0
 
@@ -170,7 +186,7 @@ def test_sampling_with_guesses_has_the_distribution_of_the_logits(open_engine, t
     request = Request(
         list(PROMPT), Sampler(sampling), on_token=lambda token, logits: rows.append(logits[list(allowed)])
     )
-    drafted(engine, Known([30] * 640, 2), request)
+    drafted(engine, guessing([30] * 640, limit=2), request)
     wanted = (torch.stack(rows) / temperature).softmax(-1).double()
     answer = torch.tensor(request.tokens[len(PROMPT) :])
     for token, chance in zip(allowed, wanted.T, strict=True):
@@ -179,33 +195,62 @@ def test_sampling_with_guesses_has_the_distribution_of_the_logits(open_engine, t
     assert 50 < request.trace.decode.accepted < new - 50
 
 
-def test_only_a_request_that_decodes_alone_has_guesses(open_engine, tiny_store):
-    """Two requests together have single tokens, and the bits of each alone; so have settings without guesses."""
-    engine = open_engine(tiny_store, level=4, parallel=2, drafts="ngram")
-    scheduler = Scheduler(engine)
-    scheduler.loop.drafting = Known([50] * 60)
-    one, two = Greedy(PROMPT, 8), Greedy(PROMPT[::-1], 8)
-    for request in (one, two):
+def test_requests_of_one_step_guess_each_for_itself(open_engine, tiny_store):
+    """Three requests have the tokens and logits of each alone, in fewer steps; answers count their own guesses."""
+    engine = open_engine(tiny_store, level=4, parallel=3, drafts="ngram")
+    prompts = PROMPT, PROMPT[::-1], [*PROMPT[2:], 4]
+    alone = [run(Scheduler(engine), prompt, new) for prompt, new in zip(prompts, (NEW, 9, NEW), strict=True)]
+    scheduler, requests = (
+        Scheduler(engine, keep=True),
+        [Greedy(r.tokens[: r.prompt], len(r.rows)) for r in alone],
+    )
+    scheduler.loop.drafting = guessing(*(each.tokens for each in alone))
+    for request in requests:
         scheduler.submit(request)
-    scheduler.wait(one)
-    scheduler.wait(two)
-    assert one.trace.decode.drafted <= 7  # the first tokens, before the other prompt has come
-    for request in (one, two):
+    for request, one in zip(requests, alone, strict=True):
+        scheduler.wait(request)
+        assert request.tokens == one.tokens
+        assert torch.equal(torch.stack(request.rows), torch.stack(one.rows))
+        assert 0 < request.trace.accepted < request.trace.drafted
+    traces, totals = [request.trace for request in requests], scheduler.loop.decode
+    assert totals.drafted == sum(each.drafted for each in traces)
+    assert totals.accepted == sum(each.accepted for each in traces)
+    assert totals.tokens == sum(len(each.rows) - 1 for each in requests)
+    assert max(each.decode.steps for each in traces) < NEW - 1
+
+
+def test_a_wrong_guess_in_a_step_of_several_leaves_the_others_right(open_engine, tiny_store):
+    """A guess that no token is fails the step; all run again without guesses, as alone."""
+    engine = open_engine(tiny_store, level=4, parallel=2, drafts="ngram")
+    requests = [Greedy(PROMPT, 8), Greedy(PROMPT[::-1], 8)]
+    scheduler = Scheduler(engine)
+    scheduler.loop.drafting = guessing(
+        run(Scheduler(engine), PROMPT, 8).tokens, [*PROMPT[::-1], *[10**6] * 9]
+    )
+    for request in requests:
+        scheduler.submit(request)
+    for request in requests:
+        scheduler.wait(request)
         assert_right(engine, request)
+
+
+def test_settings_of_an_engine_keep_or_have_no_guesses(open_engine, tiny_store):
+    """An engine without guesses gets none, and one with guesses keeps them; a step has as many rows as planned."""
     assert open_engine(tiny_store, level=4).most_drafts == 0
+    engine = open_engine(tiny_store, level=4, drafts="ngram")
     with pytest.raises(UserError, match="drafts"):
         engine.configure(engine.settings.with_(drafts="off"))
+    sequence = engine.sequences.new()
+    engine.prefill(sequence, PROMPT)
+    with pytest.raises(ValueError, match="at most 8 rows in a step, got 9"):
+        engine.begin(Step((Segment(sequence, tuple(range(9)), drafts=7),)))
 
 
 def test_guesses_that_cannot_be_taken_back_are_refused():
-    """A hybrid's state, rotary factors by length, and settings that look at all tokens of a step allow none."""
+    """A hybrid's state, and settings that look at all tokens of a step allow none."""
     settings, hybrid = RunSettings(drafts="ngram"), LinearState((1,), 8, 4, 2, 4, 4)
     with pytest.raises(UserError, match=r"for --draft ngram.*qwen3_next"):
         require_drafts(settings, {"model_type": "qwen3_next"}, KVShape((0,), 1, 16, 16, linear=hybrid), None)
-    longrope = {"model_type": "phimoe", "original_max_position_embeddings": 8}
-    longrope["rope_parameters"] = {"rope_type": "longrope", "original_max_position_embeddings": 8}
-    with pytest.raises(UserError, match="depend on the length"):
-        require_drafts(settings, longrope, KVShape((0,), 1, 16, 16), None)
     for options in ({"lynx": True}, {"tpot_target": "50ms"}):
         with pytest.raises(UserError, match="one by one, for --draft ngram"):
             run_settings(8, draft="ngram", **options)
@@ -234,18 +279,35 @@ def test_ngrams_are_found_at_their_latest_place():
 
 
 @pytest.mark.parametrize(
-    ("slope", "right", "lowest", "highest"), [(0.7, 0.0, 0.98, 1.0), (0.3, 0.95, 1.8, 3.0)]
+    ("sequences", "slope", "right", "lowest", "highest"),
+    [(1, 0.7, 0.0, 0.98, 1.0), (1, 0.3, 0.95, 1.8, 3.0), (4, 0.2, 0.0, 0.98, 1.0), (4, 0.1, 0.95, 1.6, 3.5)],
 )
-def test_guesses_cost_two_percent_at_most_and_gain_where_they_are_right(slope, right, lowest, highest):
-    """2,000 tokens of simulated steps: always wrong guesses lose at most 2 %; mostly right ones gain."""
-    generator, gate, acceptance = random.Random(3), DraftGate(), Acceptance()
+def test_guesses_cost_two_percent_at_most_and_gain_where_they_are_right(
+    sequences, slope, right, lowest, highest
+):
+    """2,000 simulated steps' tokens: always wrong guesses lose at most 2 %; mostly right ones gain."""
+    generator, gate = random.Random(3), DraftGate()
+    acceptances = [Acceptance() for _ in range(sequences)]
     seconds, tokens = 0.0, 0
-    while tokens < 2000:
-        count = gate.limit(acceptance, 7)
-        accepted = next((i for i in range(count) if generator.random() >= right), count)
-        took = (1 + slope * count) * generator.uniform(0.9, 1.1)
-        gate.observe(count, accepted, took)
-        if count:
-            acceptance.observe(count, accepted)
-        seconds, tokens = seconds + took, tokens + 1 + accepted
-    assert lowest <= tokens / seconds <= highest
+    while tokens < 2000 * sequences:
+        counts = gate.counts(acceptances, [7] * sequences, 20)
+        accepted = [next((i for i in range(count) if generator.random() >= right), count) for count in counts]
+        took = (1 + slope * sum(counts)) * generator.uniform(0.9, 1.1)
+        gate.observe(sequences, sum(counts), sum(accepted), took)
+        for acceptance, count, some in zip(acceptances, counts, accepted, strict=True):
+            if count:
+                acceptance.observe(count, some)
+        seconds, tokens = seconds + took, tokens + sequences + sum(accepted)
+    assert lowest <= tokens / seconds / sequences <= highest
+
+
+def test_the_likeliest_guesses_of_a_step_come_first():
+    """Of two requests the one whose guesses were right has more of them, and none is more than the step holds."""
+    gate, sure, poor = DraftGate(), Acceptance(), Acceptance()
+    for _ in range(8):
+        gate.observe(2, drafted=0, accepted=0, seconds=0.1)
+        sure.observe(drafted=4, accepted=4)
+        poor.observe(drafted=4, accepted=0)
+    assert gate.counts([poor, sure], [7, 7], 5) == [0, 5]
+    assert gate.counts([poor, sure], [7, 0], 5) == [3, 0]  # a trial
+    assert gate.counts([sure], [7], 7) == [0]  # no step of one sequence was measured
