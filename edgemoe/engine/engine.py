@@ -56,6 +56,7 @@ class Engine(Stepping):
     def __init__(
         self, store: StoreModel, plan: MemoryPlan, settings: RunSettings, wraps: Wraps | None = None
     ) -> None:
+        store = store.guessing(settings)
         model = model_without_weights(store)
         self.peak = PeakMemory(store.device)
         self.store, self.plan, self.shape, self.device = store, plan, store.shape, store.device

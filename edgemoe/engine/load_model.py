@@ -55,7 +55,7 @@ def load_model(
         if store.device:
             return model, DeviceModelRunner(model, runtime, store.shape, plan)
         runner = ModelRunner(model, runtime, plan.decode_rows)
-        if plan.drafts and not isinstance(runner.fused, FusedDecode):
+        if plan.drafts and not (isinstance(runner.fused, FusedDecode) and runner.fused.takes_guesses):
             raise UserError(
                 "a model whose new tokens the compiled kernel takes through all layers, for --draft",
                 f"model_type {store.config['model_type']} with kernel {store.compute.name}",

@@ -253,7 +253,7 @@ class StepLoop:
         """Makes a request's next guess part of its sequence: it was right."""
         request = sampled.request
         assert request.sequence
-        request.sequence.commit(1)
+        request.sequence.commit(1, guesses=True)
         request.trace.accepted += 1
         sampled.record.accepted += 1
         self.decode = self.decode.accepting(1)

@@ -13,11 +13,17 @@ from edgemoe.kv.shape import LinearState
 class LinearStates:
     """The states of one sequence's linear-attention layers, in two copies.
 
-    A step reads the valid copy and writes the other one, so a step that fails does not change the sequence.
+    A step reads the valid copy and writes the other one, so a step that fails does not change the sequence. The state
+    after a step has its guesses not. Their rows are kept, and once a guess is accepted the next step begins with its
+    row: the recurrence of a right guess is computed twice, its products once, and no state is copied.
 
     Args:
         shape: the shape of the states.
         place: the device.
+
+    Attributes:
+        valid: the copy that a step reads.
+        accepted: the first guesses of the last step that were right; their rows are not in the state yet.
     """
 
     def __init__(self, shape: LinearState, place: torch.device | str = "cpu") -> None:
@@ -27,8 +33,10 @@ class LinearStates:
         recurrent = 2, layers, 1, shape.heads, shape.key_dim, shape.value_dim
         self._conv = torch.zeros(conv, dtype=torch.bfloat16, device=place)
         self._recurrent = torch.zeros(recurrent, device=place)
-        self.valid = 0
-        """The copy that a step reads."""
+        self._guesses = torch.empty(
+            (2, layers, shape.guesses * shape.row), dtype=torch.bfloat16, device=place
+        )
+        self.valid = self.accepted = 0
 
     def of(self, layer: int, *, fresh: bool, continued: bool = False) -> LayerState:
         """Returns a layer's state for the current step, or for a block of its rows.
@@ -41,7 +49,10 @@ class LinearStates:
         slot, new = self._slots[layer], 1 - self.valid
         old = new if continued else self.valid
         conv, recurrent = self._conv[:, slot], self._recurrent[:, slot]
-        return LayerState((conv[old], conv[new]), (recurrent[old], recurrent[new]), fresh)
+        earlier = None if fresh or continued or not self.accepted else self._guesses[old, slot]
+        return LayerState(
+            (conv[old], conv[new]), (recurrent[old], recurrent[new]), fresh, earlier, self.accepted
+        )
 
     def has(self, layer: int) -> bool:
         """Whether a layer of the model has a state."""
@@ -56,10 +67,17 @@ class LinearStates:
         slot = self._slots[layer]
         return self._conv[:, slot], self._recurrent[:, slot]
 
+    def guesses(self, layer: int) -> torch.Tensor:
+        """Space for the rows of guesses after both copies of a layer's state: bf16 [2, guesses * row]."""
+        return self._guesses[:, self._slots[layer]]
+
     def copy(self, other: LinearStates) -> None:
-        """Takes another sequence's valid states."""
+        """Takes another sequence's valid states, and its accepted guesses."""
         self._conv[self.valid] = other._conv[other.valid]
         self._recurrent[self.valid] = other._recurrent[other.valid]
+        self.accepted = other.accepted
+        if self.accepted:
+            self._guesses[self.valid] = other._guesses[other.valid]
 
     def copy_next(self, other: LinearStates) -> None:
         """Takes the states that a step of another sequence has written, in the copy that a step writes."""
@@ -70,10 +88,19 @@ class LinearStates:
         """Zeros the valid states, as for a sequence without tokens."""
         self._conv[self.valid].zero_()
         self._recurrent[self.valid].zero_()
+        self.accepted = 0
 
-    def commit(self) -> None:
-        """Makes the copy that the step wrote the valid one."""
-        self.valid = 1 - self.valid
+    def commit(self, guesses: int | None = None) -> None:
+        """Makes the copy that the step wrote the valid one; of its guesses none is accepted yet.
+
+        Args:
+            guesses: number of further guesses of the last step that were right: the next step takes them into the
+                state; None: the step has ended.
+        """
+        if guesses is None:
+            self.valid, self.accepted = 1 - self.valid, 0
+        else:
+            self.accepted += guesses
 
 
 @dataclass(frozen=True)
@@ -84,11 +111,21 @@ class LayerState:
         conv: bf16 [1, channels, kernel], the last inputs of the convolution, as (before the step, after it).
         recurrent: float32 [1, heads, key_dim, value_dim], as (before the step, after it).
         fresh: whether the sequence has no token before the step.
+        guesses: bf16 numbers, the rows of guesses of the step before, the accepted ones first; None: none is accepted.
+        accepted: number of accepted guesses, whose rows `conv` and `recurrent` do not have.
     """
 
     conv: tuple[torch.Tensor, torch.Tensor]
     recurrent: tuple[torch.Tensor, torch.Tensor]
     fresh: bool
+    guesses: torch.Tensor | None = None
+    accepted: int = 0
+
+    def earlier(self, size: int) -> torch.Tensor | None:
+        """The rows of accepted guesses, bf16 [accepted, size]; None: the state has all tokens before the step."""
+        return (
+            None if self.guesses is None else self.guesses[: self.accepted * size].view(self.accepted, size)
+        )
 
     @property
     def in_place(self) -> bool:

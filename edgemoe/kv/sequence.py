@@ -291,10 +291,10 @@ class SequenceKV:
         if self.windows and windowed:
             self.windows.restore(tokens)
 
-    def commit(self, tokens: int) -> None:
-        """Makes the last `tokens` tokens that a step wrote valid."""
+    def commit(self, tokens: int, *, guesses: bool = False) -> None:
+        """Makes the next `tokens` tokens of the last step valid; with `guesses`, guesses that were right."""
         self.length, self.changes = self.length + tokens, self.changes + 1
         if self.states:
-            self.states.commit()
+            self.states.commit(tokens if guesses else None)
         if self.windows and (gone := self.windows.commit(self.length)):
             self._forget(gone)

@@ -27,6 +27,7 @@ class LinearState:
         layers: the layers with such a state, ascending.
         channels, kernel: sizes of the convolution, whose last inputs are stored as bf16 [channels, kernel].
         heads, key_dim, value_dim: shape of the recurrence's state, float32 [heads, key_dim, value_dim]; 0: none.
+        guesses: most guesses in a step, whose rows are stored until it is known which were right.
     """
 
     layers: tuple[int, ...]
@@ -35,12 +36,24 @@ class LinearState:
     heads: int
     key_dim: int
     value_dim: int
+    guesses: int = 0
+
+    @property
+    def row(self) -> int:
+        """Upper estimate of the bf16 numbers of a token that a layer's kernel takes.
+
+        A short convolution takes three for each channel. Otherwise there are, next to the channels, a gate for each
+        number of a value, a rate of each head, and at most a decay for each number of a key.
+        """
+        if not self.heads:
+            return 3 * self.channels
+        return self.channels + self.heads * (2 * max(self.key_dim, self.value_dim) + 1)
 
     @property
     def bytes(self) -> int:
         """Bytes of all layers' states in two copies: a step writes one, so that the other can undo the step."""
         each = 2 * self.channels * self.kernel + 4 * self.heads * self.key_dim * self.value_dim
-        return 2 * len(self.layers) * each
+        return 2 * len(self.layers) * (each + 2 * self.guesses * self.row)
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,10 @@ class KVShape:
     def stored_as(self, form: KVFormat) -> KVShape:
         """Returns the shape with another format."""
         return replace(self, format=form, others=tuple(each.stored_as(form) for each in self.others))
+
+    def guessing(self, guesses: int) -> KVShape:
+        """Returns the shape with space for so many guesses in a step, where layers have a state of fixed size."""
+        return replace(self, linear=replace(self.linear, guesses=guesses)) if self.linear else self
 
     @property
     def longest_window(self) -> int:

@@ -73,11 +73,8 @@ class GatedDeltaNet(nn.Module):
     def forward(self, hidden_states: torch.Tensor, cache_params: LayerState) -> torch.Tensor:
         """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""
         projected = self.projected(hidden_states[0])
-        (conv, next_conv), (state, next_state) = cache_params.conv, cache_params.recurrent
-        before = None if cache_params.fresh else (conv[0], state[0])
-        out: torch.Tensor = self.out(
-            self.native(projected, DeltaState(before, (next_conv[0], next_state[0])))
-        )
+        state = DeltaState.of(cache_params, self.native.reads)
+        out: torch.Tensor = self.out(self.native(projected, state))
         return out[None]
 
 

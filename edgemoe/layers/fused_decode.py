@@ -25,7 +25,7 @@ from edgemoe.kernels.native.decode_layers import (
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
 from edgemoe.layers.decoder_parts import outer_parts
-from edgemoe.layers.program import experts_of, has_program, layer_program, outer_layers
+from edgemoe.layers.program import calls_states, experts_of, has_program, layer_program, outer_layers
 from edgemoe.layers.rotations import Rotations
 from edgemoe.policy.levels import LevelPolicy
 from edgemoe.prefetch.base import is_scan
@@ -52,6 +52,8 @@ class FusedDecode:
     ) -> None:
         self._runtime = runtime
         self._rotations = Rotations(model, traits)
+        self.takes_guesses = not calls_states(model)
+        """Whether rows of guesses leave every state as it is."""
         layers, positions = list(model.model.layers), outer_parts(model).positions
         self._experts = [experts_of(layer) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)
@@ -111,8 +113,6 @@ class FusedDecode:
 
     def __call__(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
         """Appends a token to each sequence of a step, and writes the guesses at the tokens after it.
-
-        A sequence with a state of linear attention has no guesses.
 
         Returns:
             float32 [rows, vocab], the logits after each.

@@ -43,6 +43,8 @@ class PerSequence(nn.Module):
     ) -> torch.Tensor:
         """Maps bf16 [1, rows, H] of all sequences to bf16 [1, rows, H], and updates each sequence's state.
 
+        Guesses that were right in the step before come into the state first.
+
         The step's state has one of two names, by family.
         """
         name, kv = "past_key_values", past_key_values

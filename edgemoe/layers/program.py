@@ -144,6 +144,12 @@ def _called(part: LayerPart) -> bool:
     return isinstance(part.module, PerSequence) or hasattr(part.module, "indexer")
 
 
+def calls_states(model: Any) -> bool:
+    """Whether a part with a state for each sequence is called as a module, which has no rows to keep of guesses."""
+    parts = (part for layer in model.model.layers for part in parts_of(layer) if part.mixes)
+    return any(isinstance(part.module, PerSequence) and _mixer(part) is None for part in parts)
+
+
 def outer_layers(model: Any) -> NativeOuterLayers:
     """The embedding, the last norm and the head of a model as the kernel takes them."""
     outer = outer_parts(model)

@@ -84,12 +84,8 @@ class ChannelDelta(nn.Module):
             for linear in chain:
                 part = linear(part)
             parts.append(part)
-        (conv, next_conv), (state, next_state) = cache_params.conv, cache_params.recurrent
-        before = None if cache_params.fresh else (conv[0], state[0])
-        projected = torch.cat(parts, dim=-1)
-        out: torch.Tensor = self.out(
-            self.native(projected, DeltaState(before, (next_conv[0], next_state[0])))
-        )
+        state = DeltaState.of(cache_params, self.native.reads)
+        out: torch.Tensor = self.out(self.native(torch.cat(parts, dim=-1), state))
         return out[None]
 
 

@@ -45,6 +45,7 @@ class ShortConvolution(nn.Module):
     def forward(self, hidden_states: torch.Tensor, past_key_values: LayerState) -> torch.Tensor:
         """Maps bf16 [1, R, H] to bf16 [1, R, H], and updates the state."""
         before, after = past_key_values.conv
-        earlier = None if past_key_values.fresh else before[0]
-        out: torch.Tensor = self.out(self.native(self.projected(hidden_states[0]), earlier, after[0]))
+        inputs = None if past_key_values.fresh else before[0]
+        earlier = past_key_values.earlier(self.native.reads)
+        out: torch.Tensor = self.out(self.native(self.projected(hidden_states[0]), inputs, after[0], earlier))
         return out[None]

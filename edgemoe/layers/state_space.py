@@ -69,11 +69,15 @@ class SelectiveStateSpace(nn.Module):
 
         The module's own state is [heads, head_dim, ssm_state_size]; only the kernel reads what it writes.
         """
-        sizes = self.native.sizes
-        (conv, next_conv), states = cache_params.conv, cache_params.recurrent
-        state, next_state = (each[0].view(sizes.heads, sizes.key_dim, sizes.value_dim) for each in states)
-        before = None if cache_params.fresh else (conv[0], state)
-        out: torch.Tensor = self.out(
-            self.native(self.projected(hidden_states[0]), DeltaState(before, (next_conv[0], next_state)))
+        heads, key_dim, value_dim = (
+            getattr(self.native.sizes, name) for name in ("heads", "key_dim", "value_dim")
         )
+        state = DeltaState.of(cache_params, self.native.reads)
+        before, after = (
+            pair and (pair[0], pair[1].view(heads, key_dim, value_dim))
+            for pair in (state.before, state.after)
+        )
+        assert after
+        state = DeltaState(before, after, state.earlier)
+        out: torch.Tensor = self.out(self.native(self.projected(hidden_states[0]), state))
         return out[None]

@@ -118,6 +118,11 @@ class StoreModel:
         """Returns the store for a model that takes pictures, where it has a tower; otherwise the store itself."""
         return replace(self, shape=replace(self.shape, vision=self.vision)) if self.vision else self
 
+    def guessing(self, settings: RunSettings) -> StoreModel:
+        """Returns the store for sequences with space for the guesses of some settings."""
+        kv = self.shape.kv.guessing(settings.most_drafts)
+        return replace(self, shape=replace(self.shape, kv=kv))
+
     @property
     def dense_bytes_per_token(self) -> int:
         """Bytes of dense weights that one decoded token reads: all except the embedding's other rows.
@@ -185,10 +190,10 @@ class StoreModel:
         """
         settings = settings or RunSettings(levels=(self.manifest.max_level,))
         require_settings(settings, self.directory, self.manifest, self.device)
-        require_drafts(settings, self.config, self.shape.kv, self.device)
+        require_drafts(settings, self.device)
         require_parallel(self.config, parallel, context or self.default_context())
         return make_plan(
-            self._planned,
+            self.guessing(settings)._planned,
             Limits(vram_limit, context or self.default_context(), dram_limit, parallel, prefill_rows),
             settings,
             compensators=self.compensator_bytes(settings).with_(compensators),

@@ -1,6 +1,6 @@
 """Times answers with guesses at further tokens (--draft ngram) and without, in turn.
 
-    python -m tools.timing.drafts --model STORE --prose BOOK [--resident 0.4] [--rounds 5] [--json]
+    python -m tools.timing.drafts --model STORE --prose BOOK [--resident 0.4] [--requests 4] [--rounds 5] [--json]
 
 The tokens of every answer are given, so that a small model answers as a large one would: its routers choose experts for
 them, and each guess is right or wrong as it would be there. Four kinds of answers: the prose that follows in a book; a
@@ -94,26 +94,36 @@ def answers(tokenizer: Any, prose: str, new: int) -> dict[str, Exchange]:
     return {name: Exchange(prompt, answer[:new]) for name, (prompt, answer) in pairs.items()}
 
 
-def timed(engine: Engine, scheduler: Scheduler, exchange: Exchange) -> dict[str, float]:
-    """One answer; experts are as after a start that has filled free memory."""
+def timed(engine: Engine, scheduler: Scheduler, exchange: Exchange, count: int) -> dict[str, float]:
+    """One answer, or several at once; experts are as after a start that has filled free memory.
+
+    Prompts of several answers differ in their last token. Time counts from the end of the last prompt.
+    """
     engine.forget_experts()
     engine.fill()
-    request = Request(list(exchange.prompt), GivenSampler(exchange))
-    scheduler.run(request)
-    decode, tpot = request.trace.decode, request.trace.tpot
-    assert tpot is not None
+    before = scheduler.loop.decode
+    requests = [Request([*exchange.prompt[:-1], 5 + i], GivenSampler(exchange)) for i in range(count)]
+    for request in requests:
+        scheduler.submit(request)
+    for request in requests:
+        scheduler.wait(request)
+    decode, times = scheduler.loop.decode, [request.trace.token_times for request in requests]
+    tokens, steps = decode.tokens - before.tokens, decode.steps - before.steps
+    seconds = max(each[-1] for each in times) - max(each[0] for each in times)
+    left = sum(sum(at > max(one[0] for one in times) for at in each) for each in times)
     return {
-        "ms_per_token": 1000 * tpot,
-        "bytes_per_token": decode.transfers.ssd_bytes / decode.tokens,
-        "tokens_per_step": decode.tokens / decode.steps,
-        "drafted": decode.drafted,
-        "accepted": decode.accepted,
+        "ms_per_token": 1000 * seconds / left,
+        "bytes_per_token": (decode.transfers.ssd_bytes - before.transfers.ssd_bytes) / tokens,
+        "tokens_per_step": tokens / steps,
+        "drafted": decode.drafted - before.drafted,
+        "accepted": decode.accepted - before.accepted,
     }
 
 
 def opened(options: argparse.Namespace, way: str) -> edgemoe.Model:
     """The model with a share of the experts in memory, for answers in one of WAYS."""
-    model, how = str(options.model), {"exact": options.exact, "context": options.context, "draft": way}
+    how = {"exact": options.exact, "context": options.context, "draft": way, "parallel": options.requests}
+    model = str(options.model)
     with edgemoe.load(model, **how) as whole:
         plan = whole.engine.plan
     limit = plan.vram_limit_bytes - int((1 - options.resident) * plan.plane_bytes)
@@ -136,10 +146,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             samples[name] = {way: [] for way in WAYS}
             for round_ in range(options.rounds):
                 for way in WAYS if round_ % 2 else WAYS[::-1]:
-                    samples[name][way].append(timed(engines[way], schedulers[way], one))
+                    samples[name][way].append(timed(engines[way], schedulers[way], one, options.requests))
         return {
             "environment": environment(plain.engine.store),
             "resident": options.resident,
+            "requests": options.requests,
             "rows": {name: row(of) for name, of in samples.items()},
             "samples": samples,
         }
@@ -169,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resident", type=float, default=1.0, help="share of the experts in memory")
     parser.add_argument("--exact", type=positive, default=8, help="as `edgemoe chat --exact`")
     parser.add_argument("--context", type=positive, default=2048)
+    parser.add_argument("--requests", type=positive, default=1, help="answers at once")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--new-tokens", type=positive, default=300)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -232,7 +232,8 @@ class NativeDecodeLayers:
         """Makes the rows of a step, which the calls of `run` take.
 
         Consecutive tokens of one sequence may be rows of the same step: each layer stores all rows' keys and values
-        before it attends.
+        before it attends, and takes the rows through a state one after another. The state after the step has the first
+        of them alone.
 
         Args:
             hidden: bf16 [1, rows, H], contiguous; the calls change it in place.
@@ -251,7 +252,7 @@ class NativeDecodeLayers:
         kv = (SequenceKV * rows)()
         for row, (sequence, position) in enumerate(places):
             kv[row] = self._sequences.structure(sequence)
-            kv[row].past = position
+            kv[row].past, kv[row].guess = position, position - sequence.length
         self.buffers.structures[0] = Buffer(at=hidden.data_ptr(), size=hidden.numel())
         return StepRows(kv, rows, tables, (hidden, rotations))
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.functions import values_of, wide_values_of
 from edgemoe.kernels.native.structures import DeltaNet, DeltaRun
+from edgemoe.kv.linear_state import LayerState
 
 MOST_KEY_DIM = 1024
 """Largest size of a key (csrc/delta_step.h)."""
@@ -83,10 +84,35 @@ class DeltaState(NamedTuple):
         before: the last inputs of the convolution, bf16 [channels, taps], and the state of the recurrence, float32
             [heads, key_dim, value_dim]; None: the sequence has no token.
         after: the same sizes.
+        earlier: rows of tokens before the call that `before` does not have, bf16 [N, reads]; None: it has all.
     """
 
     before: tuple[torch.Tensor, torch.Tensor] | None
     after: tuple[torch.Tensor, torch.Tensor]
+    earlier: torch.Tensor | None = None
+
+    @property
+    def shapes(self) -> set[tuple[tuple[int, ...], ...]]:
+        """The sizes of both states; one pair where they agree."""
+        return {tuple(tuple(each.shape) for each in pair) for pair in (self.before, self.after) if pair}
+
+    def run(self, tokens: int) -> DeltaRun:
+        """The structure of a call's rows, all of one sequence."""
+        conv, state = self.before or (None, None)
+        return DeltaRun(
+            conv=None if conv is None else conv.data_ptr(),
+            state=None if state is None else state.data_ptr(),
+            next_conv=self.after[0].data_ptr(),
+            next_state=self.after[1].data_ptr(),
+            earlier=None if self.earlier is None else self.earlier.data_ptr(),
+            earlier_count=0 if self.earlier is None else len(self.earlier),
+            tokens=tokens,
+        )
+
+    @classmethod
+    def of(cls, layer: LayerState, reads: int) -> DeltaState:
+        """The state of a layer whose rows have `reads` numbers."""
+        return cls(layer.before, layer.after, layer.earlier(reads))
 
 
 class NativeDeltaNet:
@@ -153,14 +179,13 @@ class NativeDeltaNet:
         """
         _, heads, key_dim, value_dim = self.sizes
         want = (self.sizes.channels, self._taps), (heads, key_dim, value_dim)
-        given = {tuple(tuple(each.shape) for each in pair) for pair in state if pair}
+        given = state.shapes
         if projected.shape[1:] != (self.reads,) or not projected.is_contiguous() or given != {want}:
             raise ValueError(f"expected rows of {self.reads} and states of {want}, got {given}")
         out = projected.new_empty(len(projected), self.writes)
-        before = [each.data_ptr() for each in state.before] if state.before else [None, None]
-        run = DeltaRun(*before, *(each.data_ptr() for each in state.after))
+        run = state.run(len(projected))
         result = native.library().edgemoe_delta_net(
-            *(native.threads(), self.address, projected.data_ptr(), 1, len(projected)),
+            *(native.threads(), self.address, projected.data_ptr(), 1),
             *(ctypes.byref(run), out.data_ptr()),
         )
         if result:

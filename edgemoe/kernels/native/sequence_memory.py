@@ -39,6 +39,7 @@ class SequenceMemory:
             states=ctypes.addressof(stored[2]),
             past=sequence.length,
             valid=sequence.states.valid if sequence.states else 0,
+            earlier=sequence.states.accepted if sequence.states and sequence.length else 0,
         )
 
     def _keys_and_values(self, sequence: kv_sequence.SequenceKV, layer: int) -> AttentionKV:
@@ -59,7 +60,9 @@ def _states(sequence: kv_sequence.SequenceKV, layer: int) -> DeltaCopies:
     """The structure of both copies of a layer's state; an empty one where it has none."""
     made = DeltaCopies()
     if sequence.states and sequence.states.has(layer):
-        conv, recurrent = sequence.states.copies(layer)
+        (conv, recurrent), guesses = sequence.states.copies(layer), sequence.states.guesses(layer)
         made.conv[:] = [each.data_ptr() for each in conv]
         made.state[:] = [each.data_ptr() for each in recurrent]
+        made.kept[:] = [each.data_ptr() for each in guesses]
+        made.space = guesses.shape[1]
     return made

@@ -50,7 +50,11 @@ class NativeShortConv:
         return ctypes.addressof(self._structure)
 
     def __call__(
-        self, projected: torch.Tensor, before: torch.Tensor | None, after: torch.Tensor
+        self,
+        projected: torch.Tensor,
+        before: torch.Tensor | None,
+        after: torch.Tensor,
+        earlier: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Computes consecutive tokens of one sequence; a token's bits do not depend on how many a call has.
 
@@ -58,6 +62,7 @@ class NativeShortConv:
             projected: bf16 [T, reads], contiguous.
             before: the last inputs before the tokens, bf16 [channels, taps]; None: the sequence has no token.
             after: where the last inputs after them are written: the same place, or another.
+            earlier: rows of tokens before the call that `before` does not have, bf16 [N, reads]; None: it has all.
 
         Returns:
             bf16 [T, writes].
@@ -72,9 +77,11 @@ class NativeShortConv:
             raise ValueError(f"expected rows of {self.reads} and inputs of {want}, got {shapes}")
         out = projected.new_empty(len(projected), self.writes)
         first = None if before is None else before.data_ptr()
-        run = DeltaRun(conv=first, next_conv=after.data_ptr())
+        run = DeltaRun(conv=first, next_conv=after.data_ptr(), tokens=len(projected))
+        if earlier is not None:
+            run.earlier, run.earlier_count = earlier.data_ptr(), len(earlier)
         result = native.library().edgemoe_short_conv(
-            *(native.threads(), self.address, projected.data_ptr(), 1, len(projected)),
+            *(native.threads(), self.address, projected.data_ptr(), 1),
             *(ctypes.byref(run), out.data_ptr()),
         )
         if result:

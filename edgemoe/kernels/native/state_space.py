@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.delta_net import DeltaState
 from edgemoe.kernels.native.functions import values_of, wide_values_of
-from edgemoe.kernels.native.structures import Convolution, DeltaRun, StateSpace
+from edgemoe.kernels.native.structures import Convolution, StateSpace
 
 
 class SpaceSizes(NamedTuple):
@@ -133,14 +133,13 @@ class NativeStateSpace:
         """
         sizes = self.sizes
         want = (sizes.channels, self._taps), (sizes.heads, sizes.key_dim, sizes.value_dim)
-        given = {tuple(tuple(each.shape) for each in pair) for pair in state if pair}
+        given = state.shapes
         if projected.shape[1:] != (self.reads,) or not projected.is_contiguous() or given != {want}:
             raise ValueError(f"expected rows of {self.reads} and states of {want}, got {given}")
         out = projected.new_empty(len(projected), self.writes)
-        before = [each.data_ptr() for each in state.before] if state.before else [None, None]
-        run = DeltaRun(*before, *(each.data_ptr() for each in state.after))
+        run = state.run(len(projected))
         result = native.library().edgemoe_state_space(
-            *(native.threads(), self.address, projected.data_ptr(), 1, len(projected)),
+            *(native.threads(), self.address, projected.data_ptr(), 1),
             *(ctypes.byref(run), out.data_ptr()),
         )
         if result:

@@ -164,7 +164,7 @@ class DecoderLayer(ctypes.Structure):
 class SequenceKV(ctypes.Structure):
     """`sequence_kv` of csrc/decode_layers.c."""
 
-    _fields_ = [*_fields(_POINTER, "kv states"), *_fields(_INT, "past valid")]
+    _fields_ = [*_fields(_POINTER, "kv states"), *_fields(_INT, "past valid earlier guess")]
 
 
 class DeltaNet(ctypes.Structure):
@@ -250,13 +250,16 @@ class StateSpace(ctypes.Structure):
 class DeltaRun(ctypes.Structure):
     """`delta_run` of csrc/delta_net.h: the states before and after a call."""
 
-    _fields_ = _fields(_POINTER, "conv state next_conv next_state")
+    _fields_ = [
+        *_fields(_POINTER, "conv state next_conv next_state earlier kept"),
+        *_fields(_INT, "earlier_count first tokens guesses"),
+    ]
 
 
 class DeltaCopies(ctypes.Structure):
     """`delta_copies` of csrc/decode_layers.c: both copies of a sequence's state in one layer."""
 
-    _fields_ = [("conv", _POINTER * 2), ("state", _POINTER * 2)]
+    _fields_ = [*((name, _POINTER * 2) for name in ("conv", "state", "kept")), ("space", _INT)]
 
 
 class ExpertWorkspace(ctypes.Structure):

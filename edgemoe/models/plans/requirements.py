@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from edgemoe.errors import ModelRefused, UserError
 from edgemoe.families.table import traits_of
 from edgemoe.kv.rotary_lengths import RotaryLengths
-from edgemoe.kv.shape import KVShape
 from edgemoe.memory.compensator_bytes import NO_COMPENSATORS, CompensatorBytes
 from edgemoe.policy.settings import RunSettings, format_levels
 from edgemoe.storage.sizes import format_size
@@ -40,29 +39,20 @@ def require_settings(
         raise UserError("a GPU, for --in-place off", "--device cpu", "leave it out")
 
 
-def require_drafts(
-    settings: RunSettings, config: Mapping[str, Any], shape: KVShape, device: Device | None
-) -> None:
-    """Refuses guesses at further tokens where a step cannot check several of them, or cannot take them back.
+def require_drafts(settings: RunSettings, device: Device | None) -> None:
+    """Refuses guesses at further tokens where a step cannot check several of them.
 
     Args:
         settings: the settings of the run.
-        config: the model's config.json.
-        shape: the shape of a sequence's state.
         device: None: the CPU.
 
     Raises:
-        UserError: naming what the model has instead.
+        UserError: with the option that is to be left out.
     """
-    if settings.drafts == "off":
-        return
-    wanted, finding = f"for --draft {settings.drafts}", None
-    if device:
-        finding = f"--device {device.name}"
-    elif shape.linear:
-        finding = f"model_type {config['model_type']}, whose linear attention keeps the state of the last token alone"
-    if finding:
-        raise UserError(f"a model with attention alone, on the CPU, {wanted}", finding, "leave it out")
+    if settings.drafts != "off" and device:
+        raise UserError(
+            f"a model on the CPU, for --draft {settings.drafts}", f"--device {device.name}", "leave it out"
+        )
 
 
 def require_parallel(config: Mapping[str, Any], parallel: int, context: int) -> None:

@@ -21,11 +21,8 @@ from edgemoe.engine.scheduler import Scheduler
 from edgemoe.engine.thinking import Thinking
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import Reasoning
-from edgemoe.kv.shape import KVShape, LinearState
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.options.run_settings import run_settings
-from edgemoe.models.plans.requirements import require_drafts
-from edgemoe.policy.settings import RunSettings
 
 PROMPT = [5, 9, 200, 17, 3, 88]
 NEW = 24
@@ -246,11 +243,8 @@ def test_settings_of_an_engine_keep_or_have_no_guesses(open_engine, tiny_store):
         engine.begin(Step((Segment(sequence, tuple(range(9)), drafts=7),)))
 
 
-def test_guesses_that_cannot_be_taken_back_are_refused():
-    """A hybrid's state, and settings that look at all tokens of a step allow none."""
-    settings, hybrid = RunSettings(drafts="ngram"), LinearState((1,), 8, 4, 2, 4, 4)
-    with pytest.raises(UserError, match=r"for --draft ngram.*qwen3_next"):
-        require_drafts(settings, {"model_type": "qwen3_next"}, KVShape((0,), 1, 16, 16, linear=hybrid), None)
+def test_settings_that_allow_no_guesses_are_refused():
+    """Settings that look at all tokens of a step, and an unknown drafter."""
     for options in ({"lynx": True}, {"tpot_target": "50ms"}):
         with pytest.raises(UserError, match="one by one, for --draft ngram"):
             run_settings(8, draft="ngram", **options)

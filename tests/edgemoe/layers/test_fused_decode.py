@@ -18,12 +18,12 @@ from pairwise import pairwise
 
 from edgemoe.engine import prices as prices_module
 from edgemoe.engine.engine import Engine
-from edgemoe.errors import UserError
+from edgemoe.errors import NotFinite, UserError
 from edgemoe.experts.layer import ExpertLayer
 from edgemoe.experts.use import ExpertUse
 from edgemoe.families.table import TEXT_HALVES
 from edgemoe.families.traits import TRAITS
-from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers
+from edgemoe.kernels.native.decode_layers import CHOSEN, WANTED, NativeDecodeLayers, Place
 from edgemoe.kernels.program import Call
 from edgemoe.kernels.registry import kernels_for
 from edgemoe.kv.step import Segment, Step
@@ -562,9 +562,86 @@ def test_guesses_that_an_index_chooses_tokens_for_have_the_bits_of_single_tokens
         engine.sequences.end(sequence)
 
 
+HYBRIDS = ("qwen3_next", "lfm2_moe", "nemotron_h", "bailing_hybrid, 8 bits")
+"""Models with each kind of state: gated delta nets, short convolutions, Mamba-2, Kimi Delta Attention."""
+
+
+@pytest.mark.parametrize("store", HYBRIDS, indirect=True)
+def test_guesses_leave_the_state_after_the_last_right_one(store, open_engine):
+    """Rows of one sequence have the bits of single tokens whatever number of guesses was right in the steps before.
+
+    So have single tokens, a prompt's chunk and a copy of the sequence that come after right guesses.
+    """
+    engine = open_engine(store, drafts="ngram", parallel=2, level=4)
+    tokens = [(11 * i + 3) % VOCABULARY for i in range(30)]
+    sequence, other = engine.sequences.new(), engine.sequences.new()
+    engine.prefill(sequence, PROMPT)
+    want = torch.cat([engine.step(Step((Segment(sequence, (token,)),))) for token in tokens])
+    sequence.crop(0)
+    engine.prefill(sequence, PROMPT)
+    at = 0
+    for right, wrong in ((2, 1), (0, 7), (7, 0), (3, 4), (0, 0), (5, 1)):
+        guesses = (*tokens[at : at + 1 + right], *([77] * wrong))
+        got = engine.step(Step((Segment(sequence, guesses, drafts=right + wrong),)), all_rows=True)
+        assert torch.equal(got[: 1 + right], want[at : at + 1 + right])
+        sequence.commit(right, guesses=True)
+        at += 1 + right
+    assert sequence.length == len(PROMPT) + at
+    assert sequence.states.accepted == 5
+    other.copy_prefix(sequence, sequence.length)
+    chunk = engine.all_logits(other, tokens[at : at + 3], decode=False)
+    assert torch.equal(chunk, want[at : at + 3])
+    both = (
+        Segment(sequence, tuple(tokens[at : at + 2]), drafts=1),
+        Segment(other, (tokens[at + 3], 77), drafts=1),
+    )
+    got = engine.step(Step(both), all_rows=True)
+    assert torch.equal(got[:3], want[[at, at + 1, at + 3]])
+
+
+@pytest.mark.parametrize("store", HYBRIDS[:1], indirect=True)
+def test_guesses_without_space_for_their_rows_are_refused(store, open_engine):
+    """Of an engine without guesses, in the kernel too, which would write beyond the rows; so are rows out of order."""
+    engine = open_engine(store, parallel=2)
+    sequence = engine.sequences.new()
+    engine.prefill(sequence, PROMPT)
+    step = Step((Segment(sequence, (1, 2), drafts=1),))
+    with pytest.raises(ValueError, match="rows in a step"):
+        engine.begin(step)
+    native = engine.runner.fused._native
+    hidden = native.embed((1, 2))
+    for places in ((0, 1), (1, 2)):
+        at = [(sequence, sequence.length + place) for place in places]
+        rotations = engine.runner.fused._rotations.of(hidden, [place for _, place in at])
+        with pytest.raises(ValueError, match="equal sizes"):
+            native.run(native.begin(hidden, rotations, at), Place(0, 0), 1, 0)
+
+
+@pytest.mark.parametrize("store", HYBRIDS[:1], indirect=True)
+def test_a_failed_step_with_guesses_leaves_right_ones_before_it(store, open_engine, monkeypatch):
+    """The step runs again without guesses, from the state and the guesses that were accepted before."""
+    engine = open_engine(store, drafts="ngram")
+    sequence = engine.sequences.new()
+    engine.prefill(sequence, PROMPT)
+    want = [engine.step(Step((Segment(sequence, (token,)),))) for token in DECODED[:4]]
+    sequence.crop(0)
+    engine.prefill(sequence, PROMPT)
+    engine.step(Step((Segment(sequence, tuple(DECODED[:3]), drafts=2),)))
+    sequence.commit(2, guesses=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(NativeDecodeLayers, "head", lambda *_: torch.full((3, VOCABULARY), torch.nan))
+        with pytest.raises(NotFinite):
+            engine.step(Step((Segment(sequence, (DECODED[3], 77, 78), drafts=2),)), all_rows=True)
+    assert torch.equal(engine.step(Step((Segment(sequence, (DECODED[3],)),))), want[3])
+
+
 @on_a_model
 def test_guesses_are_refused_where_modules_run_new_tokens(store, open_engine, monkeypatch):
-    """A family without a list of operations, and the kernel that torch runs."""
+    """A family without a list of operations, one whose states are a module's, and the kernel that torch runs."""
+    with monkeypatch.context() as called:
+        called.setattr(fused_decode, "calls_states", lambda model: True)
+        with pytest.raises(UserError, match="for --draft, got model_type qwen3_moe"):
+            open_engine(store, drafts="ngram")
     with monkeypatch.context() as without_list:
         without_list.setattr(fused_decode, "has_program", lambda model: False)
         with pytest.raises(

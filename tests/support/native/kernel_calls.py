@@ -238,18 +238,28 @@ def delta_state() -> tuple[np.ndarray, np.ndarray]:
     return bf16(DELTA_CHANNELS, 4), _generator.normal(size=(4, 24, 40)).astype(np.float32)
 
 
+def guessed(run: int, tokens: int, size: int) -> dict[str, object]:
+    """The rows of the run of this number: where it has several tokens, all but two are guesses, after three others."""
+    rows = {"first": run * tokens, "tokens": tokens}
+    if not 2 < tokens < 16:
+        return rows
+    kept, earlier = np.zeros((tokens - 2, size), np.uint16), bf16(3, size, outliers=False)
+    return rows | {"guesses": tokens - 2, "kept": kept, "earlier": earlier, "earlier_count": 3}
+
+
 def delta_net_calls() -> Iterator[Call]:
-    """One token of three sequences, and more tokens of one than a chunk has; a sequence without a token."""
+    """One token of three sequences, more tokens of one than a chunk has, and guesses; a sequence without a token."""
     for count, tokens, decays in ((3, 1, 1), (1, 19, 1), (3, 1, 24), (2, 5, 24)):
         runs = []
         for run in range(count):
             (conv, state), (after, next_state) = delta_state(), delta_state()
             before = {} if run == 1 else {"conv": conv, "state": state}
-            runs.append(before | {"next_conv": after, "next_state": next_state})
+            rows = guessed(run, tokens, DELTA_READS + 4 * (decays - 1))
+            runs.append(before | rows | {"next_conv": after, "next_state": next_state})
         x = bf16(count * tokens, DELTA_READS + 4 * (decays - 1), outliers=False)
         out = np.zeros((count * tokens, DELTA_WRITES), np.uint16)
         net = delta_net(count % 2, decays)
-        yield Call("delta_net", (POOL, net, x, count, tokens, Structures(c.DeltaRun, *runs), out))
+        yield Call("delta_net", (POOL, net, x, count, Structures(c.DeltaRun, *runs), out))
 
 
 def short_conv_calls() -> Iterator[Call]:
@@ -258,10 +268,11 @@ def short_conv_calls() -> Iterator[Call]:
         fields = {"channels": 150, "taps": taps, "bias": bias}
         fields["conv"] = _generator.normal(size=(taps, 150)).astype(np.float32)
         before = [{"conv": bf16(150, taps)} if count > 1 else {} for _ in range(count)]
+        before = [each | guessed(i, tokens, 450) for i, each in enumerate(before)]
         runs = Structures(c.DeltaRun, *(each | {"next_conv": bf16(150, taps)} for each in before))
         x, out = bf16(count * tokens, 450, outliers=False), np.zeros((count * tokens, 150), np.uint16)
         conv = Structures(c.ShortConv, {name: each for name, each in fields.items() if each is not None})
-        yield Call("short_conv", (POOL, conv, x, count, tokens, runs, out))
+        yield Call("short_conv", (POOL, conv, x, count, runs, out))
 
 
 SPACE_SIZES = {"groups": 2, "heads": 6, "key_dim": 10, "value_dim": 20}
@@ -277,7 +288,7 @@ def state_space_calls() -> Iterator[Call]:
         "wide_silu": 1 << 16,
         "conv.weights": 4 * SPACE_CHANNELS,
     }
-    for count, tokens in ((3, 1), (1, 19)):
+    for count, tokens in ((3, 1), (1, 19), (2, 6)):
         fields = {name: _generator.normal(size=size).astype(np.float32) for name, size in floats.items()}
         fields |= {"factor": -np.abs(fields["factor"]), "added": bf16(6, outliers=False), "norm_size": 60}
         fields |= {"softplus": bf16(1 << 16, outliers=False), "least": 0.0, "most": 2.0, "epsilon": 1e-6}
@@ -291,13 +302,14 @@ def state_space_calls() -> Iterator[Call]:
         for run in range(count):
             states = [_generator.normal(size=(6, 10, 20)).astype(np.float32) for _ in range(2)]
             before = {} if run == 1 else {"conv": bf16(SPACE_CHANNELS, 4), "state": states[0]}
+            before |= guessed(run, tokens, SPACE_VALUES + SPACE_CHANNELS + 6)
             runs.append(before | {"next_conv": bf16(SPACE_CHANNELS, 4), "next_state": states[1]})
         x = bf16(count * tokens, SPACE_VALUES + SPACE_CHANNELS + 6, outliers=False)
         space, out = (
             Structures(c.StateSpace, SPACE_SIZES | fields),
             np.zeros((count * tokens, SPACE_VALUES), np.uint16),
         )
-        yield Call("state_space", (POOL, space, x, count, tokens, Structures(c.DeltaRun, *runs), out))
+        yield Call("state_space", (POOL, space, x, count, Structures(c.DeltaRun, *runs), out))
 
 
 def row_calls() -> Iterator[Call]:

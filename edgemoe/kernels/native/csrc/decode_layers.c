@@ -48,10 +48,12 @@ typedef struct {
     int64_t compensated_level;                  /* at which they are computed; factors are of its error */
 } expert_workspace;
 
-/* A sequence's state in a layer, in two copies: a step reads one and writes the other one. */
+/* A sequence's state in a layer, and rows after it, in two copies: a step reads one and writes the other one. */
 typedef struct {
     uint16_t *conv[2];
     float *state[2];
+    uint16_t *kept[2]; /* guesses of the last step, the right ones first */
+    int64_t space;     /* numbers that there is space for in each of `kept` */
 } delta_copies;
 
 /* A sequence's keys and values, and its states. */
@@ -60,6 +62,8 @@ typedef struct {
     const delta_copies *states; /* [layers]; read where a list has DELTA_NET, SHORT_CONV or STATE_SPACE */
     int64_t past;               /* tokens before this one */
     int64_t valid;              /* the copy of states that a step reads */
+    int64_t earlier;            /* guesses of the last step that were right */
+    int64_t guess;              /* 0: the sequence's first row of this call; otherwise the number of a guess after that row */
 } sequence_kv;
 
 /* The input of a layer's router and experts, [rows, H]. */
@@ -227,8 +231,9 @@ static int layer_fits(const decoder_layer *m, const expert_workspace *w, const r
 
 enum { MOST_ROWS = 64 };
 
-/* What the rows of layer `index`, m, see of their sequences' keys and values, and of their states. */
-static void rows_memory(const decoder_layer *m, int64_t index, const sequence_kv *sequences, int64_t rows, attention_kv *kv, delta_run *runs) {
+/* What the rows of layer `index`, m, see of their sequences' keys and values, and of their states. Returns the number of runs. */
+static int64_t rows_memory(const decoder_layer *m, int64_t index, const sequence_kv *sequences, int64_t rows, attention_kv *kv, delta_run *runs) {
+    int64_t count = 0;
     for (int64_t row = 0; row < rows; row++) {
         const sequence_kv *s = sequences + row;
         const int64_t past = s->past, seen = past + 1, from = s->valid != 0, to = !from;
@@ -236,23 +241,37 @@ static void rows_memory(const decoder_layer *m, int64_t index, const sequence_kv
         kv[row].past = past;
         kv[row].first = m->window && seen > m->window ? seen - m->window : 0;
         const delta_copies *c = s->states + index;
-        runs[row] = (delta_run){past ? c->conv[from] : NULL, past ? c->state[from] : NULL, c->conv[to], c->state[to]};
+        if (s->guess) runs[count - 1].tokens++, runs[count - 1].guesses++;
+        else
+            runs[count++] = (delta_run){past ? c->conv[from] : NULL, past ? c->state[from] : NULL, c->conv[to], c->state[to],
+                                        c->kept[from], c->kept[to], s->earlier, row, 1, 0};
     }
+    return count;
 }
 
-/* Whether every sequence has the state in layer `index`, m, that its list needs. */
+/* Whether every sequence has the state in layer `index`, m, that its list needs, and space for its guesses' rows. */
 static int has_states(const decoder_layer *m, int64_t index, const sequence_kv *sequences, int64_t rows) {
     for (int64_t i = 0; i < m->count; i++) {
-        const int64_t kind = m->operations[i].kind, recurs = kind == DELTA_NET || kind == STATE_SPACE, inputs = recurs || kind == SHORT_CONV;
-        for (int64_t row = 0; row < rows; row++) {
-            const delta_copies *c = sequences[row].states + index;
-            if ((inputs && !c->conv[0]) || (recurs && !c->state[0])) return 0;
+        const operation *o = m->operations + i;
+        const int64_t recurs = o->kind == DELTA_NET || o->kind == STATE_SPACE, inputs = recurs || o->kind == SHORT_CONV;
+        for (int64_t row = 0; row < rows && inputs; row++) {
+            const sequence_kv *s = sequences + row;
+            const delta_copies *c = s->states + index;
+            const int64_t kept = s->guess > s->earlier ? s->guess : s->earlier;
+            if (!c->conv[0] || (recurs && !c->state[0]) || kept * o->input_cols > (c->kept[0] ? c->space : 0)) return 0;
         }
     }
     return 1;
 }
 
-/* Takes one token of each of `rows` sequences from an operation of a layer to layers[end]. place [2]: the layer and its
+/* Whether each row begins a sequence, or is the next guess after the row before it. */
+static int rows_follow(const sequence_kv *sequences, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++)
+        if (sequences[row].guess && (!row || sequences[row].guess != sequences[row - 1].guess + 1)) return 0;
+    return 1;
+}
+
+/* Takes `rows` rows, one token of each sequence and guesses at the tokens after it, from an operation of a layer to layers[end]. place [2]: the layer and its
  * operation to begin with; it becomes those that the caller is to compute, EXPERTS after the router's choice or a CALL, or
  * (end, 0).
  *
@@ -262,19 +281,19 @@ AVX2 int edgemoe_decode_layers(pool *p, const decoder_layer *layers, int64_t *pl
                                int64_t rows, const expert_workspace *w, int64_t look_ahead, const rotation *rotations) {
     attention_kv kv[MOST_ROWS];
     delta_run runs[MOST_ROWS];
-    if (rows < 1 || rows > MOST_ROWS || rows > w->most_rows) return WRONG_SHAPE;
+    if (rows < 1 || rows > MOST_ROWS || rows > w->most_rows || !rows_follow(sequences, rows)) return WRONG_SHAPE;
     for (int64_t i = place[0]; i < end; i++)
         if (!layer_fits(layers + i, w, rotations, rows) || !layer_fits(layers + i + layers[i].following, w, rotations, rows) ||
             !has_states(layers + i, i, sequences, rows)) return WRONG_SHAPE;
     for (; place[0] < end; place[0]++, place[1] = 0) {
         const decoder_layer *m = layers + place[0];
-        rows_memory(m, place[0], sequences, rows, kv, runs);
+        const row_memory memory = {kv, runs, rows_memory(m, place[0], sequences, rows, kv, runs)};
         for (; place[1] < m->count; place[1]++) {
             const operation *o = m->operations + place[1];
             if (o->kind == CALL) return 0;
             const int done = o->kind == EXPERTS ? experts_operation(p, m, o, w, rows, look_ahead) : 1;
             if (done < 1) return done;
-            const int failed = o->kind == EXPERTS ? 0 : run_operation(p, o, w->buffers, rotations, (row_memory){kv, runs}, rows);
+            const int failed = o->kind == EXPERTS ? 0 : run_operation(p, o, w->buffers, rotations, memory, rows);
             if (failed) return failed;
         }
     }

@@ -10,12 +10,12 @@
 #if COMPILED
 #include <math.h>
 
-enum { CHUNK = 16 }; /* tokens whose queries, keys and values exist at once */
+enum { CHUNK = MOST_GUESSES }; /* tokens whose queries, keys and values exist at once */
 
 typedef struct {
     const delta_net *net;
     const uint16_t *projected;
-    int64_t count, tokens, threads;
+    int64_t count, threads;
     const delta_run *runs;
     uint16_t *out;
     float *scratch; /* [threads, scratch_floats] */
@@ -31,15 +31,17 @@ typedef struct {
     float *inputs, *convolved;
     uint16_t *core; /* [CHUNK, sharing, value_dim] */
     float *keep, *rate; /* [CHUNK, sharing, decays], [CHUNK, sharing] */
+    float *state;       /* [key_dim, value_dim], of a head after guesses */
 } net_scratch;
 
 static int64_t scratch_floats(const delta_net *n) {
-    return (n->taps - 1 + 2 * CHUNK) * own_channels(n) + CHUNK * sharing(n) * (n->value_dim + 1 + n->decays);
+    return (n->taps - 1 + 2 * CHUNK) * own_channels(n) + CHUNK * sharing(n) * (n->value_dim + 1 + n->decays) + n->key_dim * n->value_dim;
 }
 
 static net_scratch scratch_at(const delta_net *n, float *at) {
     net_scratch s = {.inputs = at, .convolved = at + (n->taps - 1 + CHUNK) * own_channels(n)};
-    s.keep = s.convolved + CHUNK * own_channels(n);
+    s.state = s.convolved + CHUNK * own_channels(n);
+    s.keep = s.state + n->key_dim * n->value_dim;
     s.rate = s.keep + CHUNK * sharing(n) * n->decays;
     s.core = (uint16_t *)(s.rate + CHUNK * sharing(n));
     return s;
@@ -113,9 +115,18 @@ AVX2 static void gated_norm(const delta_net *n, const uint16_t *x, const uint16_
     }
 }
 
-/* Some tokens of a sequence in a head of keys. x and y: the first one's rows. */
-AVX2 static void net_chunk(const delta_net *n, const delta_run *run, int first, const uint16_t *x, int64_t key_head, int64_t tokens,
-                           const net_scratch *s, uint16_t *y) {
+/* Where a task is in the rows of its sequence: tokens of the last chunk; 0: none was computed. */
+typedef struct {
+    const delta_run *run;
+    int64_t key_head, done;
+} net_place;
+
+/* Some tokens of a sequence in a head of keys. x and y: the first one's rows; y NULL: no results. guesses: the state stays as it is. */
+AVX2 static void net_chunk(const delta_net *n, const net_place *place, const uint16_t *x, int64_t tokens, int guesses, const net_scratch *s,
+                           uint16_t *y) {
+    const delta_run *run = place->run;
+    const int first = !place->done;
+    const int64_t key_head = place->key_head;
     const int64_t own = own_channels(n), size = n->value_dim, head_size = n->key_dim * size;
     const convolution conv = {n->taps, delta_channels(n), n->conv, NULL, n->silu};
     for (int part = 0; part < 3; part++) {
@@ -133,25 +144,33 @@ AVX2 static void net_chunk(const delta_net *n, const delta_run *run, int first, 
         const int64_t head = key_head * sharing(n) + i;
         float *to = run->next_state + head * head_size;
         if (first && !run->state) memset(to, 0, (size_t)head_size * sizeof *to);
-        recur(n, first && run->state ? run->state + head * head_size : to, to, i, tokens, s);
-        for (int64_t t = 0; t < tokens; t++)
+        recur(n, first && run->state ? run->state + head * head_size : to, guesses ? s->state : to, i, tokens, s);
+        for (int64_t t = 0; t < tokens && y; t++)
             gated_norm(n, s->core + (t * sharing(n) + i) * size, x + t * delta_row_size(n) + delta_channels(n) + head * size,
                        y + (t * n->heads + head) * size);
     }
 }
 
+/* Consecutive rows of a sequence, chunk by chunk. */
+AVX2 static void net_rows(const delta_net *n, net_place *place, const uint16_t *x, int64_t tokens, int guesses, const net_scratch *s, uint16_t *y) {
+    const int64_t own = own_channels(n);
+    for (int64_t t = 0; t < tokens; t += place->done) {
+        if (place->done) memmove(s->inputs, s->inputs + place->done * own, (size_t)((n->taps - 1) * own) * sizeof(float));
+        const int64_t some = min_of(CHUNK, tokens - t);
+        net_chunk(n, place, x + t * delta_row_size(n), some, guesses, s, y ? y + t * n->heads * n->value_dim : NULL);
+        place->done = some;
+    }
+}
+
 AVX2 static void net_task(const net_job *job, int64_t task, const net_scratch *s) {
     const delta_net *n = job->net;
-    const int64_t index = task / n->key_heads, key_head = task % n->key_heads, own = own_channels(n);
-    const delta_run *run = job->runs + index;
-    int64_t some = 0;
-    for (int64_t t = 0; t < job->tokens; t += some) {
-        const int64_t at = index * job->tokens + t, before = some;
-        if (t) memmove(s->inputs, s->inputs + before * own, (size_t)((n->taps - 1) * own) * sizeof(float));
-        some = min_of(CHUNK, job->tokens - t);
-        net_chunk(n, run, !t, job->projected + at * delta_row_size(n), key_head, some, s, job->out + at * n->heads * n->value_dim);
-    }
-    for (int part = 0; part < 3; part++) keep_inputs(n, run, channels_of(n, key_head, part), s->inputs, n->taps - 2 + some);
+    const delta_run *run = job->runs + task / n->key_heads;
+    net_place place = {run, task % n->key_heads, 0};
+    const int64_t certain = run->tokens - run->guesses, guess = run->first + certain, size = n->heads * n->value_dim;
+    net_rows(n, &place, run->earlier, run->earlier_count, 0, s, NULL);
+    net_rows(n, &place, job->projected + run->first * delta_row_size(n), certain, 0, s, job->out + run->first * size);
+    for (int part = 0; part < 3; part++) keep_inputs(n, run, channels_of(n, place.key_head, part), s->inputs, n->taps - 2 + place.done);
+    net_rows(n, &place, job->projected + guess * delta_row_size(n), run->guesses, 1, s, job->out + guess * size);
 }
 
 AVX2 static void thread_task(void *argument, int64_t thread) {
@@ -161,16 +180,16 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
     for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < tasks;) net_task(job, contiguous_per_thread(task, tasks, job->threads), &s);
 }
 
-AVX2 int edgemoe_delta_net(pool *p, const delta_net *n, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
-                           uint16_t *out) {
-    if (count < 1 || tokens < 1 || n->key_heads < 1 || n->heads < 1 || n->heads % n->key_heads || n->key_dim < 1) return WRONG_SHAPE;
+AVX2 int edgemoe_delta_net(pool *p, const delta_net *n, const uint16_t *projected, int64_t count, const delta_run *runs, uint16_t *out) {
+    if (count < 1 || !delta_rows(runs, count) || n->key_heads < 1 || n->heads < 1 || n->heads % n->key_heads || n->key_dim < 1) return WRONG_SHAPE;
     if (n->decays != 1 && n->decays != n->key_dim) return WRONG_SHAPE;
     if (n->key_dim > MOST_KEY_DIM || n->value_dim < 1 || n->taps < 1) return WRONG_SHAPE;
-    net_job job = {.net = n, .projected = projected, .count = count, .tokens = tokens, .threads = pool_threads(p), .runs = runs, .out = out};
+    net_job job = {.net = n, .projected = projected, .count = count, .threads = pool_threads(p), .runs = runs, .out = out};
     job.scratch = pool_acquire(p, (size_t)(pool_threads(p) * scratch_floats(n)) * sizeof(float));
     if (!job.scratch) return OUT_OF_MEMORY;
     pool_run(p, thread_task, &job, pool_threads(p));
     pool_release(p);
+    delta_keep_guesses(runs, count, projected, delta_row_size(n));
     return 0;
 }
 #endif

@@ -111,9 +111,9 @@ int run_operation(pool *p, const operation *o, const buffer *buffers, const rota
     case NORM: edgemoe_rms_norm(from, o->parameters, o->wide, o->number, rows, o->output_cols, to); return 0;
     case LINEAR: return edgemoe_linear(p, o->parameters, from, rows, to);
     case ATTEND: return edgemoe_attention(p, o->parameters, memory.kv, rows, from, r->cosine, r->sine, to);
-    case DELTA_NET: return edgemoe_delta_net(p, o->parameters, from, rows, 1, memory.runs, to);
-    case SHORT_CONV: return edgemoe_short_conv(p, o->parameters, from, rows, 1, memory.runs, to);
-    case STATE_SPACE: return edgemoe_state_space(p, o->parameters, from, rows, 1, memory.runs, to);
+    case DELTA_NET: return edgemoe_delta_net(p, o->parameters, from, memory.count, memory.runs, to);
+    case SHORT_CONV: return edgemoe_short_conv(p, o->parameters, from, memory.count, memory.runs, to);
+    case STATE_SPACE: return edgemoe_state_space(p, o->parameters, from, memory.count, memory.runs, to);
     case APPLY: apply(o->parameters, from, rows * o->output_cols, to); return 0;
     case STORE_LATENTS: return edgemoe_store_latents(p, o->parameters, memory.kv, 1, rows, from, r->cosine, r->sine);
     case LATENT_QUERIES: return edgemoe_latent_queries(p, o->parameters, rows, from, r->cosine, r->sine, to);

@@ -52,11 +52,12 @@ int edgemoe_linear(pool *p, const linear *l, const uint16_t *x, int64_t tokens, 
 /* Whether an operation's buffers have space for `rows` rows, and its parameters have the sizes of its rows. */
 int operation_fits(const operation *o, const buffer *buffers, int64_t count, const rotation *rotations, int64_t rows);
 
-/* What rows have of their sequences in a layer, [rows]: keys and values where its list has ATTEND, a state where it has
- * DELTA_NET, SHORT_CONV or STATE_SPACE. */
+/* What rows have of their sequences in a layer: keys and values [rows] where its list has ATTEND, and where it has DELTA_NET,
+ * SHORT_CONV or STATE_SPACE a state of each sequence, [count]. */
 typedef struct {
     const attention_kv *kv;
     const delta_run *runs;
+    int64_t count;
 } row_memory;
 
 /* Computes an operation of any kind but EXPERTS and CALL. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */

@@ -7,7 +7,6 @@ enum { CHANNELS = 128 }; /* of a task */
 typedef struct {
     const short_conv *s;
     const uint16_t *projected;
-    int64_t tokens;
     const delta_run *runs;
     uint16_t *out;
 } conv_job;
@@ -51,18 +50,23 @@ AVX2 static void conv_task(void *of, int64_t task) {
     const int64_t index = task / tasks_of(s), first = task % tasks_of(s) * CHANNELS;
     const delta_run *run = job->runs + index;
     some_channels c = {.first = first, .count = min_of(CHANNELS, s->channels - first)};
+    const uint16_t *own = job->projected + run->first * 3 * s->channels + first;
+    uint16_t unused[CHANNELS], *out = job->out + run->first * s->channels + first;
     earlier_inputs(s, run->conv, &c);
-    for (int64_t t = index * job->tokens; t < (index + 1) * job->tokens; t++)
-        convolve(s, job->projected + t * 3 * s->channels + first, &c, job->out + t * s->channels + first);
-    keep_inputs(s, &c, run->next_conv);
+    for (int64_t t = 0; t < run->earlier_count; t++) convolve(s, run->earlier + t * 3 * s->channels + first, &c, unused);
+    for (int64_t t = 0; t < run->tokens; t++) {
+        convolve(s, own + t * 3 * s->channels, &c, out + t * s->channels);
+        if (t + 1 == run->tokens - run->guesses) keep_inputs(s, &c, run->next_conv);
+    }
 }
 
-AVX2 int edgemoe_short_conv(pool *p, const short_conv *s, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
+AVX2 int edgemoe_short_conv(pool *p, const short_conv *s, const uint16_t *projected, int64_t count, const delta_run *runs,
                             uint16_t *out) {
-    if (count < 1 || tokens < 1 || s->channels < 1 || s->taps < 1 || s->taps > MOST_TAPS) return WRONG_SHAPE;
-    conv_job job = {s, projected, tokens, runs, out};
+    if (count < 1 || !delta_rows(runs, count) || s->channels < 1 || s->taps < 1 || s->taps > MOST_TAPS) return WRONG_SHAPE;
+    conv_job job = {s, projected, runs, out};
     if (!pool_acquire(p, 64)) return OUT_OF_MEMORY;
     pool_run(p, conv_task, &job, count * tasks_of(s));
+    delta_keep_guesses(runs, count, projected, 3 * s->channels);
     pool_release(p);
     return 0;
 }

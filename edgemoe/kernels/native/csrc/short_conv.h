@@ -13,9 +13,7 @@ typedef struct {
     const float *bias;      /* [channels], added to the convolution; NULL: none */
 } short_conv;
 
-/* out [count, tokens, channels] of `tokens` tokens of each of `count` sequences, whose last inputs are in runs [count]: a run's
- * `conv` and `next_conv` alone are read and written. The bits of a token do not depend on the number of tokens in a call. Returns 0,
- * OUT_OF_MEMORY, or WRONG_SHAPE. */
-int edgemoe_short_conv(pool *p, const short_conv *s, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
-                       uint16_t *out);
+/* out [rows, channels] of the rows of `count` sequences, runs [count], whose states have the last inputs alone. The bits of a token
+ * do not depend on the number of tokens in a call. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int edgemoe_short_conv(pool *p, const short_conv *s, const uint16_t *projected, int64_t count, const delta_run *runs, uint16_t *out);
 #endif

@@ -9,12 +9,12 @@
 #if COMPILED
 #include <math.h>
 
-enum { CHUNK = 16, ROWS = 4, ENOUGH = 4 }; /* tokens convolved at once; rows of a norm's task; tasks for a thread */
+enum { CHUNK = MOST_GUESSES, ROWS = 4, ENOUGH = 4 }; /* tokens convolved at once; rows of a norm's task; tasks for a thread */
 
 typedef struct {
     const state_space *s;
     const uint16_t *projected;
-    int64_t count, tokens, split; /* split: tasks of a group */
+    int64_t count, rows, split; /* split: tasks of a group */
     const delta_run *runs;
     uint16_t *out;
     float *scratch; /* [threads, floats] */
@@ -26,11 +26,14 @@ typedef struct {
 static int64_t heads_of_task(const state_space *s, int64_t split) { return ceil_div(s->heads / s->groups, split); }
 static int64_t own_channels(const state_space *s, int64_t split) { return 2 * s->key_dim + heads_of_task(s, split) * s->value_dim; }
 
-/* A thread's inputs of the convolution, [taps - 1 + CHUNK, own_channels], and its results, [CHUNK, own_channels]. */
-static int64_t scratch_floats(const state_space *s, int64_t split) { return (s->conv.taps - 1 + 2 * CHUNK) * own_channels(s, split); }
+/* A thread's inputs of the convolution, [taps - 1 + CHUNK, own_channels], its results, [CHUNK, own_channels], and a head's state after
+ * guesses, [key_dim, value_dim]. */
+static int64_t scratch_floats(const state_space *s, int64_t split) {
+    return (s->conv.taps - 1 + 2 * CHUNK) * own_channels(s, split) + s->key_dim * s->value_dim;
+}
 
-/* The heads of a task: the first one, and how many. */
-typedef struct { int64_t group, first, count; } some_heads;
+/* The heads of a task: the first one, and how many; tokens of their last chunk, 0: none was computed. */
+typedef struct { int64_t group, first, count, done; } some_heads;
 
 /* Their values', their group's keys' and its queries' channels. */
 static channels channels_of(const state_space *s, some_heads h, int64_t own, int part) {
@@ -71,7 +74,7 @@ AVX2 static float step_of(const state_space *s, uint16_t number, int64_t head) {
     return step < s->least ? s->least : step > s->most ? s->most : step;
 }
 
-/* The recurrence of some tokens in one head, some columns of its state for all of them. row and y: the first token's. convolved: its
+/* The recurrence of some tokens in one head, some columns of its state for all of them. row and y: the first token's; y NULL: no results. convolved: its
  * keys, queries, and the values of the task's heads, of which this is number `at`. */
 AVX2 static void recur(const state_space *s, int64_t head, int64_t at, const uint16_t *row, const float *convolved, int64_t own, int64_t tokens,
                        const float *from, float *to, uint16_t *y) {
@@ -84,7 +87,29 @@ AVX2 static void recur(const state_space *s, int64_t head, int64_t at, const uin
             float by[WIDE_COLUMNS], sums[WIDE_COLUMNS];
             for (int64_t j = 0; j < width; j++) by[j] = value[j] * step, sums[j] = s->skip[head] * value[j];
             space_columns(k, q, expf(s->factor[head] * step), s->key_dim, size, width, (t ? to : from) + column, to + column, by, sums);
-            for (int64_t j = 0; j < width; j++) y[t * space_values(s) + head * size + column + j] = to_bf16(sums[j]);
+            for (int64_t j = 0; j < width && y; j++) y[t * space_values(s) + head * size + column + j] = to_bf16(sums[j]);
+        }
+    }
+}
+
+/* Consecutive rows of a sequence in some heads. row and y: as recur. guesses: the state stays as it is. */
+AVX2 static void heads_rows(const space_job *job, const delta_run *run, some_heads *h, const uint16_t *row, int64_t tokens, int guesses,
+                            float *inputs, uint16_t *y) {
+    const state_space *s = job->s;
+    const int64_t own = own_channels(s, job->split), head_size = s->key_dim * s->value_dim, size = space_row_size(s);
+    float *convolved = inputs + (s->conv.taps - 1 + CHUNK) * own, *state = convolved + CHUNK * own;
+    for (int64_t t = 0; t < tokens; t += h->done) {
+        const int first = !h->done;
+        if (!first) memmove(inputs, inputs + h->done * own, (size_t)((s->conv.taps - 1) * own) * sizeof *inputs);
+        h->done = min_of(CHUNK, tokens - t);
+        for (int i = 0; i < 3; i++)
+            convolve(&s->conv, row + t * size + space_values(s), size, channels_of(s, *h, own, i), own, h->done, inputs, convolved);
+        for (int64_t i = 0; i < h->count; i++) {
+            const int64_t head = h->first + i;
+            float *to = run->next_state + head * head_size;
+            if (first && !run->state) memset(to, 0, (size_t)head_size * sizeof *to);
+            recur(s, head, i, row + t * size, convolved, own, h->done, first && run->state ? run->state + head * head_size : to,
+                  guesses ? state : to, y ? y + t * space_values(s) : NULL);
         }
     }
 }
@@ -92,26 +117,16 @@ AVX2 static void recur(const state_space *s, int64_t head, int64_t at, const uin
 AVX2 static void heads_task(const space_job *job, int64_t task, float *inputs) {
     const state_space *s = job->s;
     const int64_t own = own_channels(s, job->split), in_group = s->heads / s->groups, most = heads_of_task(s, job->split);
-    const int64_t index = task / (s->groups * job->split), part = task % job->split, head_size = s->key_dim * s->value_dim;
+    const int64_t part = task % job->split, size = space_row_size(s);
+    const delta_run *run = job->runs + task / (s->groups * job->split);
+    const int64_t certain = run->tokens - run->guesses, guess = run->first + certain;
     some_heads h = {.group = task / job->split % s->groups};
     h.first = h.group * in_group + part * most, h.count = min_of(most, in_group - part * most);
-    const delta_run *run = job->runs + index;
-    float *convolved = inputs + (s->conv.taps - 1 + CHUNK) * own;
-    for (int i = 0; i < 3 && h.count > 0; i++) earlier_inputs(&s->conv, run->conv, channels_of(s, h, own, i), own, inputs);
-    for (int64_t t = 0, some; t < job->tokens && h.count > 0; t += some) {
-        const uint16_t *row = job->projected + (index * job->tokens + t) * space_row_size(s);
-        some = min_of(CHUNK, job->tokens - t);
-        for (int i = 0; i < 3; i++)
-            convolve(&s->conv, row + space_values(s), space_row_size(s), channels_of(s, h, own, i), own, some, inputs, convolved);
-        for (int64_t i = 0; i < h.count; i++) {
-            const int64_t head = h.first + i;
-            float *to = run->next_state + head * head_size;
-            if (!t && !run->state) memset(to, 0, (size_t)head_size * sizeof *to);
-            recur(s, head, i, row, convolved, own, some, !t && run->state ? run->state + head * head_size : to, to,
-                  job->out + (index * job->tokens + t) * space_values(s));
-        }
-        memmove(inputs, inputs + some * own, (size_t)((s->conv.taps - 1) * own) * sizeof *inputs);
-    }
+    if (h.count < 1) return;
+    for (int i = 0; i < 3; i++) earlier_inputs(&s->conv, run->conv, channels_of(s, h, own, i), own, inputs);
+    heads_rows(job, run, &h, run->earlier, run->earlier_count, 0, inputs, NULL);
+    heads_rows(job, run, &h, job->projected + run->first * size, certain, 0, inputs, job->out + run->first * space_values(s));
+    heads_rows(job, run, &h, job->projected + guess * size, run->guesses, 1, inputs, job->out + guess * space_values(s));
 }
 
 AVX2 static void thread_task(void *of, int64_t thread) {
@@ -141,32 +156,35 @@ AVX2 static void gated_norm(const state_space *s, const uint16_t *z, float *x, u
     }
 }
 
-/* The last inputs of a sequence's convolution; x: its first row's. They may lie where those before the tokens lie. */
-AVX2 static void keep_inputs(const state_space *s, const delta_run *run, const uint16_t *x, int64_t tokens) {
-    const int64_t taps = s->conv.taps, channels = space_channels(s), stride = space_row_size(s);
-    if (taps == 4 && tokens == 1 && run->conv) /* four of them are a number of 64 bits */
+/* The last inputs of a sequence's convolution, which may lie where those before the tokens lie. */
+AVX2 static void keep_inputs(const state_space *s, const delta_run *run, const uint16_t *projected) {
+    const int64_t taps = s->conv.taps, channels = space_channels(s), stride = space_row_size(s), tokens = run->earlier_count + run->tokens - run->guesses;
+    const uint16_t *x = projected + run->first * stride + space_values(s);
+    if (taps == 4 && tokens == 1 && run->conv) { /* four of them are a number of 64 bits */
         for (int64_t c = 0; c < channels; c++) {
             uint64_t all;
             memcpy(&all, run->conv + 4 * c, sizeof all);
             all = all >> 16 | (uint64_t)x[c] << 48;
             memcpy(run->next_conv + 4 * c, &all, sizeof all);
         }
-    else
+        return;
+    }
+    for (int64_t i = 0; i < taps; i++) {
+        const int64_t token = tokens - taps + i, own = token - run->earlier_count;
+        const uint16_t *row = own >= 0 ? x + own * stride : token >= 0 ? run->earlier + token * stride + space_values(s) : NULL;
         for (int64_t c = 0; c < channels; c++)
-            for (int64_t i = 0; i < taps; i++) {
-                const int64_t token = tokens - taps + i;
-                run->next_conv[c * taps + i] = token >= 0 ? x[token * stride + c] : run->conv ? run->conv[c * taps + taps + token] : 0;
-            }
+            run->next_conv[c * taps + i] = row ? row[c] : run->conv ? run->conv[c * taps + taps + token] : 0;
+    }
 }
 
 AVX2 static void end_task(void *of, int64_t thread) {
     space_job *job = of;
     const state_space *s = job->s;
-    const int64_t rows = job->count * job->tokens, norms = ceil_div(rows, ROWS), stride = space_row_size(s);
+    const int64_t rows = job->rows, norms = ceil_div(rows, ROWS), stride = space_row_size(s);
     float *x = job->scratch + thread * job->floats;
     for (int64_t task; (task = atomic_fetch_add(&job->next, 1)) < norms + job->count;) {
         const int64_t index = task - norms;
-        if (index >= 0) keep_inputs(s, job->runs + index, job->projected + index * job->tokens * stride + space_values(s), job->tokens);
+        if (index >= 0) keep_inputs(s, job->runs + index, job->projected);
         else
             for (int64_t row = task * ROWS; row < min_of((task + 1) * ROWS, rows); row++)
                 gated_norm(s, job->projected + row * stride, x, job->out + row * space_values(s));
@@ -178,12 +196,12 @@ static int space_fits(const state_space *s) {
     return s->norm_size > 0 && space_values(s) % s->norm_size == 0 && s->conv.channels == space_channels(s);
 }
 
-AVX2 int edgemoe_state_space(pool *p, const state_space *s, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
-                             uint16_t *out) {
-    if (count < 1 || tokens < 1 || !space_fits(s)) return WRONG_SHAPE;
+AVX2 int edgemoe_state_space(pool *p, const state_space *s, const uint16_t *projected, int64_t count, const delta_run *runs, uint16_t *out) {
+    const int64_t rows = count < 1 ? 0 : delta_rows(runs, count);
+    if (!rows || !space_fits(s)) return WRONG_SHAPE;
     const int64_t threads = pool_threads(p), split = min_of(s->heads / s->groups, ceil_div(ENOUGH * threads, count * s->groups));
     const int64_t convolved = scratch_floats(s, split), floats = convolved > s->norm_size ? convolved : s->norm_size;
-    space_job job = {.s = s, .projected = projected, .count = count, .tokens = tokens, .split = split, .runs = runs, .out = out,
+    space_job job = {.s = s, .projected = projected, .count = count, .rows = rows, .split = split, .runs = runs, .out = out,
                      .floats = floats, .threads = threads};
     job.scratch = pool_acquire(p, (size_t)(threads * floats) * sizeof(float));
     if (!job.scratch) return OUT_OF_MEMORY;
@@ -191,6 +209,7 @@ AVX2 int edgemoe_state_space(pool *p, const state_space *s, const uint16_t *proj
     atomic_store(&job.next, 0);
     pool_run(p, end_task, &job, threads);
     pool_release(p);
+    delta_keep_guesses(runs, count, projected, space_row_size(s));
     return 0;
 }
 #endif

@@ -27,9 +27,7 @@ static inline int64_t space_channels(const state_space *s) { return space_values
 /* Numbers of a row of `projected`. */
 static inline int64_t space_row_size(const state_space *s) { return space_values(s) + space_channels(s) + s->heads; }
 
-/* out [count, tokens, heads value_dim] of `tokens` tokens of each of `count` sequences, whose states are in runs [count], with
- * states [heads, key_dim, value_dim]. The bits of a token do not depend on the number of tokens in a call, nor on other sequences.
- * Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
-int edgemoe_state_space(pool *p, const state_space *s, const uint16_t *projected, int64_t count, int64_t tokens, const delta_run *runs,
-                        uint16_t *out);
+/* out [rows, heads value_dim] of the rows of `count` sequences, runs [count], with states [heads, key_dim, value_dim]. The bits of
+ * a token do not depend on the number of tokens in a call, nor on other sequences. Returns 0, OUT_OF_MEMORY, or WRONG_SHAPE. */
+int edgemoe_state_space(pool *p, const state_space *s, const uint16_t *projected, int64_t count, const delta_run *runs, uint16_t *out);
 #endif
