@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edgemoe.api.model import Model
+from edgemoe.api.pictures import picture_part
 from edgemoe.api.status import Progress
-from edgemoe.api.template import Message, encode_chat, render_chat
+from edgemoe.api.template import Message, render_chat
 from edgemoe.api.thinking import WITHOUT_THINKING
 from edgemoe.chat.channels import TaggedText, channel_form
 from edgemoe.chat.saved_kv import SavedKV
@@ -17,6 +19,7 @@ from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import Sampler, Sampling
 from edgemoe.errors import UserError
+from edgemoe.kv.pictures import words_of
 
 _TAIL = 16
 """Tokens of a prompt that may end in an opened reasoning."""
@@ -43,7 +46,7 @@ class Conversation:
         self._sampler = Sampler(replace(model.sampling, special_tokens=self._channels is not None))
         self._system: list[Message] = []
         self._turns: list[Message] = []
-        self._left = 0
+        self._left, self._attached = 0, list[dict[str, Any]]()
         self.reasons = False
         """Whether the prompt of the last turn has opened the model's reasoning."""
         self.set_system(system)
@@ -66,7 +69,7 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages so far: {"role": system, user or assistant, "content": text}."""
+        """The messages so far: {"role": system, user or assistant, "content": text, or text and pictures}."""
         return (*self._system, *self._turns)
 
     @property
@@ -105,7 +108,21 @@ class Conversation:
 
     def clear(self) -> None:
         """Removes every turn; a system message stays."""
-        self._turns, self._left = [], 0
+        self._turns, self._left, self._attached = [], 0, []
+
+    def attach(self, data: bytes) -> int:
+        """Adds a picture to the next turn; returns its number among this turn's pictures, from 1.
+
+        Args:
+            data: the bytes of its file.
+
+        Raises:
+            UserError: it cannot be decoded or is too large, or the model takes none.
+        """
+        part = picture_part(data)
+        self._model.prompts.pictures.split([{"role": "user", "content": [part]}])
+        self._attached.append(part)
+        return len(self._attached)
 
     def restore(self, messages: Sequence[Message]) -> int:
         """Replaces all messages by saved ones; returns their length in tokens, which may exceed the context.
@@ -113,7 +130,7 @@ class Conversation:
         Raises:
             UserError: the chat template refuses them.
         """
-        length = len(encode_chat(self._tokenizer, messages)) if messages else 0
+        length = len(self._model.prompts.encode(messages)) if messages else 0
         self._left = 0
         self._system = [message for message in messages[:1] if message["role"] == "system"]
         self._turns = list(messages[len(self._system) :])
@@ -165,7 +182,7 @@ class Conversation:
         """Answers one turn. Where the context is full, the oldest messages leave it until half of it is free.
 
         Args:
-            prompt: the user's message.
+            prompt: the user's message, which the attached pictures come before.
             on_text: called with each piece of the answer.
             on_shift: called with the number of messages that leave the context for this turn.
 
@@ -173,7 +190,10 @@ class Conversation:
             ContextExceeded: with both counts.
             UserError, ModelRefused: the chat template refuses the conversation, or cannot be run.
         """
-        return self._answer([*self._turns, {"role": "user", "content": prompt}], on_text, on_shift)
+        content: Any = [*self._attached, {"type": "text", "text": prompt}] if self._attached else prompt
+        answer = self._answer([*self._turns, {"role": "user", "content": content}], on_text, on_shift)
+        self._attached = []
+        return answer
 
     def regenerate(
         self, on_text: Callable[[str], None], on_shift: Callable[[int], None] = lambda left: None
@@ -194,7 +214,7 @@ class Conversation:
         tokens, left = self._fitting(turns)
         if left > self._left:
             on_shift(left - self._left)
-        end = self._tokenizer.decode(tokens[-_TAIL:])
+        end = self._tokenizer.decode(words_of(tokens[-_TAIL:]))
         self.reasons = end.rstrip().endswith(OPEN)
         tagged = TaggedText(self._channels.reader(end, None), on_text) if self._channels else None
         on_piece = tagged.write if tagged else on_text
@@ -212,7 +232,7 @@ class Conversation:
     def _shown(self, turns: Sequence[Message]) -> list[int]:
         """Encodes some turns with the system message."""
         more = WITHOUT_THINKING if self.sampling.thinking_budget == 0 else {}
-        return encode_chat(self._tokenizer, [*self._system, *turns], more)
+        return self._model.prompts.encode([*self._system, *turns], more)
 
     def _fitting(self, turns: list[Message]) -> tuple[list[int], int]:
         """Encodes the turns that the context holds, with the system message.

@@ -16,9 +16,11 @@ from edgemoe.chat.session import Chat
 from edgemoe.chat.set_command import SETTINGS, Tuning, changed
 from edgemoe.console.input import QUOTES, Completions, Turn
 from edgemoe.console.sizes import format_size
+from edgemoe.console.text_files import read_bytes
 from edgemoe.errors import UserError
 from edgemoe.memory.describe import LABEL, plan_lines
 from edgemoe.models.options.run_settings import run_settings
+from edgemoe.vision.reader import MOST_BYTES
 
 _WORD = re.compile(r"/([A-Za-z]+|\?)(?:\s+|$)")
 """The beginning of a command; `/etc/passwd` is none."""
@@ -71,7 +73,8 @@ def run_command(chat: Chat, turn: Turn) -> bool:
     if argument and not command.arguments:
         raise UserError(f"/{name} without an argument", repr(argument), f"enter /{name}")
     if command.arguments == "FILE" and not argument:
-        raise UserError(f"/{name} FILE", "no file", f"enter /{name} conversation.json")
+        example = "picture.png" if name == "image" else "conversation.json"
+        raise UserError(f"/{name} FILE", "no file", f"enter /{name} {example}")
     command.run(chat, argument)
     return True
 
@@ -149,6 +152,12 @@ def _system(chat: Chat, argument: str) -> None:
     chat.say("system message removed" if argument == '""' else "system message set")
 
 
+def _image(chat: Chat, argument: str) -> None:
+    path = Path(argument).expanduser()
+    number = chat.conversation.attach(read_bytes(path, MOST_BYTES))
+    chat.say(f"{path} goes with the next turn" + (f", which has {number} pictures" if number > 1 else ""))
+
+
 def _save(chat: Chat, argument: str) -> None:
     path = Path(argument).expanduser()
     kv, tokens = chat.conversation.saved_kv(write=True)
@@ -212,6 +221,7 @@ COMMANDS = {
         "[N]", "at most N tokens of reasoning before an answer; on: no limit, off: none", _think
     ),
     "system": Command("[TEXT]", 'show or set the system message; "" removes it', _system),
+    "image": Command("FILE", "add a picture to the next turn, where the model takes pictures", _image),
     "save": Command("FILE", "write the conversation to a JSON file, and its KV to disk", _save),
     "load": Command("FILE", "continue a conversation from such a file", _load),
     "stats": Command("", "cost of the last answer and of all answers", _stats),
@@ -223,6 +233,7 @@ COMMANDS = {
 COMPLETIONS: Completions = {f"/{name}": {} for name in COMMANDS} | {
     "/set": {name: {choice: {} for choice in setting.choices} for name, setting in SETTINGS.items()},
     "/think": {word: {} for word in _THINK},
+    "/image": None,
     "/save": None,
     "/load": None,
 }

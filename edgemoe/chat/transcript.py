@@ -150,13 +150,21 @@ def _fault(document: Any) -> str | None:
         return "a file without messages"
     for place, message in enumerate(messages):
         named = isinstance(message, dict) and set(message) == {"role", "content"}
-        if not named or not all(_is_text(part) for part in message.values()):
+        if not named or not (_is_text(message["role"]) and _is_content(message["content"])):
             return f"something other than the texts role and content in message {place}"
     roles = [message["role"] for message in messages]
     turns = roles[1:] if roles[0] == "system" else roles
     if len(turns) % 2 or any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns)):
         return "another order of roles than system (optional), then user and assistant in turn"
     return None
+
+
+def _is_content(value: Any) -> bool:
+    """Whether a value is text, or parts of text and pictures as api.pictures.picture_part makes them."""
+    if not isinstance(value, list):
+        return _is_text(value)
+    texts = [part.get("text", part.get("image_url")) if isinstance(part, dict) else None for part in value]
+    return all(_is_text(text["url"] if isinstance(text, dict) and "url" in text else text) for text in texts)
 
 
 def _is_text(value: Any) -> bool:

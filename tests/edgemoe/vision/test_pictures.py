@@ -26,6 +26,8 @@ from transformers import GenerationConfig
 from edgemoe.api.chat_prompt import ChatPrompts
 from edgemoe.api.model import Model
 from edgemoe.api.pictures import ModelPictures, picture_part
+from edgemoe.chat import transcript
+from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import UserError
@@ -51,9 +53,10 @@ CONTEXT = 64
 GREEDY: dict[str, Any] = {"top_p": None, "seed": 0, "max_new_tokens": 4}
 
 TEMPLATE = (
-    "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}"
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}"
     + SPECIAL[1]
-    + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+    + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
 """Writes a special token at the place of a picture."""
 
@@ -178,6 +181,23 @@ def test_a_chat_of_a_server_has_the_prompt_of_the_api(model):
     made = ChatPrompts(model).make(question(a_picture(4)), {})
     assert made.tokens == model.encode(question(a_picture(4)))
     assert pictures_within(made.tokens)
+
+
+def test_a_turn_of_a_chat_takes_a_picture_along(model, tmp_path):
+    """The picture goes with one turn, is saved and loaded with it, and leaves the next turn alone."""
+    conversation = Conversation(model)
+    assert conversation.attach(a_picture(4)) == 1
+    with pytest.raises(UserError, match="PNG, JPEG, WebP or GIF"):
+        conversation.attach(b"no picture")
+    answer = conversation.ask("the fox", lambda piece: None)
+    prompt = [{"role": "user", "content": [picture_part(a_picture(4)), {"type": "text", "text": "the fox"}]}]
+    assert answer.prompt_tokens == len(model.encode(prompt))
+    transcript.save(tmp_path / "saved.json", conversation.messages)
+    again = Conversation(model)
+    again.restore(transcript.load(tmp_path / "saved.json"))
+    assert again.messages == conversation.messages
+    conversation.clear()
+    assert conversation.ask("the fox", lambda piece: None).prompt_tokens == len(model.encode("the fox"))
 
 
 def test_another_picture_of_equal_size_shares_no_kv(model):
