@@ -1,10 +1,11 @@
 """Measures the host's part of a new token on a GPU, on a machine without one: a device that launches nothing.
 
-    python -m tools.gpu.host_time [--tokens 60] [--profile] DIR
+    python -m tools.gpu.host_time [--tokens 60] [--temperature 0.7] [--profile] DIR
 
 DIR gets a small store with the layers, experts and vocabulary of Qwen3-30B-A3B. Experts are chosen at random, some of
-them more often than others, and the likeliest token is always the next one. A row has the milliseconds of the calling
-thread and the Python calls of a token: of the engine's step, and of the choice of the next token.
+them more often than others, and the likeliest token is always the next one, with a temperature too. A row has the
+milliseconds of the calling thread and the Python calls of a token: of the engine's step, and of the choice of the next
+token.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Choices:
         """The outcome of a token after which another one is the likeliest."""
         parts: list[torch.Tensor] = self.outcome.split(self._sizes)
         logits, trace, tokens = parts
-        logits.view(torch.float32).zero_()[likeliest] = 1
+        logits.view(torch.float32).zero_()[likeliest] = 100
         tokens[0] = likeliest
         numbers, k = trace.view(SHAPE.layers, -1), SHAPE.top_k
         rows = [self._chance.choice(SHAPE.experts, k, False, odds / odds.sum()) for odds in self._odds]
@@ -72,8 +73,9 @@ class Choices:
         return self.outcome
 
 
-def measure(store: StoreModel, resident: float, tokens: int, profile: cProfile.Profile | None) -> str:
+def measure(store: StoreModel, resident: float, sampling: Sampling, profile: cProfile.Profile | None) -> str:
     """A row: milliseconds and calls of a token in the engine, and of the choice of the next one."""
+    tokens = sampling.max_new_tokens
     with opened(store, resident) as engine:
         engine.fill()
         sequence, device = engine.sequences.new(), engine.store.device
@@ -81,7 +83,7 @@ def measure(store: StoreModel, resident: float, tokens: int, profile: cProfile.P
         assert isinstance(device, StubDevice)
         memory = engine._parts.runner.fused._memory
         choices, steps, chosen, calls = Choices(memory), list[float](), list[float](), 0
-        sampler = Sampler(Sampling(0.0, 1.0, 0, 1.0, 0, tokens, frozenset()))
+        sampler = Sampler(sampling)
         token = 5
         for number in range(WARM + tokens + 1):
             device.outcome = choices.draw(token + 1)
@@ -90,7 +92,7 @@ def measure(store: StoreModel, resident: float, tokens: int, profile: cProfile.P
             start = time.thread_time()
             if seen:
                 seen.enable()
-            logits = engine.step(Step((Segment(sequence, (token,)),)))[0]
+            logits = engine.step(Step((Segment(sequence, (token,), draws=sampler.draws),)))[0]
             middle = time.thread_time()
             token = sampler.next([token], logits)
             if seen:
@@ -108,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = make_parser("tools.gpu.host_time", __doc__)
     parser.add_argument("--tokens", type=two_or_more, default=60, help="tokens that are measured")
+    parser.add_argument("--temperature", type=float, default=0.0, help="with which tokens are drawn")
     parser.add_argument("--profile", action="store_true", help="also print the functions that take longest")
     parser.add_argument(
         "directory", type=Path, metavar="DIR", help="the store's directory, made if it is new"
@@ -115,10 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options: argparse.Namespace = parser.parse_args(argv)
     torch.set_num_threads(1)
     store = open_store(options.directory)
+    top_k = 20 if options.temperature else 0
+    sampling = Sampling(options.temperature, 1.0, top_k, 1.0, 0, options.tokens, frozenset())
     print(f"{'resident':>11} {'step, ms':>12} {'choice, ms':>12} {'calls':>12}")
     for resident in (1.0, 0.47):
         profile = cProfile.Profile() if options.profile else None
-        print(measure(store, resident, options.tokens, profile), flush=True)
+        print(measure(store, resident, sampling, profile), flush=True)
         if profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     return 0
