@@ -135,7 +135,6 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
     def __init__(self, step: Step, *, signal: str | None = None) -> None:
         super().__init__(layers=[])
         self._cancelled, self._step = step.cancelled, step
-        self.draws = [segment.draws for segment in step.segments]
         self.decode, self.signal = step.decodes, signal
         self.ranks: torch.Tensor | None = None
         """float32 [rows], by attention received in the layer that runs; None where `signal` is."""

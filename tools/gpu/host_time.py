@@ -58,12 +58,13 @@ class Choices:
         self._odds = [np.exp(self._chance.normal(0, 1.2, SHAPE.experts)) for _ in range(SHAPE.layers)]
         self._sizes = [part.numel() for part in memory.outcome_parts]
         self.outcome = torch.zeros_like(memory.outcome)
+        self._logits = torch.from_numpy(self._chance.normal(0, 3, self._sizes[0])).bfloat16().float()
 
     def draw(self, likeliest: int) -> torch.Tensor:
         """The outcome of a token after which another one is the likeliest."""
         parts: list[torch.Tensor] = self.outcome.split(self._sizes)
         logits, trace, tokens = parts
-        logits.view(torch.float32).zero_()[likeliest] = 100
+        logits.view(torch.float32).copy_(self._logits)[likeliest] = 100
         tokens[0] = likeliest
         numbers, k = trace.view(SHAPE.layers, -1), SHAPE.top_k
         rows = [self._chance.choice(SHAPE.experts, k, False, odds / odds.sum()) for odds in self._odds]

@@ -24,7 +24,6 @@ from edgemoe.layers.graph.base import Launches
 from edgemoe.layers.graph.groups import LONGEST_REST, Division, GraphGroups, Numbers
 from edgemoe.layers.graph.memory import TokenMemory
 from edgemoe.machine.device import Device, Event
-from edgemoe.policy.drawing import Draws
 from edgemoe.policy.levels import LevelPolicy
 
 MATCHES = 8
@@ -117,7 +116,10 @@ class OneLaunch:
             float32 [vocab] in RAM, the logits after it; None: it is to be computed in groups of layers.
         """
         self._compare(sequence, token)
-        self._follow(sequence, step.kv.draws[0] if alone else None)
+        draws = step.step.segments[0].draws if alone else None
+        self._memory.drawing = draws is not None and draws.rule is not None
+        if draws and draws.rule:
+            self._memory.draws.follow(draws, sequence.length)
         request = TokenRequest.of(step, sequence, token)
         flight = self._take(request)
         try:
@@ -182,12 +184,6 @@ class OneLaunch:
             self._matches += 1
         else:
             self._matches, self._enough = 0, MATCHES
-
-    def _follow(self, sequence: SequenceKV, draws: Draws | None) -> None:
-        """Sets how launches choose the next token: as the sampler of a sequence does, as far as that is known."""
-        self._memory.drawing = draws is not None and draws.rule is not None
-        if draws and draws.rule:
-            self._memory.draws.follow(draws, sequence.length)
 
     def _pays(self, sequence: SequenceKV) -> bool:
         """Whether the token after the next one of a sequence may run ahead, and is likely to be requested."""
