@@ -48,7 +48,7 @@ test: $(VENV)/.installed-dev
 	$(TESTS) $(ARGS)
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not e2e and not gpu and not triton" $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not e2e and not gpu and not triton and not folders" $(ARGS)
 
 test-folders: $(VENV)/.installed-dev
 	$(TESTS) -m folders $(ARGS)
