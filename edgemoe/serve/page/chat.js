@@ -161,7 +161,7 @@ $("prompt").addEventListener("keydown", (event) => {
 });
 $("prompt").addEventListener("paste", (event) => {
   const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-  if (file) fail("A picture cannot be sent: the server's models take text alone.");
+  if (file) fail("This page cannot send pictures: send them by another client, or in a terminal by /image.");
 });
 $("stop").addEventListener("click", () => running?.controller.abort());
 $("new").addEventListener("click", startNew);
