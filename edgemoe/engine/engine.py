@@ -56,12 +56,12 @@ class Engine(Stepping):
     def __init__(
         self, store: StoreModel, plan: MemoryPlan, settings: RunSettings, wraps: Wraps | None = None
     ) -> None:
-        store = store.guessing(settings)
+        store = store.guessing(settings).for_run(settings, plan.parallel)
         model = model_without_weights(store)
         self.peak = PeakMemory(store.device)
         self.store, self.plan, self.shape, self.device = store, plan, store.shape, store.device
         keys = [
-            ExpertKey(i, e) for i, layer in store.manifest.layers.items() for e in range(len(layer.records))
+            ExpertKey(i, e) for i, layer in store.records.layers.items() for e in range(len(layer.records))
         ]
         self._keys = sorted(keys, key=lambda key: (key.expert, key.layer))
         self._listeners = []

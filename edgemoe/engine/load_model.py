@@ -7,17 +7,20 @@ from typing import Any
 from torch import nn
 
 from edgemoe.engine.device_runner import DeviceModelRunner
+from edgemoe.engine.drafts.head_runner import HeadRunner
 from edgemoe.engine.model_runner import ModelRunner
 from edgemoe.errors import UserError
 from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.families.table import family_of
 from edgemoe.layers.build import build_model
 from edgemoe.layers.fused_decode import FusedDecode
+from edgemoe.layers.head import attach_head, build_head
 from edgemoe.layers.skeleton import skeleton
 from edgemoe.machine.out_of_memory import taking
 from edgemoe.machine.process import freeze_existing_objects, return_free_memory
 from edgemoe.memory.plan import MemoryPlan
 from edgemoe.models.store_model import StoreModel
+from edgemoe.storage.store.manifest import HEAD_NAME
 
 
 def model_without_weights(store: StoreModel) -> nn.Module:
@@ -28,6 +31,8 @@ def model_without_weights(store: StoreModel) -> nn.Module:
     """
     freeze_existing_objects()  # before any object of an engine exists: these are collected with it
     model = skeleton(store.directory, store.config)
+    if store.head:
+        attach_head(model)
     return_free_memory()
     return model
 
@@ -54,11 +59,18 @@ def load_model(
         model = build_model(skeleton, family, store.directory / name, file, runtime)
         if store.device:
             return model, DeviceModelRunner(model, runtime, store.shape, plan)
-        runner = ModelRunner(model, runtime, plan.decode_rows)
-        if plan.drafts and not (isinstance(runner.fused, FusedDecode) and runner.fused.takes_guesses):
+        head = None
+        if store.head:
+            file, own = store.manifest.files[HEAD_NAME], store.head.family
+            head = build_head(model, own, store.directory / HEAD_NAME, file, runtime), own.layer
+        runner = ModelRunner(model, runtime, plan.decode_rows, head)
+        fused = isinstance(runner.fused, FusedDecode) and runner.fused.takes_guesses
+        if plan.drafts and not (fused and (runner.head_decode or not head)):
             raise UserError(
                 "a model whose new tokens the compiled kernel takes through all layers, for --draft",
                 f"model_type {store.config['model_type']} with kernel {store.compute.name}",
                 "leave it out",
             )
+        if head and runner.head_decode:
+            runner.head = HeadRunner.of(head[0], runner.head_decode, store, plan, runtime.source)
         return model, runner

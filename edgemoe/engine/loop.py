@@ -11,6 +11,7 @@ from itertools import zip_longest
 import torch
 
 from edgemoe.engine.drafts.drafting import Drafting
+from edgemoe.engine.drafts.head import new_drafter
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.pace import Pace
 from edgemoe.engine.queue import RequestQueue
@@ -53,7 +54,8 @@ class StepLoop:
         self._prompt_s = 0.0
         """Seconds of prompts' layers since the last new token."""
         self._sampled: deque[Sampled] = deque()
-        self.drafting = Drafting(lambda: engine.most_drafts, engine.plan.decode_rows, self._lengths)
+        make, rows = lambda: new_drafter(engine.head), engine.plan.decode_rows
+        self.drafting = Drafting(lambda: engine.most_drafts, rows, self._lengths, make)
         self.prefill, self.decode = StepTotals(), StepTotals()
 
     def step(self) -> None:
@@ -104,7 +106,9 @@ class StepLoop:
             return
         self.prefill = self.prefill.plus(context.record)
         rows_of = [context.logits] if all_rows else context.logits.split(1)
-        for (request, rows), logits in zip(parts, rows_of, strict=True):
+        for i, ((request, rows), logits) in enumerate(zip(parts, rows_of, strict=True)):
+            for states in context.states[i : i + 1]:
+                self.drafting.saw(request, request.length + rows - len(states), states)
             request.trace.prefill = request.trace.prefill.plus(context.record)
             if request.on_rows:
                 self._score(request, request.on_rows, logits)
@@ -176,12 +180,15 @@ class StepLoop:
         if context is None or context.logits is None:
             return
         record, together = context.record, tuple(requests)
+        if record.drafted:
+            self.drafting.charge(requests[0], record)
         self.decode = self.decode.plus(record)
         rows = context.logits.split([len(segment.tokens) for segment in segments])
         for request, logits, guesses in zip(requests, rows, drafts, strict=True):
             request.trace.decode = request.trace.decode.plus(record)
             request.trace.drafted += len(guesses)
             self._sampled.append(Sampled(request, logits, guesses, record, together))
+        self.drafting.saw_tokens(requests, context.states)
 
     def _run_tokens(self, step: Step, requests: Sequence[Request]) -> StepContext:
         for request, segment in zip(requests, step.segments, strict=True):

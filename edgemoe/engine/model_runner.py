@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,13 +22,17 @@ from edgemoe.experts.step import StepContext
 from edgemoe.families.table import traits_of
 from edgemoe.kernels import torch_rules
 from edgemoe.kv.rotary_lengths import RotaryLengths
-from edgemoe.kv.step import Step
 from edgemoe.layers.fused_decode import FusedDecode
+from edgemoe.layers.head_decode import HeadDecode
 from edgemoe.layers.picture_rows import add_after_layers, rows_of_step
 from edgemoe.layers.resumable import LayerByLayer
 from edgemoe.layers.rotary_length import RotaryLength
 from edgemoe.layers.row_blocks import in_row_blocks
 from edgemoe.machine.sigint import DeferredInterrupt
+
+if TYPE_CHECKING:
+    from edgemoe.engine.drafts.head_runner import HeadRunner
+    from edgemoe.kv.step import Step
 
 
 class ModelRunner:
@@ -38,16 +42,26 @@ class ModelRunner:
         model: the model, from layers.build.
         runtime: the state that its MoE layers share.
         rows: the largest number of tokens of a fused step of new tokens.
+        head: the head for further tokens, from layers.head, and the number of its layer; None: it is not used.
 
     Attributes:
         fused: runs steps of new tokens through all layers at once; None: the modules run them.
+        head_decode: runs the head; None: it is not used, or has no list of operations.
+        head: guesses with it, once load_model has made it; None: it is not used.
     """
 
-    def __init__(self, model: Any, runtime: ExpertRuntime, rows: int = 1) -> None:
+    def __init__(
+        self, model: Any, runtime: ExpertRuntime, rows: int = 1, head: tuple[Any, int] | None = None
+    ) -> None:
         self._model, self._runtime = model, runtime
         self._place = runtime.device.place if runtime.device else torch.device("cpu")
         self._lengths = RotaryLength(model) if RotaryLengths.of(model.config.to_dict()) else None
         self.fused = self._make_fused(rows)
+        self.head_decode: HeadDecode | None = None
+        self.head: HeadRunner | None = None
+        if head:
+            traits = traits_of(model.config.model_type)
+            self.head_decode = HeadDecode.try_from(head[0], traits.fused_gqa, runtime, rows, head[1])
         self._layers: LayerByLayer | None = None
         add_after_layers(model)
         in_row_blocks(model)  # after the fused paths, which look at the modules themselves
@@ -109,7 +123,7 @@ class ModelRunner:
         self, layers: LayerByLayer, context: StepContext
     ) -> Generator[int, None, torch.Tensor]:
         """Runs a prompt's step, and pauses after each layer."""
-        work = layers.run(self._inputs(context))
+        work = layers.run(self._inputs(context), lambda state: context.keep_states(state[0]))
         while True:
             with self._running(context):
                 try:

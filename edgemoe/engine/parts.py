@@ -88,7 +88,7 @@ def open_parts(
             opened.callback(device.cap, None)
         tiers = open_tiers(form, plan, settings, device)
         opened.callback(tiers.close)
-        reader = RecordReader.open(store.directory, store.manifest)
+        reader = RecordReader.open(store.directory, store.records)
         opened.callback(reader.close)
         compensators = _compensators(store, plan, settings)
         if compensators:
@@ -108,7 +108,7 @@ def open_parts(
         source.use_compensators(compensators.where if compensators else None)
         runtime = ExpertRuntime(source, kernel, shape.experts_per_layer, device)
         model, runner = load_model(skeleton, store, plan, runtime)
-        held = HeldExperts(fetcher, shape.layers, shape.experts_per_layer)
+        held = HeldExperts(fetcher, max(store.records.layers) + 1, shape.experts_per_layer)
         yield EngineParts(tiers.vram, tiers.dram, fetcher, source, held, compensators, model, runner)
 
 

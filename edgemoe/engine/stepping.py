@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +21,12 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.layers.dense import Watch, watched
 from edgemoe.memory.model_shape import ModelShape
-from edgemoe.memory.plan import MemoryPlan
 from edgemoe.memory.workspace import long_step_bytes
 from edgemoe.policy.importance import PromptAttention
+
+if TYPE_CHECKING:
+    from edgemoe.engine.drafts.head_runner import HeadRunner
+    from edgemoe.memory.plan import MemoryPlan
 
 
 class Stepping:
@@ -46,6 +50,11 @@ class Stepping:
     def most_drafts(self) -> int:
         """Most guesses of a sequence in a step; 0: the settings have none."""
         return min(self.plan.drafts, self.rules.settings.most_drafts)
+
+    @property
+    def head(self) -> HeadRunner | None:
+        """The model's head for further tokens; None: the settings do not use it."""
+        return self._parts.runner.head
 
     def watched(self, watch: Watch) -> AbstractContextManager[None]:
         """Calls `watch` with the dense layers of 4 bits and their inputs in the block's steps of prompts."""
@@ -86,6 +95,7 @@ class Stepping:
             self._study,
             all_rows=all_rows,
             choices=ChoiceCounts(self.shape.layers, self.shape.experts_per_layer) if counts else None,
+            states_kept=self.head.states_kept if self.head else 0,
         )
 
     def run(self, context: StepContext) -> Generator[int, None, None]:

@@ -131,6 +131,7 @@ class StepContext:
         study: the measurement of the step, or the changes made to it.
         all_rows: whether the step computes the logits of every row; otherwise only of each segment's last row.
         choices: counts the routers' choices; None: they are not counted.
+        states_kept: most of each segment's last rows whose states `states` has.
 
     Raises:
         ContextExceeded: a sequence's context is too small.
@@ -141,6 +142,8 @@ class StepContext:
         decode: the rows are new tokens, each judged alone.
         record: the counts of the step; complete once it has ended.
         logits: float32 [segments or rows, vocab], in RAM, once it has ended.
+        states: bf16 [rows, H] for each segment, in RAM, once it has ended: the states of its last rows after the last
+            layer, before the model's last norm. Empty where none are kept, or where no path on a CPU has run.
         rerouted: int64 [T, k], the experts that a router chose before its choice was made again, where the model is,
             from the router to its layer's experts; None: the choice is the router's.
         picture_rows: rows of pictures, once the step has its inputs; None: it has no such rows.
@@ -155,6 +158,7 @@ class StepContext:
         *,
         all_rows: bool = False,
         choices: ChoiceCounts | None = None,
+        states_kept: int = 0,
     ) -> None:
         self.step, self.policy, self.study = step, policy, study
         self.all_rows, self.decode = all_rows, step.decodes
@@ -167,6 +171,7 @@ class StepContext:
         size, counts = (len(step.segments), step.rows), self.experts.counts
         self.record = StepRecord(step.decodes, *size, transfers=counts, choices=choices, drafted=step.drafts)
         self.logits: torch.Tensor | None = None
+        self.states, self._states_kept = list[torch.Tensor](), states_kept
         self.rerouted: torch.Tensor | None = None
         self.picture_rows: StepRows | None = None
 
@@ -191,6 +196,14 @@ class StepContext:
         if self.decode:
             return [slice(0, self.step.rows)]
         return [slice(row, row + rows) for _, row, rows in self.kv.spans]
+
+    def keep_states(self, hidden: torch.Tensor) -> None:
+        """Takes the states of all rows after the last layer, [rows, H], and keeps the last ones of each segment."""
+        most = self._states_kept
+        if most:
+            parts = [hidden[max(row, row + rows - most) : row + rows] for _, row, rows in self.kv.spans]
+            # A view would keep all rows of a long prompt.
+            self.states = [part.clone() if self.step.rows > most else part for part in parts]
 
     def take_rerouted(self) -> torch.Tensor | None:
         """Returns `rerouted`, which is None from now on."""

@@ -98,6 +98,8 @@ class Traits:
             and corrections make others.
         rms_norm: whether modules named *RMSNorm compute weight * x / sqrt(mean(x^2) + epsilon), or that with 1 + weight
             as the weight, and modules named *LayerNorm the same of x minus its mean, plus a bias.
+        head: how checkpoints name the tensors of a head for further tokens, one of HEAD_FORMS; "": they have none, or
+            no test has shown yet that this program computes it.
         gate: the gate of its routers; None: they choose in a way of their own, which Lynx cannot change, though the
             compiled kernel may know it.
     """
@@ -109,7 +111,11 @@ class Traits:
     product_router: bool = False
     rms_norm: bool = False
     gate: Gate | None = None
+    head: str = ""
 
+
+HEAD_FORMS = ("layer", "mtp")
+"""Names of tensors of a head: as one more layer of the model (DeepSeek-V3, GLM-4.5), or as a module `mtp` (Qwen)."""
 
 _ROWS = re.compile(r"(^|\.)(\w*embed\w*|lm_head|kv_b_proj|weights_proj)\.weight$")
 """Matrices of at least 8 bits: embeddings and heads, whose 4 bits cost more than all others together
@@ -218,7 +224,7 @@ class Family:
 
     def is_unused(self, name: str) -> bool:
         """Whether a tensor of this name is not part of the model; transformers does not load it either."""
-        if any(re.fullmatch(pattern, name) for pattern in _NEVER_USED):
+        if self.never_used(name):
             return True
         renamed = self.in_modules(name)
         if renamed in self.dense:
@@ -227,6 +233,11 @@ class Family:
             return True
         layer = re.match(r"model\.layers\.([0-9]{1,6})\.", renamed)
         return layer is not None and self.ahead[0] <= int(layer[1]) < self.ahead[1]
+
+    @staticmethod
+    def never_used(name: str) -> bool:
+        """Whether no model uses a tensor of this name."""
+        return any(re.fullmatch(pattern, name) for pattern in _NEVER_USED)
 
     def in_modules(self, name: str) -> str:
         """Returns the name in transformers' modules of a checkpoint's dense tensor, or of a tensor's scales."""

@@ -71,9 +71,9 @@ _SIGMOID_ALWAYS = Gate(_always, function="sigmoid")
 _SCALED_TO_1, _SIGMOID_TO_1 = Gate(_always, rounded=False), Gate(_always, function="sigmoid")
 
 
-def _like_glm(models: str) -> Traits:
+def _like_glm(models: str, head: str = "") -> Traits:
     """Traits of families whose routers choose by sigmoids, and whose blocks have shared experts."""
-    return Traits(models, rms_norm=True, gate=_SIGMOID, fused_gqa=_WITH_SHARED)
+    return Traits(models, rms_norm=True, gate=_SIGMOID, fused_gqa=_WITH_SHARED, head=head)
 
 
 def _by_softmax(models: str, layers: FusedGQA, gate: Gate = _SOFTMAX) -> Traits:
@@ -99,8 +99,10 @@ TRAITS = {
         gate=Gate(_never),
         fused_gqa=_WITH_SHARED,
     ),
-    "deepseek_v3": _like_glm("DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2, Kimi-K2.5 without images"),
-    "glm4_moe": _like_glm("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7"),
+    "deepseek_v3": _like_glm(
+        "DeepSeek-V3, DeepSeek-R1, DeepSeek-V3.1, Kimi-K2, Kimi-K2.5 without images", head="layer"
+    ),
+    "glm4_moe": _like_glm("GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7", head="layer"),
     "ernie4_5_moe": Traits(
         "ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B", rms_norm=True, gate=Gate(_always), fused_gqa=_WITH_SHARED
     ),
@@ -132,7 +134,7 @@ TRAITS = {
     "qwen3_5_moe_text": _normalised(
         "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, without images", _WITH_SHARED
     ),
-    "glm4_moe_lite": _like_glm("GLM-4.7-Flash"),
+    "glm4_moe_lite": _like_glm("GLM-4.7-Flash", head="layer"),
     "minimax_m2": Traits(
         "MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5",
         rms_norm=True,

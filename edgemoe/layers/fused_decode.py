@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -24,12 +24,15 @@ from edgemoe.kernels.native.decode_layers import (
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
+from edgemoe.layers.decode_counts import count_damage, count_remapped
 from edgemoe.layers.decoder_parts import outer_parts
 from edgemoe.layers.program import calls_states, experts_of, has_program, layer_program, outer_layers
 from edgemoe.layers.rotations import Rotations
-from edgemoe.policy.levels import LevelPolicy
 from edgemoe.prefetch.base import is_scan
 from edgemoe.storage.base import ExpertKey
+
+if TYPE_CHECKING:
+    from edgemoe.policy.levels import LevelPolicy
 
 
 class FusedDecode:
@@ -45,10 +48,17 @@ class FusedDecode:
         runtime: the state that its MoE layers share.
         kernel: the runtime's kernel, or the kernel that it wraps.
         rows: most tokens of a step.
+        first: number of the model's first layer among all layers with experts.
     """
 
     def __init__(
-        self, model: Any, traits: FusedGQA, runtime: ExpertRuntime, kernel: NativeExpertKernel, rows: int
+        self,
+        model: Any,
+        traits: FusedGQA,
+        runtime: ExpertRuntime,
+        kernel: NativeExpertKernel,
+        rows: int,
+        first: int = 0,
     ) -> None:
         self._runtime = runtime
         self._rotations = Rotations(model, traits)
@@ -57,14 +67,15 @@ class FusedDecode:
         layers, positions = list(model.model.layers), outer_parts(model).positions
         self._experts = [experts_of(layer) for layer in layers]
         count, windows = runtime.experts, traits.windows(model.config)
-        table = ResidentTable(kernel, len(layers), count)
+        table = ResidentTable(kernel, len(layers), count, first)
         programs = [layer_program(layer, windows[i], positions) for i, layer in enumerate(layers)]
         outer = outer_layers(model)
         self._native = NativeDecodeLayers(outer, programs, table, kernel, rows)
         size, buffers = outer.norm[0].shape[-1], self._native.buffers
         self._normed = [buffers.rows_of(NORMED, count, size)[0] for count in range(1, rows + 1)]
         """bf16 [rows, H], the experts' input in a step of 1, 2, 3, ... rows."""
-        self._keys = [[ExpertKey(i, expert) for expert in range(count)] for i in range(len(layers))]
+        self._numbers = range(first, first + len(layers))
+        self._keys = [[ExpertKey(number, expert) for expert in range(count)] for number in self._numbers]
         self._routed = [i for i, program in enumerate(programs) if program.router]
         """The layers whose router is the kernel's."""
         self._experts_at = [program.experts_at for program in programs]
@@ -79,15 +90,15 @@ class FusedDecode:
 
     @classmethod
     def try_from(
-        cls, model: Any, traits: FusedGQA, runtime: ExpertRuntime, rows: int = 1
-    ) -> FusedDecode | None:
+        cls, model: Any, traits: FusedGQA, runtime: ExpertRuntime, rows: int = 1, first: int = 0
+    ) -> Self | None:
         """Makes one where the compiled kernel runs and every part of the model has a native form; None elsewhere."""
         kernel = getattr(runtime.kernel, "wrapped", runtime.kernel)
         if not isinstance(kernel, NativeExpertKernel) or not kernel.unpadded:
             return None
         if not has_program(model):
             return None
-        return cls(model, traits, runtime, kernel, rows)
+        return cls(model, traits, runtime, kernel, rows, first)
 
     @property
     def most_rows(self) -> int:
@@ -100,7 +111,7 @@ class FusedDecode:
             return
         self._configured = policy, compensators
         slots = self._native.gates.shape[2]
-        rules = [policy.decode_rule(layer, slots) for layer in range(len(self._experts))]
+        rules = [policy.decode_rule(number, slots) for number in self._numbers]
         settings = policy.settings
         chosen = settings.compensation
         self._native.configure(
@@ -119,7 +130,7 @@ class FusedDecode:
         """
         self._configure(step.policy, step.study.compensators_in_ram)
         self._count_choices(step)
-        rows, hidden = len(tokens), self._native.embed(tokens)
+        rows, hidden = len(tokens), self._embedded(tokens, step)
         places = [(each, each.length + i) for each, _, own in step.kv.spans for i in range(own)]
         rotations = self._rotations.of(hidden, [at for each in step.step.segments for at in each.positions])
         of_step = self._native.begin(hidden, rotations, places)
@@ -138,12 +149,18 @@ class FusedDecode:
                 self._count_predictions(step, predicted & {*done, *chosen}, trace)
             if place.layer < end:
                 place = self._finish(step, place, hidden, trace, ahead)
-        self._count_damage(step)
+        if self._routed:
+            count_damage(self._native, self._routed, step)
         if step.remapping:
-            self._count_remapped(step)
+            count_remapped(self._native, self._routed, step)
         if self._choices and step.record.choices:
             step.record.choices.merge(self._choices)
+        step.keep_states(hidden[0])
         return self._native.head(hidden)
+
+    def _embedded(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
+        """The first layer's input, bf16 [1, rows, H]."""
+        return self._native.embed(tokens)
 
     def _count_choices(self, step: StepContext) -> None:
         """Makes the kernel count the choices of this step, where its record wants them."""
@@ -207,7 +224,7 @@ class FusedDecode:
         assert experts
         levels, gates = torch.tensor(trace[WANTED]), self._native.gates[layer, :rows]
         compensated = settings.compensation.of_tokens(gates) if settings.compensation else None
-        step.record.active[layer] = len(set(_flat(trace[CHOSEN])))
+        step.record.active[self._numbers[layer]] = len(set(_flat(trace[CHOSEN])))
         if step.study.watch:
             step.study.watch(layer, torch.tensor(trace[CHOSEN]))
         if 0 in settings.levels:
@@ -218,22 +235,6 @@ class FusedDecode:
         else:
             assignments = Assignments.of(torch.tensor(trace[CHOSEN]), levels, gates, compensated)
         return experts.forward(step, normed, assignments, add_to, predicted, experts.next_logits(normed))
-
-    def _count_damage(self, step: StepContext) -> None:
-        """Counts what the levels of the tokens cost, where levels go by damage."""
-        policy, routed, rows = step.policy, self._routed, step.step.rows
-        if policy.settings.priced and routed:
-            trace, gates = self._native.trace[routed][:, :, :rows], self._native.gates[routed][:, :rows]
-            layers = [layer for layer in routed for _ in range(rows)]
-            chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
-            step.use.add_damage(policy.damage, layers, chosen, gates.flatten(0, 1), wanted)
-
-    def _count_remapped(self, step: StepContext) -> None:
-        """Counts the experts that tokens chose by themselves, and the experts that they agreed on."""
-        chosen = self._native.trace[self._routed][:, CHOSEN, : step.step.rows].flatten(1).tolist()
-        counts = self._native.remapped[self._routed].tolist()
-        for (before, pairs), experts in zip(counts, chosen, strict=True):
-            step.use.add_remapped(before, len(set(experts)), pairs)
 
     def _count_hits(self, step: StepContext, layers: list[int], trace: list[list[list[list[int]]]]) -> None:
         """Counts experts that the kernel computed."""
@@ -246,7 +247,7 @@ class FusedDecode:
                 if level > highest.get(expert, 0):
                     highest[expert] = level
             used.append([(keys[expert], level) for expert, level in highest.items()])
-            step.record.active[layer] = len(set(parts[0]))
+            step.record.active[self._numbers[layer]] = len(set(parts[0]))
             if step.study.watch:
                 step.study.watch(layer, torch.tensor(trace[layer][CHOSEN]))
         step.use.add(computed)

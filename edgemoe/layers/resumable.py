@@ -12,7 +12,7 @@ What is computed twice is the embedding of the rows and the norm after the layer
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -89,13 +89,16 @@ class LayerByLayer:
         for number, layer in enumerate(self._layers):
             model.model.layers[number] = ResumableLayer(layer, last=layer is self._layers[-1])
 
-    def run(self, inputs: Mapping[str, Any]) -> Generator[int, None, Any]:
+    def run(
+        self, inputs: Mapping[str, Any], ended: Callable[[torch.Tensor], None] = lambda state: None
+    ) -> Generator[int, None, Any]:
         """Computes what the model computes, and yields the number of each layer once it is done.
 
         The caller may do other work, with the same model too, before it goes on.
 
         Args:
             inputs: named arguments of the model's `forward`.
+            ended: called with the state [1, rows, H] after all layers.
 
         Returns:
             what `forward` returns.
@@ -112,6 +115,8 @@ class LayerByLayer:
             if carried := carried_by(layer):
                 hidden, before[carried] = hidden
             yield number
+        assert hidden is not None
+        ended(hidden)
         return self._without_layers(Pass(result=hidden), self._model, inputs)
 
     @staticmethod

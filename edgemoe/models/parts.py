@@ -10,7 +10,6 @@ from edgemoe.families.base import Family
 from edgemoe.families.table import family_of
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native.attention import kernel_fits
-from edgemoe.machine.device import Device
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.models.conversion.dense_default import DENSE_BITS
 from edgemoe.models.store_check import (
@@ -20,6 +19,7 @@ from edgemoe.models.store_check import (
     planned_vision,
     vision_of,
 )
+from edgemoe.models.store_head import StoreHead
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import bounded_config
 from edgemoe.storage.convert.expert_weights import ExpertWeights
@@ -30,6 +30,7 @@ from edgemoe.storage.store.dense_shapes import matrix_shape
 from edgemoe.storage.store.manifest import Manifest
 
 if TYPE_CHECKING:
+    from edgemoe.machine.device import Device
     from edgemoe.vision.sizes import VisionSize
 
 
@@ -44,6 +45,7 @@ class StoreParts:
         experts: number of experts in all layers.
         dense: dtype and shape of each dense tensor.
         vision: bytes of its vision tower; None: it has none.
+        head: the head for further tokens; None: it has none.
     """
 
     manifest: Manifest
@@ -52,6 +54,7 @@ class StoreParts:
     experts: int
     dense: list[Spec]
     vision: VisionSize | None = None
+    head: StoreHead | None = None
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest | None = None) -> StoreParts:
@@ -74,7 +77,8 @@ class StoreParts:
         check_vocabulary(directory, config, family, tensors)
         experts = sum(len(layer.records) for layer in manifest.layers.values())
         dense, vision = [tensor.spec for tensor in tensors.values()], vision_of(directory, config, manifest)
-        return cls(manifest, config, family, experts, dense, vision)
+        head = StoreHead.read(directory, manifest, family, config)
+        return cls(manifest, config, family, experts, dense, vision, head)
 
     @classmethod
     def planned(cls, checkpoint: Checkpoint, layout: str) -> StoreParts:
@@ -90,7 +94,8 @@ class StoreParts:
         geometry = experts.geometry(None)
         manifest = Manifest("", layout, "", geometry, DENSE_BITS, layers={}, files={})
         every, vision = len(experts.layers) * experts.count, planned_vision(checkpoint)
-        return cls(manifest, config, family, every, list(specs.values()), vision)
+        head = StoreHead.planned(checkpoint, family, config, DENSE_BITS)
+        return cls(manifest, config, family, every, list(specs.values()), vision, head)
 
     def shape(self, device: Device | None) -> ModelShape:
         """The sizes for a memory plan on a device; None: on the CPU."""

@@ -8,11 +8,15 @@ from transformers import GenerationConfig
 
 from edgemoe.errors import ModelRefused
 from edgemoe.families.ahead import require_layers_ahead
+from edgemoe.families.head import head_of
 from edgemoe.families.table import family_of
 from edgemoe.layers.dense_tensors import check_dense
+from edgemoe.layers.head import check_head
+from edgemoe.layers.skeleton import skeleton
 from edgemoe.models.tokenizer import check_tokenizer
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
+from edgemoe.storage.convert.head_weights import HeadWeights
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code, read_json, shortened
 from edgemoe.storage.store.dense import DenseWeights
 
@@ -64,6 +68,10 @@ def check_sizes(checkpoint: Checkpoint, directory: Path, dense_bits: int, head_b
     experts = ExpertWeights(checkpoint, family)
     require_layers_ahead(family, checkpoint.names(), directory)
     dense = DenseWeights(checkpoint, experts.names, family, dense_bits, head_bits).specs()
+    head = head_of(family, checkpoint.config, checkpoint.names())
+    if head:
+        dense_of_head = HeadWeights(checkpoint, head, dense_bits).dense.specs()
+        check_head(skeleton(directory, checkpoint.config), head, dense_of_head, directory)
     check_dense(directory, checkpoint.config, dense)
 
 

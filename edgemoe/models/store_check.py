@@ -17,7 +17,7 @@ from edgemoe.storage.convert.expert_weights import matrix_sides
 from edgemoe.storage.files.header import Spec, TensorEntry, read_header, tensor_bytes
 from edgemoe.storage.store import dense_shapes
 from edgemoe.storage.store.dense import VISION_NAME, VisionTensors
-from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest import HEAD_NAME, MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
 from edgemoe.vision.forms import form_of, read_vision_config
 from edgemoe.vision.sizes import VisionSize, vision_size
@@ -88,7 +88,7 @@ def check_small_files(directory: Path, manifest: Manifest) -> None:
         if name not in manifest.files:
             raise BadManifest(f"{name} among the files of {directory / MANIFEST_NAME}", "none", _ACTION)
     for name, entry in manifest.files.items():
-        if name not in (manifest.dense_name, VISION_NAME):
+        if name not in (manifest.dense_name, VISION_NAME, HEAD_NAME):
             for damage in check_file(directory / name, entry)[1]:
                 raise damage
 

@@ -22,16 +22,18 @@ from edgemoe.models.plans.requirements import (
     require_parallel,
     require_settings,
 )
+from edgemoe.models.store_head import StoreHead
 from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.base import ResidentForm
 from edgemoe.storage.record.layout import LAYOUTS
-from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.reader import with_head
 
 if TYPE_CHECKING:
     from edgemoe.machine.device import Device
     from edgemoe.memory.plan import MemoryPlan
     from edgemoe.policy.damage import Damage
     from edgemoe.storage.convert.checkpoint import Checkpoint
+    from edgemoe.storage.store.manifest import Manifest
     from edgemoe.vision.sizes import VisionSize
 
 
@@ -48,6 +50,7 @@ class StoreModel:
         compute: the kernel here.
         device: where the model will be computed; None: on the CPU.
         vision: bytes of its vision tower; None: it has none. A plan counts it with `with_vision`.
+        head: the head for further tokens; None: the store has none. Shape and manifest are without it.
     """
 
     directory: Path
@@ -58,6 +61,7 @@ class StoreModel:
     compute: Compute
     device: Device | None = None
     vision: VisionSize | None = None
+    head: StoreHead | None = None
 
     @classmethod
     def open(cls, directory: Path, device: Device | None = None) -> StoreModel:
@@ -93,7 +97,8 @@ class StoreModel:
     def _of(cls, directory: Path, parts: StoreParts, kernel: Compute, device: Device | None) -> StoreModel:
         manifest = parts.manifest
         form = kernel.form(manifest.geometry, LAYOUTS[manifest.layout], kernel.layout)
-        return cls(directory, manifest, parts.config, parts.shape(device), form, kernel, device, parts.vision)
+        further = parts.vision, parts.head
+        return cls(directory, manifest, parts.config, parts.shape(device), form, kernel, device, *further)
 
     def with_manifest(self, manifest: Manifest) -> StoreModel:
         """Returns the store with other files of weights in its directory, which a manifest describes.
@@ -102,6 +107,22 @@ class StoreModel:
             UserError, DamagedData: as `open`.
         """
         return self._of(self.directory, StoreParts.read(self.directory, manifest), self.compute, self.device)
+
+    def for_run(self, settings: RunSettings, parallel: int) -> StoreModel:
+        """Returns the store as a run with these settings has it in memory: with its head, where they use it.
+
+        Args:
+            settings: the settings of the run.
+            parallel: sequences that run at once.
+        """
+        if settings.drafts != "mtp" or self.head is None:
+            return replace(self, head=None)
+        return replace(self, shape=self.head.added(self.shape, parallel))
+
+    @property
+    def records(self) -> Manifest:
+        """The manifest with all experts that a run reads (for_run): of the model's layers, and of a head it uses."""
+        return with_head(self.manifest) if self.head else self.manifest
 
     def with_kv(self, form: KVFormat) -> StoreModel:
         """Returns the store for a model whose keys and values are stored in another format.
@@ -190,10 +211,10 @@ class StoreModel:
         """
         settings = settings or RunSettings(levels=(self.manifest.max_level,))
         require_settings(settings, self.directory, self.manifest, self.device)
-        require_drafts(settings, self.device)
+        require_drafts(settings, self.config, self.device, has_head=self.head is not None)
         require_parallel(self.config, parallel, context or self.default_context())
         return make_plan(
-            self.guessing(settings)._planned,
+            self.guessing(settings).for_run(settings, parallel)._planned,
             Limits(vram_limit, context or self.default_context(), dram_limit, parallel, prefill_rows),
             settings,
             compensators=self.compensator_bytes(settings).with_(compensators),

@@ -38,11 +38,11 @@ PROMOTIONS = ("planes", "whole")
 SCANS = ("on", "off")
 """Whether experts of a prompt that wants most of a layer's are evicted first; if not, their use counts as any other."""
 
-DRAFTS = ("off", "ngram")
-"""Guesses at further tokens: none, or the tokens that followed the last ones before."""
+DRAFTS = ("off", "ngram", "mtp")
+"""Guesses at further tokens: none, the tokens that followed the last ones before, or by the model's head for them."""
 
-MOST_DRAFTS = 7
-"""Most guesses in a step."""
+MOST_DRAFTS, MOST_HEAD_DRAFTS = 7, 3
+"""Most guesses in a step, and most that a model's head makes, each of which it computes."""
 
 RANKING = (
     "rule",
@@ -240,7 +240,8 @@ class RunSettings:
     def most_drafts(self) -> int:
         """Most guesses in a step. Rules that look at all tokens of a step, or at its time, have none."""
         alone = self.drafts == "off" or self.remapping is not None or self.tpot_target is not None
-        return 0 if alone else MOST_DRAFTS
+        most = MOST_HEAD_DRAFTS if self.drafts == "mtp" else MOST_DRAFTS
+        return 0 if alone else most
 
     @property
     def mean_bits(self) -> float:

@@ -12,12 +12,11 @@ from contextlib import closing
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
+from edgemoe.storage.convert.head_weights import HeadWeights
 from edgemoe.storage.convert.records import ExpertRecords
 from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.convert.source_table import SourceRow
@@ -28,6 +27,9 @@ from edgemoe.storage.store.dense import VISION_NAME, DenseWeights, VisionTensors
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.writer import StoreWriter
 from edgemoe.storage.threads import in_order, one_core_each, reading_threads
+
+if TYPE_CHECKING:
+    import torch
 
 _MEMORY = 1_500_000_000
 """Bytes: limit of all experts that are read, encoded or wait for their write; one is always allowed."""
@@ -60,6 +62,7 @@ def convert(
     destination: Path,
     family: ExpertNames,
     *,
+    head: ExpertNames | None = None,
     max_level: int | None,
     layout: Layout,
     dense_bits: int,
@@ -74,11 +77,10 @@ def convert(
 
     Args:
         source, destination: directories of the checkpoint, and of the store, which is created if necessary.
-        family: the names of the source's config.
+        family, head: names of the source's model, and of its head for further tokens; None: it has none.
         max_level: 8 or 4, the highest level to store; None: as many bits as each of the source's matrices can fill.
         layout: the order of codes in the records.
-        dense_bits: bits per weight of the matrices outside of experts, one of manifest.DENSE_BITS.
-        head_bits: bits per weight of embedding and head, one of dense_shapes.HEAD_BITS.
+        dense_bits, head_bits: bits per weight of other matrices (manifest.DENSE_BITS), and of embedding and head.
         progress: called with bytes of source weights done and in all, from the calling thread.
         threads: threads that read and encode experts; by default two per core, so that one of them computes.
         arrivals: fetches weights before they are needed; by default all weights are present.
@@ -93,12 +95,18 @@ def convert(
     """
     with source_errors(source):
         how = family, max_level, layout, (dense_bits, head_bits), progress, arrivals
-        job = _Conversion(Checkpoint.open(source), *how, vision)
+        job = _Conversion(Checkpoint.open(source), *how, vision, head)
     return job.into(destination, threads or reading_threads(), tell)
 
 
 def store_bytes(
-    source: Checkpoint, family: ExpertNames, *, max_level: int | None, dense_bits: int, head_bits: int = 8
+    source: Checkpoint,
+    family: ExpertNames,
+    *,
+    max_level: int | None,
+    dense_bits: int,
+    head_bits: int = 8,
+    head: ExpertNames | None = None,
 ) -> int:
     """Computes the bytes of weights in the store that `convert` would write, without reading weights.
 
@@ -108,7 +116,9 @@ def store_bytes(
     experts = ExpertWeights(source, family)
     dense = DenseWeights(source, experts.names, family, dense_bits, head_bits)
     geometry = experts.geometry(max_level)
-    return experts.count * sum(geometry.of_layer(each).record_bytes for each in experts.layers) + dense.nbytes
+    records = sum(geometry.of_layer(each).record_bytes for each in experts.layers)
+    of_head = HeadWeights(source, head, dense_bits).bytes_with(geometry) if head else 0
+    return experts.count * records + dense.nbytes + of_head
 
 
 class _Conversion:
@@ -124,12 +134,15 @@ class _Conversion:
         progress: Callable[[int, int], None],
         arrivals: Arrivals | None,
         vision: Collection[str],
+        head: ExpertNames | None,
     ) -> None:
         self._checkpoint, self._layout, self._bits = checkpoint, layout, bits
         self._experts = ExpertWeights(checkpoint, family)
         self._dense = DenseWeights(checkpoint, self._experts.names, family, *bits)
         self._vision = VisionTensors(checkpoint.others, vision)
         self._geometry = self._experts.geometry(max_level)
+        self._head = HeadWeights(checkpoint, head, bits[0]) if head else None
+        self._max_level = max_level
         self._arrivals, self._known = arrivals, arrivals.contents if arrivals else {}
         self._fingerprint = checkpoint.fingerprint(self._known)
         self._total = checkpoint.nbytes
@@ -140,7 +153,7 @@ class _Conversion:
         """Writes the store, unless it is there; another process may finish it meanwhile."""
         finished = destination / MANIFEST_NAME
         if finished.exists() and self._made(there := Manifest.load(destination)):
-            return there
+            return self._with_head(destination, there, threads)
         writer = StoreWriter(
             destination,
             geometry=self._geometry,
@@ -153,9 +166,24 @@ class _Conversion:
             if finished.exists():
                 return self._with_vision(writer, Manifest.load(destination))
             self._write(writer, threads)
+            if self._head:
+                how = self._geometry, self._layout, self._max_level, threads
+                writer.write_head(*self._head.write(destination, *how))
+                self._add(sum(self._checkpoint[name].nbytes for name in self._head.names))
             require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
             tell(self._records.table.rows())
             return writer.finish(self._checkpoint.format)
+
+    def _with_head(self, destination: Path, there: Manifest, threads: int) -> Manifest:
+        """Adds the head to a finished store that lacks it."""
+        if self._head is None or there.head:
+            return there
+        if self._arrivals:
+            self._arrivals.require(None)
+        with destination_errors(destination):
+            made = self._head.add_to(destination, self._geometry, self._layout, self._max_level, threads)
+            require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
+            return made
 
     def _made(self, store: Manifest) -> bool:
         """Whether a finished store is the result of this conversion."""
@@ -198,6 +226,8 @@ class _Conversion:
             self._release(layer)
         sizes = [self._geometry.of_layer(layer).record_bytes for layer in missing]
         to_come = experts.count * sum(sizes) + self._dense.nbytes + self._vision.nbytes
+        if self._head:
+            to_come += self._head.bytes_with(self._geometry)
         writer.require_free(to_come + (arrivals.peak_bytes if arrivals else 0))
         # What an expert takes between checkpoint and store: weights, codes and a record.
         memory = experts.layer_bytes(experts.layers[0]) // experts.count + 2 * self._geometry.weights
@@ -218,6 +248,8 @@ class _Conversion:
     def _release(self, layer: int) -> None:
         if self._arrivals:
             kept = self._checkpoint.stored(self._dense.names) | self._vision.stored
+            if self._head:
+                kept |= self._checkpoint.stored(self._head.names)
             self._arrivals.release(layer, kept)
 
     def _counted(

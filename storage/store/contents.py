@@ -8,7 +8,7 @@ from typing import Any
 
 from edgemoe.storage.base import LEVELS, Plane
 from edgemoe.storage.store.calibration import load_calibration
-from edgemoe.storage.store.manifest import DENSE_NAME, Manifest
+from edgemoe.storage.store.manifest import DENSE_NAME, HEAD_NAME, Manifest
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -47,6 +47,7 @@ def describe(directory: Path) -> dict[str, Any]:
         else 0,
         "calibration": _calibration(directory, manifest),
         "compensators": describe_compensators(manifest),
+        "head": describe_head(manifest),
         "codes_by_layer": list(_codes_by_layer(manifest)),
     }
 
@@ -90,6 +91,20 @@ def _codes_by_layer(manifest: Manifest) -> Iterator[dict[str, Any]]:
                 "group": spec.group,
                 "bits_per_weight": each + 32 / spec.group,
             }
+
+
+def describe_head(manifest: Manifest) -> dict[str, Any] | None:
+    """Describes a store's head for further tokens in values for JSON; None without one."""
+    head = manifest.head
+    if not head:
+        return None
+    count = len(head.experts.records)
+    return {
+        "layer": head.layer,
+        "experts": count,
+        "expert_bytes": count * manifest.geometry.of_layer(head.layer).record_bytes,
+        "dense_bytes": manifest.files[HEAD_NAME].size if HEAD_NAME in manifest.files else 0,
+    }
 
 
 def describe_compensators(manifest: Manifest) -> dict[str, Any] | None:

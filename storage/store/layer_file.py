@@ -39,6 +39,11 @@ def shard_name(layer: int, run: str = "") -> str:
     return f"experts-{run}-{layer:05d}.safetensors" if run else f"experts-{layer:05d}.safetensors"
 
 
+def head_shard_name(layer: int) -> str:
+    """Name of the file of the records of a head for further tokens, which is this layer."""
+    return f"head-{layer:05d}.safetensors"
+
+
 def shards(directory: Path) -> dict[Path, tuple[str, int]]:
     """The files of records in a directory, whole or not: path -> (run, layer), which shard_name takes."""
     found = ((path, _SHARD_NAME.fullmatch(path.name)) for path in directory.iterdir())
@@ -82,7 +87,19 @@ def write_layer(
         ValueError: another number or length of records; no file is written.
         DoesNotFit: the disk is full.
     """
-    path, geometry = directory / shard_name(layer, run), geometry.of_layer(layer)
+    return write_records_of(directory / shard_name(layer, run), layer, geometry, count, records, error)
+
+
+def write_records_of(
+    path: Path,
+    layer: int,
+    geometry: RecordGeometry,
+    count: int,
+    records: Iterable[Bytes],
+    error: SourceError,
+) -> LayerRecords:
+    """Writes the records of a layer to a file of any name; other arguments and errors: see write_layer."""
+    geometry = geometry.of_layer(layer)
     checksums = write_records(
         path,
         [geometry.record_bytes] * count,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -27,6 +26,7 @@ from edgemoe.storage.store.manifest_entries import (
     FileEntry,
     LayerRecords,
     bits_json,
+    layer_json,
     matrix_json,
     read_dense_bits,
     read_files,
@@ -37,6 +37,10 @@ from edgemoe.storage.store.manifest_entries import (
     read_planes,
     read_text,
 )
+from edgemoe.storage.store.stored_head import StoredHead, head_json, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MANIFEST_NAME = "store.json"
 MARKER_NAME = "unfinished.json"
@@ -45,6 +49,9 @@ MARKER_NAME = "unfinished.json"
 DENSE_NAME = "dense.safetensors"
 _DENSE_NAMES = re.compile(r"dense(-[0-9a-f]{8})?\.safetensors", re.ASCII)
 """Name of the file of the weights outside the experts."""
+
+HEAD_NAME = "head.safetensors"
+"""Name of the file of the dense weights of a head that guesses further tokens."""
 
 SCALE_SUFFIX = "_scale"
 """The scales of a tensor `name` of codes are the tensor `name` + this suffix."""
@@ -78,6 +85,8 @@ class Manifest:
         codes: how the experts' codes were chosen; None: rounded to nearest, or the source's own codes.
         dense_choice: the measurement that chose dense_bits; None: there was none.
         head_bits: bits per weight of embedding and head, one of HEAD_BITS, where dense_bits is below 16.
+        head: the experts of the head that guesses further tokens, whose dense weights are the file HEAD_NAME; None: the
+            store has no head.
     """
 
     source: str
@@ -93,6 +102,7 @@ class Manifest:
     codes: CalibratedCodes | None = None
     dense_choice: DenseChoice | None = None
     head_bits: int = 8
+    head: StoredHead | None = None
 
     @property
     def has_groups(self) -> bool:
@@ -164,6 +174,8 @@ class Manifest:
             content["dense_choice"] = self.dense_choice.to_json()
         if self.compensators:
             content["compensators"] = self.compensators.to_json()
+        if self.head:
+            content["head"] = head_json(self.head)
         return json_line(content)
 
     @property
@@ -253,7 +265,8 @@ class Manifest:
         columns = read_planes(content, geometry)
         dense_bits, head_bits = read_dense_bits(content, DENSE_BITS)
         files, layers = read_files(content), read_layers(content, geometry, columns)
-        names = [layer.file for layer in layers.values()]
+        head = read_head(content.get("head"), geometry, columns, layers)
+        names = [layer.file for layer in (*layers.values(), *([head.experts] if head else ()))]
         if len({*names, *files}) < len(names) + len(files):
             raise ValueError("a file name that occurs twice")
         described = content.get("source_format", ""), content.get("source_error")
@@ -263,16 +276,8 @@ class Manifest:
         compensators = read_compensators(content.get("compensators"), geometry, counts)
         chosen = read_codes(content.get("codes")), read_dense_choice(content.get("dense_choice"))
         sizes = geometry, dense_bits, layers, files
-        return cls(
-            read_text(content, "source"),
-            layout,
-            of_probe,
-            *sizes,
-            *described,
-            compensators,
-            *chosen,
-            head_bits,
-        )
+        source = read_text(content, "source")
+        return cls(source, layout, of_probe, *sizes, *described, compensators, *chosen, head_bits, head)
 
 
 def is_dense_name(name: str) -> bool:
@@ -292,9 +297,3 @@ def json_line(content: Mapping[str, Any]) -> bytes:
 
 def _is_error(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def layer_json(layer: LayerRecords) -> dict[str, Any]:
-    """The entry of a layer, as values for JSON."""
-    records = [[r.offset, *(f"{checksum:016x}" for checksum in r.checksums)] for r in layer.records]
-    return {"file": layer.file, "records": records}

@@ -18,7 +18,7 @@ from edgemoe.storage.store.dense_shapes import HEAD_BITS
 
 MAX_OFFSET = 1 << 50
 _MAX_SIDE = 1 << 24
-_MAX_LAYERS = 1 << 16
+MAX_LAYERS = 1 << 16
 _MAX_EXPERTS = 1 << 16
 _GROUPS = (32, 64, 128, 256)
 _CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -170,25 +170,38 @@ def read_layers(
     out = {}
     for name, value in read_object(content.get("layers"), "layers").items():
         number = _layer_number(name)
-        own = geometry.of_layer(number)
-        layer = read_object(value, f"layer {number}")
-        rows = read_list(layer.get("records"), f"records of layer {number}")
-        if not 1 <= len(rows) <= _MAX_EXPERTS:
-            raise ValueError(f"{len(rows)} experts in layer {number}")
-        missing = len(geometry.planes) - len(own.planes)
-        of_layer = columns[0] - missing, columns[1] - missing
-        records = tuple(_record(row, of_layer, f"layer {number}, expert {e}") for e, row in enumerate(rows))
-        offsets = sorted(record.offset for record in records)
-        if any(b - a < own.record_bytes for a, b in pairwise(offsets)):
-            raise ValueError(f"two overlapping records in layer {number}")
-        out[number] = LayerRecords(read_file_name(layer.get("file")), records)
+        out[number] = read_layer(number, value, geometry, columns)
     if out and (unknown := geometry.layer_numbers - out.keys()):
         raise ValueError(f"bits of layer {min(unknown)}, which has no experts")
     return out
 
 
+def read_layer(
+    number: int, value: object, geometry: RecordGeometry, columns: tuple[int, int]
+) -> LayerRecords:
+    """The entry of one layer."""
+    own = geometry.of_layer(number)
+    layer = read_object(value, f"layer {number}")
+    rows = read_list(layer.get("records"), f"records of layer {number}")
+    if not 1 <= len(rows) <= _MAX_EXPERTS:
+        raise ValueError(f"{len(rows)} experts in layer {number}")
+    missing = len(geometry.planes) - len(own.planes)
+    of_layer = columns[0] - missing, columns[1] - missing
+    records = tuple(_record(row, of_layer, f"layer {number}, expert {e}") for e, row in enumerate(rows))
+    offsets = sorted(record.offset for record in records)
+    if any(b - a < own.record_bytes for a, b in pairwise(offsets)):
+        raise ValueError(f"two overlapping records in layer {number}")
+    return LayerRecords(read_file_name(layer.get("file")), records)
+
+
+def layer_json(layer: LayerRecords) -> dict[str, Any]:
+    """The entry of a layer, as values for JSON."""
+    records = [[r.offset, *(f"{checksum:016x}" for checksum in r.checksums)] for r in layer.records]
+    return {"file": layer.file, "records": records}
+
+
 def _layer_number(text: str) -> int:
-    if not re.fullmatch(r"0|[1-9][0-9]{0,5}", text, re.ASCII) or int(text) >= _MAX_LAYERS:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,5}", text, re.ASCII) or int(text) >= MAX_LAYERS:
         raise ValueError(f"{shortened(text)} as a layer number")
     return int(text)
 

@@ -13,14 +13,20 @@ from edgemoe.storage.files.header import strict_json
 from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.store.codes import CalibratedCodes
 from edgemoe.storage.store.manifest import (
+    HEAD_NAME,
     MANIFEST_NAME,
     Manifest,
     files_json,
     is_dense_name,
     json_line,
-    layer_json,
 )
-from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords, read_object
+from edgemoe.storage.store.manifest_entries import (
+    FileEntry,
+    LayerRecords,
+    layer_json,
+    read_object,
+)
+from edgemoe.storage.store.stored_head import StoredHead, head_json
 
 
 def save_compensators(directory: Path, index: CompensatorIndex) -> Manifest:
@@ -70,6 +76,26 @@ def save_codes(
     entries = {"codes": codes.to_json(), "layers": numbered, "source_error": error, "compensators": None}
     entries["files"] = files_json(files)
     _update(directory, entries)
+    return made
+
+
+def save_head(directory: Path, head: StoredHead, dense: FileEntry) -> Manifest:
+    """Adds a head for further tokens, whose files are written, to the store.json of a store atomically.
+
+    Args:
+        directory: directory of the store.
+        head: its experts.
+        dense: the file of its dense weights.
+
+    Returns:
+        the store's manifest with the head.
+
+    Raises:
+        EdgemoeError: as save_compensators.
+    """
+    found = Manifest.load(directory)
+    made = replace(found, head=head, files={**found.files, HEAD_NAME: dense})
+    _update(directory, {"head": head_json(head), "files": files_json(made.files)})
     return made
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -126,3 +127,11 @@ class RecordReader(FileReader):
                 path = self._files.of_layer[key.layer].path
                 found = f"{digest.hexdigest()} from {path} at offset {record.offset + plane.offset}"
                 raise ChecksumMismatch(wanted, found, VERIFY)
+
+
+def with_head(manifest: Manifest) -> Manifest:
+    """Returns a manifest with the experts of its head as one more layer, for readers of every record."""
+    head = manifest.head
+    if head is None:
+        return manifest
+    return replace(manifest, layers={**manifest.layers, head.layer: head.experts}, head=None)

@@ -18,7 +18,7 @@ from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.retry import open_regular, read_errors
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, tensor_name
-from edgemoe.storage.store.reader import RecordReader
+from edgemoe.storage.store.reader import RecordReader, with_head
 
 _PIECE = 1 << 20
 _ACTION = "convert the model again"
@@ -48,7 +48,7 @@ def verify(directory: Path, progress: Callable[[int, int], None]) -> VerifyRepor
         UserError, BadManifest: from Manifest.load.
         StoreBusy: another process is writing the store.
     """
-    manifest = Manifest.load(directory)
+    manifest = with_head(Manifest.load(directory))
     compensators = manifest.compensators.nbytes if manifest.compensators else 0
     total = manifest.expert_bytes + compensators + sum(entry.size for entry in manifest.files.values())
     damage: list[DamagedData] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import xxhash
@@ -19,14 +20,17 @@ from edgemoe.storage.files.atomic import PARTIAL, refused, replacing, require_fr
 from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.files.source_file import read_whole
 from edgemoe.storage.record.layout import Layout
-from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.record.probes import PROBES
 from edgemoe.storage.store.dense_file import write_dense_file
 from edgemoe.storage.store.layer_file import complete_layers, write_layer
-from edgemoe.storage.store.manifest import DENSE_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from edgemoe.storage.store.manifest import DENSE_NAME, HEAD_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords
 from edgemoe.storage.store.manifest_updates import save_files
+
+if TYPE_CHECKING:
+    from edgemoe.storage.record.offsets import RecordGeometry
+    from edgemoe.storage.store.stored_head import StoredHead
 
 
 class StoreWriter:
@@ -68,6 +72,7 @@ class StoreWriter:
         self._layers: dict[int, LayerRecords] = {}
         self._errors: dict[int, SourceError] = {}
         self._files: dict[str, FileEntry] = {}
+        self._head: StoredHead | None = None
         self._lock: StoreLock | None = None
 
     def __enter__(self) -> StoreWriter:
@@ -137,6 +142,10 @@ class StoreWriter:
         """
         return save_files(self._directory, self._files)
 
+    def write_head(self, head: StoredHead, dense: FileEntry) -> None:
+        """Takes a head for further tokens, whose files are in the directory (convert.head_weights)."""
+        self._head, self._files[HEAD_NAME] = head, dense
+
     def copy(self, path: Path) -> None:
         """Copies a small file (config, tokenizer, chat template) into the store, under its own name."""
         raw = read_whole(path)
@@ -159,6 +168,7 @@ class StoreWriter:
             files=self._files,
             source_format=source_format,
             source_error=error.relative if error.total else None,
+            head=self._head,
         )
         marker = self._directory / MARKER_NAME
         manifest.save(marker)
@@ -185,6 +195,7 @@ class StoreWriter:
                     source_error=None,
                     compensators=None,
                     codes=None,
+                    head=None,
                 )
                 if conversion != self._empty:
                     raise self._occupied(_difference(found, self._empty))

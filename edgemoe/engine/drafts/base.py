@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
+
+from edgemoe.experts.records import StepTotals
+
 
 class Drafter(Protocol):
     """Guesses at the tokens that follow in one answer. It never changes the answer: wrong guesses only cost time.
@@ -12,7 +16,24 @@ class Drafter(Protocol):
     >>> from edgemoe.engine.drafts.ngram import NgramDrafter
     >>> NgramDrafter().propose([7, 1, 2, 3, 9, 8, 1, 2, 3], 2)
     [9, 8]
+
+    Attributes:
+        computes: whether guesses take the time of a computation: their number is decided before they are made.
     """
+
+    computes: bool
+
+    def saw(self, first: int, states: torch.Tensor) -> None:
+        """Takes the states of some tokens of the answer or its prompt, as the model has computed them.
+
+        Args:
+            first: position of the first of these tokens.
+            states: bf16 [rows, H], after the last layer, before the model's last norm. The last rows may belong to
+                guesses that turn out to be wrong; states from their positions on replace them.
+        """
+
+    def take_spent(self) -> StepTotals:
+        """Returns the time and the transfers of its computations since the last call."""
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Returns the next tokens, as far as there is a guess; [] where there is none.

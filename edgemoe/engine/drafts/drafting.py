@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from weakref import WeakKeyDictionary
 
+import torch
+
 from edgemoe.engine.drafts.base import Drafter
 from edgemoe.engine.drafts.gate import Acceptance, DraftGate
 from edgemoe.engine.drafts.ngram import NgramDrafter
@@ -48,6 +50,9 @@ class Drafting:
         most = self._rows - len(requests)
         if not self._limit() or most < 1 or not self._gate.open(len(requests)):
             return [()] * len(requests)
+        if self._of(requests[0])[0].computes:
+            alone = len(requests) == 1
+            return [self._allowed(each, self._proposed(each) if alone else []) for each in requests]
         proposed = [self._proposed(request) for request in requests]
         if not any(proposed):
             return [()] * len(requests)
@@ -70,7 +75,10 @@ class Drafting:
         if limit < 1:
             return []
         try:
-            guesses = self._of(request)[0].propose(request.tokens, limit)
+            drafter, acceptance = self._of(request)
+            if drafter.computes:  # their number is decided first
+                limit = self._gate.counts([acceptance], [limit], limit, computed=True)[0]
+            guesses = drafter.propose(request.tokens, limit) if limit else []
             return list(takewhile(lambda token: token < FIRST_ID, guesses))
         except Exception:
             self.stop(request)
@@ -83,6 +91,23 @@ class Drafting:
         except Exception:
             self.stop(request)
             return ()
+
+    def saw(self, request: Request, first: int, states: torch.Tensor) -> None:
+        """Takes the states of a step's tokens for the request's drafter, as Drafter.saw."""
+        self._of(request)[0].saw(first, states)
+
+    def saw_tokens(self, requests: Sequence[Request], states: Sequence[torch.Tensor]) -> None:
+        """Takes the states of a step of new tokens of some requests; of none, where no states are kept."""
+        for request, rows in zip(requests, states, strict=False):
+            assert request.sequence
+            self.saw(request, request.sequence.length - 1, rows)
+
+    def charge(self, request: Request, record: StepRecord) -> None:
+        """Adds the time and the transfers of a request's guesses to the record of the step that checks them."""
+        spent = self._of(request)[0].take_spent()
+        if spent.steps:
+            record.seconds += spent.seconds
+            record.transfers = record.transfers + spent.transfers
 
     def observe(self, request: Request, drafted: int, accepted: int) -> None:
         """Takes the guesses of a request in a step, and how many of them were right."""
@@ -100,5 +125,6 @@ class Drafting:
 
     def _of(self, request: Request) -> tuple[Drafter, Acceptance]:
         if request not in self._requests:
-            self._requests[request] = self._drafter(), Acceptance()
+            drafter = self._drafter()
+            self._requests[request] = drafter, Acceptance(likely=drafter.computes)
         return self._requests[request]

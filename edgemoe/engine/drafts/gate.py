@@ -89,10 +89,14 @@ def _terms(drafted: int, time: float) -> tuple[float, ...]:
 
 
 class Acceptance:
-    """How often the guesses of one request were right lately."""
+    """How often the guesses of one request were right lately.
 
-    def __init__(self) -> None:
-        self._right, self._checked = 1.2, 2.0
+    Args:
+        likely: whether guesses are likely to be right before any has been checked.
+    """
+
+    def __init__(self, *, likely: bool = False) -> None:
+        self._right, self._checked = (1.6 if likely else 1.2), 2.0
 
     @property
     def rate(self) -> float:
@@ -128,7 +132,14 @@ class DraftGate:
         times = self._of(sequences)
         return times.steps >= FIRST_STEPS and times.guessing < _GUESSING and self._balance > 0
 
-    def counts(self, acceptances: Sequence[Acceptance], proposed: Sequence[int], limit: int) -> list[int]:
+    def counts(
+        self,
+        acceptances: Sequence[Acceptance],
+        proposed: Sequence[int],
+        limit: int,
+        *,
+        computed: bool = False,
+    ) -> list[int]:
         """Returns how many guesses each request of the next step may have.
 
         The likeliest guesses of all requests come first, as many as give the most expected tokens for the step's time.
@@ -137,6 +148,7 @@ class DraftGate:
             acceptances: how often each request's guesses were right.
             proposed: number of proposed guesses of each request, 0 to MOST_DRAFTS; if more, they are likelier right.
             limit: most guesses of the step.
+            computed: guesses are made whatever the tokens are: their number says nothing.
         """
         counts = [0] * len(proposed)
         if not self.open(len(proposed)):
@@ -154,7 +166,7 @@ class DraftGate:
         if gain > _PAYS * len(proposed):
             for _, _, request in ranked[:best]:
                 counts[request] += 1
-        elif self._balance >= _TRIAL and max(proposed) >= _TRIAL_LEAST:
+        elif self._balance >= _TRIAL and (computed or max(proposed) >= _TRIAL_LEAST):
             counts[proposed.index(max(proposed))] = min(_TRIAL_GUESSES, limit)
         return counts
 

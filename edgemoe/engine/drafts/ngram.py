@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from edgemoe.experts.records import StepTotals
+
 LEAST_MATCH = 3
 """Last tokens that must have come before."""
 
@@ -17,10 +21,19 @@ class NgramDrafter:
     A match of n tokens gives at most n guesses: a long repetition goes on more surely than a short one.
     """
 
+    computes = False
+
     def __init__(self) -> None:
         self._ends = dict[tuple[int, ...], int]()
         """Each LEAST_MATCH tokens -> the number of tokens up to their latest end."""
         self._indexed = 0
+
+    def saw(self, first: int, states: torch.Tensor) -> None:
+        """States do not matter to it."""
+
+    def take_spent(self) -> StepTotals:
+        """It computes nothing."""
+        return StepTotals()
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Returns guesses, as Drafter.propose."""

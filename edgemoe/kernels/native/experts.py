@@ -134,24 +134,26 @@ class ResidentTable:
 
     Args:
         kernel: prepares experts.
-        layers, experts: number of layers of the model, and of experts in a layer.
+        layers, experts: number of layers, and of experts in a layer.
+        first: number of the first of these layers; experts of other layers are left out.
 
     Attributes:
         experts: number of experts in a layer.
     """
 
-    def __init__(self, kernel: NativeExpertKernel, layers: int, experts: int) -> None:
-        self.experts = experts
+    def __init__(self, kernel: NativeExpertKernel, layers: int, experts: int, first: int = 0) -> None:
+        self.experts, self._layers = experts, range(first, first + layers)
         self._kernel, self._table = kernel, (Expert * (layers * experts))()
 
     def address(self, layer: int) -> int:
-        """The address of a layer's array; valid as long as this object."""
+        """The address of the array of a layer, by its place among these; valid as long as this object."""
         return ctypes.addressof(self._table) + layer * self.experts * ctypes.sizeof(Expert)
 
     def changed(self, key: ExpertKey, level: int, blocks: Blocks) -> None:
         """Takes an expert's resident level and blocks over; level 0: it is gone."""
-        prepared = self._kernel.prepared(blocks, level) if level else Expert()
-        self._table[key.layer * self.experts + key.expert] = prepared
+        if key.layer in self._layers:
+            prepared = self._kernel.prepared(blocks, level) if level else Expert()
+            self._table[(key.layer - self._layers.start) * self.experts + key.expert] = prepared
 
 
 def weighted_sum(

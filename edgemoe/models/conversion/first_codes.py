@@ -16,6 +16,7 @@ from pathlib import Path
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
 from edgemoe.errors import EdgemoeError
+from edgemoe.families.head import head_of
 from edgemoe.families.table import family_of
 from edgemoe.machine.process import available_memory
 from edgemoe.models.cache import downloads_directory, note_path
@@ -71,7 +72,9 @@ class FirstCodes:
         seconds = calibration_seconds(checkpoint)
         if seconds is None or seconds >= LONGEST:
             return False
-        size = store_bytes(checkpoint, family_of(checkpoint.config), max_level=None, dense_bits=16)
+        family = family_of(checkpoint.config)
+        head = head_of(family, checkpoint.config, checkpoint.names())
+        size = store_bytes(checkpoint, family, max_level=None, dense_bits=16, head=head)
         if available_memory() < size + PROCESSES:
             return False
         existing = next(parent for parent in self.store.absolute().parents if parent.exists())

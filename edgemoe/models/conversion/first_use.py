@@ -8,6 +8,7 @@ from pathlib import Path
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
 from edgemoe.errors import EdgemoeError
+from edgemoe.families.head import head_of
 from edgemoe.families.table import family_of
 from edgemoe.machine.cgroups import cores
 from edgemoe.models.conversion.calibration_time import calibration_seconds
@@ -49,7 +50,8 @@ def announce(checkpoint: Checkpoint, name: str, directory: Path, *, download: bo
     if size < BIG_BYTES:
         return
     family = family_of(checkpoint.config)
-    store = store_bytes(checkpoint, family, max_level=None, dense_bits=DENSE_BITS)
+    head = head_of(family, checkpoint.config, checkpoint.names())
+    store = store_bytes(checkpoint, family, max_level=None, dense_bits=DENSE_BITS, head=head)
     existing = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     say(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgemoe.console.sizes import format_size
 from edgemoe.console.width import say
+from edgemoe.families.head import head_of
 from edgemoe.families.table import family_of
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
@@ -24,15 +27,16 @@ def tell_growth(checkpoint: Checkpoint, max_level: int | None, dense_bits: int, 
         ModelRefused, MissingTensor: from store_bytes.
     """
     family = family_of(checkpoint.config)
+    head = head_of(family, checkpoint.config, checkpoint.names())
     sources = ExpertWeights(checkpoint, family).sources
     if not any(matrix.quantized for layer in sources.values() for matrix in layer):
         return
     size = sum(checkpoint[name].nbytes for name in checkpoint.names())
-    bits = {"dense_bits": dense_bits, "head_bits": head_bits}
-    store = store_bytes(checkpoint, family, max_level=max_level, **bits)
+    how: dict[str, Any] = {"dense_bits": dense_bits, "head_bits": head_bits, "head": head}
+    store = store_bytes(checkpoint, family, max_level=max_level, **how)
     if store <= GROWTH * size:
         return
-    lower = store_bytes(checkpoint, family, max_level=4, **bits)
+    lower = store_bytes(checkpoint, family, max_level=4, **how)
     less = f"; with --max-level 4 it takes {format_size(lower)}" if lower < store else ""
     say(
         f"{format_size(size)} of {checkpoint.format} weights become a store of {format_size(store)}, because some are "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 from edgemoe.console.progress import ByteProgress
 from edgemoe.console.width import say
 from edgemoe.errors import UserError
+from edgemoe.families.head import HeadFamily, head_of
 from edgemoe.families.table import family_of, require_known
-from edgemoe.hub.name import HubModel
 from edgemoe.models.calibration import adopt_calibration
 from edgemoe.models.conversion.download import Download, choose_layout, download, download_path
 from edgemoe.models.conversion.first_codes import AS_ROUNDED, FirstCodes
@@ -22,6 +22,9 @@ from edgemoe.storage.convert.run import convert
 from edgemoe.storage.convert.source_table import SourceRow
 from edgemoe.storage.store.manifest import DENSE_BITS, MANIFEST_NAME, Manifest
 from edgemoe.vision.forms import form_of
+
+if TYPE_CHECKING:
+    from edgemoe.hub.name import HubModel
 
 Check = Callable[[Checkpoint], object]
 """Raises an EdgemoeError for a checkpoint that is not to be converted; reads no weights."""
@@ -71,11 +74,11 @@ def convert_checkpoint(
     checked |= _vision(checkpoint, options)
     check_runnable(checkpoint, *_bits(options))
     check(checkpoint)
-    family = family_of(checkpoint.config)
-    table: list[SourceRow] = []
+    family, table = family_of(checkpoint.config), list[SourceRow]()
     tell_growth(checkpoint, options["max_level"], *_bits(options))
     with ByteProgress(f"converting {source.name}") as bar:
-        manifest = convert(source, destination, family, **checked, progress=bar.update, tell=table.extend)
+        how = checked | {"progress": bar.update, "tell": table.extend}
+        manifest = convert(source, destination, family, head=_head(checkpoint), **how)
     adopt_calibration(source, destination)
     _print_error(manifest, table)
     return manifest
@@ -95,8 +98,7 @@ def convert_from_hub(
     Resumes an interrupted call. Leaves a finished store of the same model unchanged.
 
     Args:
-        model: its name on the Hub.
-        destination: the store's directory.
+        model, destination: its name on the Hub, and the store's directory.
         keep_source: keeps the whole checkpoint in downloads_directory().
         check: may refuse the checkpoint by its headers, before weights are downloaded.
         codes: may keep the checkpoint, and then chooses the bits of dense weights.
@@ -118,9 +120,15 @@ def convert_from_hub(
             announce(checkpoint, model.name, destination.parent, download=True)
             _begin(arriving, checkpoint, model, options, codes)
         how = _checked(options) | _vision(checkpoint, options) | _telling(arriving, table)
-        manifest = convert(arriving.source, destination, family_of(checkpoint.config), **how)
+        family, head = family_of(checkpoint.config), _head(checkpoint)
+        manifest = convert(arriving.source, destination, family, head=head, **how)
     _print_error(manifest, table)
     return manifest
+
+
+def _head(checkpoint: Checkpoint) -> HeadFamily | None:
+    """The names of a checkpoint's head for further tokens; None: it has none that this program runs."""
+    return head_of(family_of(checkpoint.config), checkpoint.config, checkpoint.names())
 
 
 def _telling(arriving: Download, table: list[SourceRow]) -> dict[str, Any]:

@@ -39,12 +39,16 @@ def require_settings(
         raise UserError("a GPU, for --in-place off", "--device cpu", "leave it out")
 
 
-def require_drafts(settings: RunSettings, device: Device | None) -> None:
-    """Refuses guesses at further tokens where a step cannot check several of them.
+def require_drafts(
+    settings: RunSettings, config: Mapping[str, Any], device: Device | None, *, has_head: bool
+) -> None:
+    """Refuses guesses at further tokens where a step cannot check several of them, or where no head makes them.
 
     Args:
         settings: the settings of the run.
+        config: the model's config.json.
         device: None: the CPU.
+        has_head: whether the store has a head for further tokens.
 
     Raises:
         UserError: with the option that is to be left out.
@@ -52,6 +56,23 @@ def require_drafts(settings: RunSettings, device: Device | None) -> None:
     if settings.drafts != "off" and device:
         raise UserError(
             f"a model on the CPU, for --draft {settings.drafts}", f"--device {device.name}", "leave it out"
+        )
+    if settings.drafts == "mtp":
+        _require_head(settings, config, has_head=has_head)
+
+
+def _require_head(settings: RunSettings, config: Mapping[str, Any], *, has_head: bool) -> None:
+    """Refuses guesses by a head that the store lacks, or with settings that count or move experts by layer."""
+    if not has_head:
+        again = "convert the model again from a checkpoint with its head, or give --draft ngram"
+        has_one = traits_of(config["model_type"]).head
+        found = "one without it" if has_one else f"model_type {config['model_type']}, which has none here"
+        action = again if has_one else "give --draft ngram, or leave it out"
+        raise UserError("a store with a head for further tokens, for --draft mtp", found, action)
+    if settings.hotness:
+        action = "give --draft ngram, or leave one of them out"
+        raise UserError(
+            "experts that stay at their levels, for --draft mtp", "--policy hotness, which moves them", action
         )
 
 

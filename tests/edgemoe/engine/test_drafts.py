@@ -248,7 +248,7 @@ def test_settings_that_allow_no_guesses_are_refused():
     for options in ({"lynx": True}, {"tpot_target": "50ms"}):
         with pytest.raises(UserError, match="one by one, for --draft ngram"):
             run_settings(8, draft="ngram", **options)
-    with pytest.raises(UserError, match="--draft off or ngram"):
+    with pytest.raises(UserError, match="--draft off or ngram or mtp"):
         run_settings(8, draft="self")
 
 

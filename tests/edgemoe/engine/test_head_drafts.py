@@ -1,0 +1,250 @@
+"""Guesses by a model's head for further tokens: as transformers makes them, and without effect on the answer."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from greedy import assert_right, run
+from head_models import LAYERS, guesses_of, model_with_head, save_with_head
+
+from edgemoe.engine.drafts.base import Drafter
+from edgemoe.engine.drafts.drafting import Drafting
+from edgemoe.engine.drafts.gate import Acceptance, DraftGate
+from edgemoe.engine.drafts.head import HeadDrafter, new_drafter
+from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.scheduler import Scheduler
+from edgemoe.errors import BadManifest, UserError
+from edgemoe.kv.step import Segment, Step
+from edgemoe.models.conversion.run import convert_checkpoint
+from edgemoe.models.store_head import HEAD_STATES
+from edgemoe.policy.hotness import Hotness
+from edgemoe.policy.importance import PromptAttention
+from edgemoe.policy.settings import RunSettings
+from edgemoe.storage.store.contents import describe
+from edgemoe.storage.store.manifest import HEAD_NAME, Manifest
+from edgemoe.storage.store.verify import verify
+
+PROMPT = [5, 9, 200, 17, 3, 88, 7, 12]
+NEW = 24
+LATENT = {"kv_lora_rank": 48, "qk_rope_head_dim": 16}
+"""Sizes of latents that the compiled kernel of attention knows."""
+
+
+class WithHead(NamedTuple):
+    """A checkpoint with a head, its store, and transformers' model and head of it."""
+
+    checkpoint: Path
+    store: Path
+    model: Any
+    head: Any
+
+
+def make_store(model_type: str, directory: Path, **changes: Any) -> WithHead:
+    model, head = model_with_head(model_type, **changes)
+    checkpoint = save_with_head(model, head, directory / "checkpoint")
+    convert_checkpoint(checkpoint, directory / "store", max_level=8, layout="auto", dense_bits=16)
+    return WithHead(checkpoint, directory / "store", model, head)
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> WithHead:
+    return make_store("glm4_moe", tmp_path_factory.mktemp("glm"))
+
+
+class Always(DraftGate):
+    """Allows all guesses, whatever they cost."""
+
+    def open(self, sequences):
+        return True
+
+    def counts(self, acceptances, proposed, limit, *, computed=False):
+        return list(proposed)
+
+    def observe(self, sequences, drafted, accepted, seconds):
+        pass
+
+
+def guessing(engine: Engine) -> Drafting:
+    """Guesses as many tokens as there may be."""
+    make = partial(new_drafter, engine.head)
+    return Drafting(lambda: engine.most_drafts, engine.plan.decode_rows, None, make, Always())
+
+
+def show_states(engine: Engine, drafter: Drafter, tokens: list[int]) -> None:
+    """Shows a drafter the states of a prompt."""
+    sequence = engine.sequences.new()
+    context = engine.begin(Step((Segment(sequence, tuple(tokens), PromptAttention()),)))
+    for _ in engine.run(context):
+        pass
+    engine.sequences.end(sequence)
+    drafter.saw(len(tokens) - len(context.states[0]), context.states[0])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"), [("", {}), ("deepseek_v3", LATENT), ("glm4_moe_lite", LATENT)]
+)
+def test_guesses_are_those_of_transformers_in_float32(open_engine, glm, tmp_path, model_type, changes):
+    """Logits of a prompt, and of two guesses after it, differ from transformers' head by the codes of 8 bits alone."""
+    one = make_store(model_type, tmp_path, **changes) if model_type else glm
+    engine = open_engine(one.store, drafts="mtp")
+    tokens, logits = guesses_of(one.head, one.model, PROMPT, 3)
+    drafter = new_drafter(engine.head)
+    show_states(engine, drafter, PROMPT[:-1])
+    ran, rows = drafter._runner.run, list[torch.Tensor]()
+
+    def record_logits(*arguments: Any) -> Any:
+        out = ran(*arguments)
+        rows.append(out[0])
+        return out
+
+    drafter._runner.run = record_logits
+    assert drafter.propose(PROMPT, 3) == tokens
+    error = (torch.stack(rows) - logits).norm(dim=1) / logits.norm(dim=1)
+    assert error.max() < 0.05
+
+
+def test_guesses_after_more_tokens_and_after_another_request_are_the_same(open_engine, glm):
+    """The head goes on where it was, whatever was guessed wrong; it begins anew after another request's tokens."""
+    engine = open_engine(glm.store, drafts="mtp")
+    longer = [*PROMPT, 40, 41, 42]
+    once, other, step_by_step = (new_drafter(engine.head) for _ in range(3))
+    show_states(engine, once, longer[:-1])
+    want = once.propose(longer, 3)
+    for end in (len(PROMPT), len(PROMPT) + 2, len(longer)):
+        show_states(engine, step_by_step, [*longer[: end - 1], 99, 98])  # rows of guesses that were wrong
+        step_by_step.propose(longer[:end], 2)
+    assert step_by_step.propose(longer, 3) == want
+    show_states(engine, other, PROMPT[:-1])
+    other.propose(PROMPT, 1)
+    assert step_by_step.propose(longer, 3) == want
+    assert once.propose([*longer, 7, 8], 3) == []  # a state is missing
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"level": 8},
+        {"levels": (8, 4), "retention": 0.5, "exact": True},
+        {"level": 4, "kv": "q8_0", "experts": 5},
+    ],
+)
+def test_an_answer_is_that_without_guesses_wherever_experts_are(open_engine, glm, how):
+    """Tokens and logits are equal; guesses are counted, with what the head's experts read from the disk."""
+    simple = run(Scheduler(open_engine(glm.store, **how)), PROMPT, NEW)
+    engine = open_engine(glm.store, drafts="mtp", **how)
+    scheduler = Scheduler(engine)
+    scheduler.loop.drafting = guessing(engine)
+    request = run(scheduler, PROMPT, NEW)
+    assert request.tokens == simple.tokens
+    assert torch.equal(torch.stack(request.rows), torch.stack(simple.rows))
+    assert request.trace.decode.drafted > NEW
+    assert request.trace.decode.seconds < request.trace.token_times[-1] - request.trace.token_times[0] + 1
+    head = {key.layer for key in engine.vram.resident()} if "experts" not in how else {LAYERS}
+    assert LAYERS in head
+    if "experts" in how:
+        assert request.trace.decode.transfers.ssd_bytes > simple.trace.decode.transfers.ssd_bytes
+    assert_right(engine, request)
+
+
+def test_a_head_has_a_part_of_the_plan_where_it_is_used(open_engine, glm):
+    """Without guesses by it, memory is divided as for a store that has none."""
+    store = StoreModel.open(glm.store)
+    plain, ngram, own = (
+        store.plan(vram_limit=None, settings=RunSettings(levels=(8,), drafts=way))
+        for way in ("off", "ngram", "mtp")
+    )
+    assert (plain.experts, ngram.experts, own.experts) == (16, 16, 24)
+    assert own.dense_bytes > ngram.dense_bytes == plain.dense_bytes
+    assert own.drafts == 3
+    engine = open_engine(glm.store)
+    engine.fill()
+    assert {key.layer for key in engine.vram.resident()} == {1, 2}
+
+
+def test_a_store_says_and_verifies_its_head(glm, tmp_path):
+    """Damage of its experts and of its other weights is rows; every byte counts."""
+    assert describe(glm.store)["head"]["experts"] == 8
+    assert describe(glm.store)["layers"] == 2
+    done = list[tuple[int, int]]()
+    assert not verify(glm.store, lambda *part: done.append(part)).damage
+    head = Manifest.load(glm.store).head
+    assert done[-1][1] > head.experts.records[-1].offset
+    for name in (head.experts.file, HEAD_NAME):
+        path = glm.store / name
+        raw = path.read_bytes()
+        path.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
+        try:
+            assert name in str(verify(glm.store, lambda *part: None).damage)
+        finally:
+            path.write_bytes(raw)
+
+
+def without_head(store: Path, to: Path) -> Path:
+    """The store as it was before stores had heads."""
+    to.mkdir()
+    manifest = Manifest.load(store)
+    for path in store.iterdir():
+        if path.name not in (HEAD_NAME, manifest.head.experts.file):
+            (to / path.name).write_bytes(path.read_bytes())
+    files = {name: entry for name, entry in manifest.files.items() if name != HEAD_NAME}
+    old = Manifest(**{**vars(manifest), "head": None, "files": files})
+    old.save(to / "store.json")
+    return to
+
+
+def test_a_store_without_a_head_answers_and_gets_one_by_converting_again(open_engine, glm, tmp_path):
+    """Its guesses are refused by name until then; afterwards both stores have the same bytes."""
+    old = without_head(glm.store, tmp_path / "old")
+    with open_engine(old) as engine:
+        assert run(Scheduler(engine), PROMPT, 2).tokens
+    with pytest.raises(UserError, match=r"--draft mtp, got one without it: convert the model again"):
+        open_engine(old, drafts="mtp")
+    convert_checkpoint(glm.checkpoint, old, max_level=8, layout="auto", dense_bits=16)
+    assert Manifest.load(old).to_json() == Manifest.load(glm.store).to_json()
+    assert (old / HEAD_NAME).read_bytes() == (glm.store / HEAD_NAME).read_bytes()
+    assert isinstance(new_drafter(open_engine(old, drafts="mtp").head), HeadDrafter)
+
+
+def test_what_a_head_cannot_guess_with_is_refused(open_engine, glm, tiny_store, tmp_path):
+    """A family without a head, precision that moves, and a head of another layer than the config's."""
+    with pytest.raises(UserError, match=r"qwen3_moe, which has none here: give --draft ngram"):
+        open_engine(tiny_store, drafts="mtp")
+    with pytest.raises(UserError, match=r"for --draft mtp, got --policy hotness"):
+        open_engine(glm.store, levels=(8, 4), exact=False, hotness=Hotness(), drafts="mtp")
+    other = without_head(glm.store, tmp_path / "other")
+    content = Manifest.load(glm.store)
+    wrong = content.head.__class__(LAYERS + 1, content.head.experts)
+    Manifest(**{**vars(content), "head": wrong}).save(other / "store.json")
+    with pytest.raises(BadManifest, match=f"a head as layer {LAYERS}"):
+        StoreModel.open(other)
+
+
+def test_a_drafter_keeps_few_states(open_engine, glm):
+    """A long answer's old states go, and guesses begin with the ones that are left."""
+    drafter = new_drafter(open_engine(glm.store, drafts="mtp", context=256).head)
+    states = torch.randn(1, 64).bfloat16()
+    for position in range(3 * HEAD_STATES):
+        drafter.saw(position, states)
+    assert sum(len(rows) for _, rows in drafter._states) == HEAD_STATES
+    assert len(drafter.propose([7] * (3 * HEAD_STATES + 1), 2)) == 2
+
+
+def test_the_gate_tries_computed_guesses_and_leaves_them_where_they_do_not_pay():
+    """Likely guesses are made at once; wrong ones cost no more than the balance, and are tried again later."""
+    gate, acceptance = DraftGate(), Acceptance(likely=True)
+    for _ in range(6):
+        gate.observe(1, 0, 0, 1.0)
+    assert gate.counts([acceptance], [3], 3, computed=True)[0] > 0
+    steps, counted = 600, list[int]()
+    for _ in range(steps):
+        count = gate.counts([acceptance], [3], 3, computed=True)[0]
+        counted.append(count)
+        gate.observe(1, count, 0, 1.0 + 0.5 * count)
+        if count:
+            acceptance.observe(count, 0)
+    assert sum(0.5 * count for count in counted) < 0.02 * steps
+    assert any(counted[100:])
