@@ -21,6 +21,7 @@ from edgemoe.engine.scheduler import Scheduler
 from edgemoe.engine.thinking import Thinking
 from edgemoe.errors import UserError
 from edgemoe.grammar.lark import Reasoning
+from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.options.run_settings import run_settings
 
@@ -241,6 +242,19 @@ def test_settings_of_an_engine_keep_or_have_no_guesses(open_engine, tiny_store):
     engine.prefill(sequence, PROMPT)
     with pytest.raises(ValueError, match="at most 8 rows in a step, got 9"):
         engine.begin(Step((Segment(sequence, tuple(range(9)), drafts=7),)))
+
+
+@pytest.mark.parametrize(("lengths", "count"), [((10,), 3), ((6,), 7), ((), 0)])
+def test_guesses_end_before_tokens_with_other_rotary_factors(open_engine, tiny_store, lengths, count):
+    """Before the long factors of longrope, after them, and where each further token has factors of its own."""
+    engine = open_engine(tiny_store, level=4, drafts="ngram")
+    request = Request(
+        [*PROMPT, 30], Sampler(replace(GREEDY, max_new_tokens=NEW)), sequence=engine.sequences.new()
+    )
+    engine.prefill(request.sequence, PROMPT)
+    changes = RotaryLengths(lengths, None if lengths else 6)
+    drafting = Drafting(lambda: 7, 8, changes, drafter=lambda: Known([30] * 40), gate=OpenGate())
+    assert [len(guesses) for guesses in drafting.propose([request])] == [count]
 
 
 def test_settings_that_allow_no_guesses_are_refused():
