@@ -1,4 +1,4 @@
-"""Codes dense matrices of 4 to 6 bits with error feedback: Hessians of their inputs, then one matrix after another."""
+"""Codes dense matrices of 4 to 8 bits with error feedback: Hessians of their inputs, then one matrix after another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import torch
 from edgemoe.calibrate.windows import Window
 from edgemoe.console.progress import CountProgress
 from edgemoe.families.base import Family
-from edgemoe.kernels.native.columns import calibrated_codes
+from edgemoe.kernels.native.columns import calibrated_codes, calibrated_rows
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.dense_inputs import HEAD, hessians_of
 from edgemoe.recode.plans import coding_room
 from edgemoe.recode.request import RecodeRequest
+from edgemoe.storage.record.nested_codes import ColumnOrder
 from edgemoe.storage.record.offsets import MatrixSpec
 from edgemoe.storage.store import dense_groups, dense_shapes
-from edgemoe.storage.store.dense import DenseWeights
+from edgemoe.storage.store.dense import DenseWeights, quantize_rows
 from edgemoe.storage.threads import in_order, one_core_each
 
 MEMORY = 1_500_000_000
@@ -31,7 +32,7 @@ PIECE = 1 << 24
 
 
 class DenseCoding:
-    """Makes the bytes of every matrix in groups.
+    """Makes the tensors of every matrix of 8 or fewer bits.
 
     Args:
         store: the store, whose inputs are sampled at its highest level.
@@ -53,7 +54,7 @@ class DenseCoding:
     ) -> None:
         self._store, self._family, self._weights = store, family, weights
         self._windows, self._request, self._threads = windows, request, threads
-        self._left, self._made = list(weights.grouped), dict[str, torch.Tensor]()
+        self._left, self._made = list(weights.coded), dict[str, tuple[torch.Tensor, ...]]()
         self._tied = HEAD not in map(family.in_modules, weights.names)
 
     def tensors(self) -> Generator[tuple[str, torch.Tensor]]:
@@ -68,7 +69,7 @@ class DenseCoding:
         ) as progress:
             yield from self._weights.tensors(partial(self._coded, progress.advance))
 
-    def _coded(self, advance: Callable[[], None], name: str) -> torch.Tensor:
+    def _coded(self, advance: Callable[[], None], name: str) -> tuple[torch.Tensor, ...]:
         if name not in self._made:
             self._code_next(advance)
         return self._made.pop(name)
@@ -82,12 +83,15 @@ class DenseCoding:
         found = hessians_of(self._store, self._windows, sizes, self._request, MEMORY) if sizes else {}
         names = list(takewhile(lambda each: inputs[each] is None or inputs[each] in found, self._left))
         self._left = self._left[len(names) :]
+        hessians = [found.get(inputs[each] or "") for each in names]
         with one_core_each(self._threads) as pool:
-            hessians = {each: found[whole] if whole else None for each in names for whole in [inputs[each]]}
-            tasks = ((self._bytes(each), partial(self._one, each, hessians[each])) for each in names)
+            tasks = (
+                (self._bytes(each), partial(self._one, each, hessian))
+                for each, hessian in zip(names, hessians, strict=True)
+            )
             with closing(in_order(pool, tasks, coding_room(largest, MEMORY))) as coded:
-                for each, matrix in zip(names, coded, strict=True):
-                    self._made[each] = matrix
+                for each, tensors in zip(names, coded, strict=True):
+                    self._made[each] = tensors
                     advance()
 
     def _input(self, name: str) -> str | None:
@@ -108,19 +112,22 @@ class DenseCoding:
         """Bytes that a matrix takes while it is coded."""
         rows, cols = self._weights.shape(name)
         whole = 4 * rows * cols  # as it is read, its bytes, and the bytes of its parts
-        return whole + 4 * (4 * self._piece(name) * cols + 4 * cols**2)
+        return whole + 4 * (5 * self._piece(name) * cols + 4 * cols**2)
 
-    def _one(self, name: str, hessian: torch.Tensor | None) -> torch.Tensor:
+    def _one(self, name: str, hessian: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Codes a matrix; to nearest without a Hessian."""
-        weight, bits = self._weights.read(name), self._weights.bits(name)
         if hessian is None:
-            return dense_groups.quantize_groups(weight, bits)
-        parts = list[torch.Tensor]()
+            return self._weights.nearest(name)
+        weight, bits, parts = self._weights.read(name), self._weights.bits(name), list[torch.Tensor]()
+        if bits == 8:
+            order, (_, scales) = ColumnOrder(hessian, len(hessian)), quantize_rows(weight)
+            pieces = zip(weight.split(self._piece(name)), scales.split(self._piece(name)), strict=True)
+            return torch.cat([calibrated_rows(part, scale, order) for part, scale in pieces]), scales
         for part in weight.split(self._piece(name)):
             spec = MatrixSpec.of(name, len(part), part.shape[1], dense_shapes.GROUP)
             codes, parameters = calibrated_codes(part.float(), hessian, spec, {bits: 1.0}, bits)
             parts.append(dense_groups.packed(codes, parameters, bits))
-        return dense_groups.joined(parts) if len(parts) > 1 else parts[0]
+        return (dense_groups.joined(parts),)
 
     def _piece(self, name: str) -> int:
         """Rows of a matrix that are coded at a time. A row's codes do not depend on other rows."""

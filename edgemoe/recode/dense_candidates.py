@@ -21,7 +21,6 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.dense_file import write_dense_file
-from edgemoe.storage.store.dense_shapes import BITS
 from edgemoe.storage.store.manifest import Manifest, is_dense_name
 
 
@@ -48,7 +47,7 @@ class DenseCandidates:
         made = replace(store.manifest, dense_bits=bits)
         tensors: Iterable[tuple[str, torch.Tensor]] = weights.tensors()
         run, coding = None, None
-        if self._sample and bits in BITS:
+        if self._sample:
             codes = codes_of(made, list(self._sample), request)
             made, run = replace(made, codes=codes), codes.run
             threads = request.threads or cores()

@@ -1,4 +1,4 @@
-"""Writes a store's file of dense weights again, where some have 4 to 6 bits."""
+"""Writes a store's file of dense weights again, where these are codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgemoe.storage.store.recoded import RecodedLayers
 def write_dense(
     store: StoreModel, source: Path, windows: Sequence[Window], files: RecodedLayers, request: RecodeRequest
 ) -> None:
-    """Writes a new file of the dense weights, where some have 4 to 6 bits.
+    """Writes a new file of the dense weights, where these are codes.
 
     Args:
         store: the store.
@@ -35,7 +35,7 @@ def write_dense(
     Raises:
         DoesNotFit, DamagedData: as DenseCoding.tensors.
     """
-    if not store.manifest.has_groups:
+    if not store.manifest.has_dense_codes:
         return
     checkpoint = Checkpoint.open(source)
     family = family_of(checkpoint.config)

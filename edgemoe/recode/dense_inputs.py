@@ -1,4 +1,4 @@
-"""Hessians of the inputs of a model's dense matrices in groups."""
+"""Hessians of the inputs of a model's dense matrices."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def hessians_of(
     sizes: Mapping[str, int],
     request: RecodeRequest,
     limit: int,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, torch.Tensor | None]:
     """Sums the products of matrices' inputs, while the windows go once through the store at its highest level.
 
     Args:
@@ -78,7 +78,7 @@ def hessians_of(
         limit: most bytes of all Hessians; one is always allowed.
 
     Returns:
-        name -> float32 [K, K], which matrices with the same input share.
+        name -> float32 [K, K], which matrices with the same input share; None for a matrix that is not multiplied with.
 
     Raises:
         DoesNotFit: the limits are too small.
@@ -92,21 +92,21 @@ def hessians_of(
         with engine.watched(inputs.watch):
             engine.prefill(sequence, windows[0][:2])
         found = _fitting(sizes, inputs.first, limit)
-        sums = _Sums(set(found.values()))
+        sums = _Sums({first for first in found.values() if first})
         with engine.watched(sums.watch):
             for window in windows:
                 sequence.crop(0)
                 _run(engine, sequence, window, all_rows=HEAD in found)
-    return {name: sums.hessians[first] for name, first in found.items()}
+    return {name: sums.hessians[first] if first else None for name, first in found.items()}
 
 
-def _fitting(sizes: Mapping[str, int], first: Mapping[str, str], limit: int) -> dict[str, str]:
-    """The first names whose Hessians fit: name -> the matrix whose Hessian it shares."""
-    found, used = dict[str, str](), 0
+def _fitting(sizes: Mapping[str, int], first: Mapping[str, str], limit: int) -> dict[str, str | None]:
+    """The first names whose Hessians fit: name -> the matrix whose Hessian it shares; None: it has no inputs."""
+    found, used = dict[str, str | None](), 0
     for name, size in sizes.items():
-        shared = first.get(name, name)
-        more = 0 if shared in found.values() else size
-        if found and used + more > limit:
+        shared = first.get(name)
+        more = 0 if shared is None or shared in found.values() else size
+        if used and used + more > limit:
             break
         found[name] = shared
         used += more

@@ -117,7 +117,7 @@ def codes_of(manifest: Manifest, windows: list[Window], request: RecodeRequest) 
     weights = IMPORTANCE[request.favour].items()
     importance = {level: weight for level, weight in weights if level <= manifest.max_level}
     parts = [manifest.source, manifest.layout, manifest.max_level, sorted(importance.items()), windows]
-    if manifest.has_groups:
+    if manifest.has_dense_codes:
         parts.append("dense weights")
     run = xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())[:8]
     text = request.text.name if request.text else SELF

@@ -31,7 +31,7 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
     """Replaces the codes of a store's experts by codes that were chosen with error feedback.
 
     Shows progress and remaining time on stderr. The store can be read meanwhile, and uses the new codes once all layers
-    have them, and its dense weights of 4 bits new ones. Killed and run again, it goes on after the last complete window
+    have them, and its dense weights of 8 or fewer bits. Killed and run again, it goes on after the last complete window
     or layer, with the same bytes in the end. A store with these codes stays. The disk holds all twice until the end.
 
     Args:

@@ -159,6 +159,32 @@ def nested_codes(
     return codes, parameters
 
 
+def row_codes(
+    weight: torch.Tensor, scales: torch.Tensor, order: ColumnOrder, columns: Columns = plain_columns
+) -> torch.Tensor:
+    """Codes of 8 bits with error feedback, for a matrix with one scale per row and none per group.
+
+    Args:
+        weight: floating point [N, K]; finite.
+        scales: bf16 [N], at least the row's largest weight / 127.
+        order: made from the Hessian of its inputs, without padding.
+        columns: codes columns.
+
+    Returns:
+        int8 [N, K], -127 .. 127: a weight is a code times the row's scale.
+    """
+    padded = F.pad(weight.float(), (0, 0, 0, -len(weight) % 8))
+    step = F.pad(scales.float(), (0, -len(weight) % 8)).clamp_min(torch.finfo(torch.float32).tiny)
+    steps = step.expand(weight.shape[1], -1).contiguous()
+    left = padded[:, order.columns].t().contiguous().unsqueeze(0)
+    # The middle of a group's codes is 135.5, and of a row's 128.
+    block = Block(left, order.upper, steps, 7.5 * steps, [8], {8: 1.0}, 8)
+    made = _coded(block, columns).t()[: len(weight)].int().sub_(128).clamp_(min=-127)
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    codes[:, order.columns] = made.to(torch.int8)
+    return codes
+
+
 def _coded(block: Block, columns: Columns) -> torch.Tensor:
     """Codes every column: uint8 [K, rows]."""
     left, upper = block.remainder, block.upper

@@ -54,7 +54,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 def _dense_codes(manifest: Manifest) -> str | None:
     """Describes how codes of dense weights were chosen; None: rounded to nearest, or there are none."""
-    coded = manifest.has_groups and manifest.dense_name != DENSE_NAME
+    coded = manifest.has_dense_codes and manifest.dense_name != DENSE_NAME
     return str(manifest.codes) if manifest.codes and coded else None
 
 

@@ -136,13 +136,22 @@ class DenseWeights:
         return out
 
     @property
-    def grouped(self) -> list[str]:
-        """Names of the matrices in groups, in the order of the file."""
-        return [name for name in self.names if name in self._grouped]
+    def coded(self) -> list[str]:
+        """Names of the matrices of 8 or fewer bits, in the order of the file."""
+        return [name for name in self.names if name in self._grouped or name in self._eight_bit]
 
     def bits(self, name: str) -> int:
-        """Bits per weight of a matrix in groups."""
-        return self._grouped[name]
+        """Bits per weight of a matrix of 8 or fewer bits; below 8 it is in groups."""
+        return self._grouped.get(name, 8)
+
+    def nearest(self, name: str) -> tuple[torch.Tensor, ...]:
+        """Reads a matrix of 8 or fewer bits, rounded to nearest: the bytes of groups; or codes and scales of rows.
+
+        Raises:
+            DamagedData, TruncatedFile: as `tensors`.
+        """
+        weight, bits = self.read(name), self.bits(name)
+        return quantize_rows(weight) if bits == 8 else (dense_groups.quantize_groups(weight, bits),)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor of the checkpoint."""
@@ -170,33 +179,27 @@ class DenseWeights:
         return sum(tensor_bytes(*spec) for spec in self.specs().values())
 
     def tensors(
-        self, coded: Callable[[str], torch.Tensor] | None = None
+        self, coded: Callable[[str], tuple[torch.Tensor, ...]] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields name and tensor, one at a time.
 
         Args:
-            coded: makes the bytes of a matrix in groups, called in the order of `grouped`; None: codes are rounded to
-                nearest.
+            coded: makes the tensors of a matrix of 8 or fewer bits, called in the order of `coded`, as `nearest`, which
+                it is by default.
 
         Raises:
             DamagedData: a weight is NaN, infinite, or too large for bf16; with the tensor's name.
             TruncatedFile: from Weight.read.
         """
+        make, matrices = coded or self.nearest, set(self.coded)
         for name in self.names:
-            if coded and name in self._grouped:
-                yield name, coded(name)
+            if name not in matrices:
+                yield name, self.read(name)
                 continue
-            weight = self.read(name)
-            if name in self._grouped:
-                yield name, dense_groups.quantize_groups(weight, self.bits(name))
-            elif name in self._eight_bit:
-                codes, scales = quantize_rows(weight)
-                del weight
-                yield name, codes
-                del codes
-                yield name + SCALE_SUFFIX, scales
-            else:
-                yield name, weight
+            matrix, *scales = make(name)
+            yield name, matrix
+            del matrix
+            yield from ((name + SCALE_SUFFIX, each) for each in scales)
 
 
 def _module_of(name: str) -> str:

@@ -105,9 +105,9 @@ class Manifest:
     head: StoredHead | None = None
 
     @property
-    def has_groups(self) -> bool:
-        """Whether dense weights are in groups, which can be coded with error feedback."""
-        return min(self.dense_bits, self.head_bits) < 8
+    def has_dense_codes(self) -> bool:
+        """Whether dense weights are codes, which can be chosen with error feedback."""
+        return self.dense_bits < 16
 
     @property
     def coded_source(self) -> str:

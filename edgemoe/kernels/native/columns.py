@@ -6,7 +6,14 @@ import torch
 
 from edgemoe.kernels.native import library as native
 from edgemoe.storage.record.encode import Quantized
-from edgemoe.storage.record.nested_codes import Block, ColumnOrder, Importance, nested_codes, plain_columns
+from edgemoe.storage.record.nested_codes import (
+    Block,
+    ColumnOrder,
+    Importance,
+    nested_codes,
+    plain_columns,
+    row_codes,
+)
 from edgemoe.storage.record.offsets import MatrixSpec
 
 MOST_COLUMNS = 64
@@ -30,6 +37,11 @@ def calibrated_codes(
     """
     columns = code_columns if native.available() else plain_columns
     return nested_codes(weight, ColumnOrder(hessian, spec.padded_cols), spec, importance, bits, columns)
+
+
+def calibrated_rows(weight: torch.Tensor, scales: torch.Tensor, order: ColumnOrder) -> torch.Tensor:
+    """Codes of 8 bits with error feedback, by the compiled function where there is one; see nested_codes.row_codes."""
+    return row_codes(weight, scales, order, code_columns if native.available() else plain_columns)
 
 
 def code_columns(block: Block, start: int, end: int, codes: torch.Tensor) -> torch.Tensor:

@@ -41,9 +41,10 @@ def embed(
     size = hidden.numel()
     if weight.dtype == torch.uint8:
         bits = bits_of(tuple(weight.shape))
-        grid = (triton.cdiv(size, BLOCK),)
+        block = min(BLOCK, 1024)
+        grid = (triton.cdiv(size, block),)
         options = OPTIONS | {"enable_fp_fusion": False}  # torch rounds products before it adds the centres
-        look_up_groups[grid](token, weight, hidden, len(weight), size, bits, BLOCK, **options)
+        look_up_groups[grid](token, weight, hidden, len(weight), size, bits, block, **options)
         return
     look_up[(triton.cdiv(size, BLOCK),)](token, weight, scale, hidden, size, BLOCK, **OPTIONS)
 

@@ -68,7 +68,7 @@ kernels = {
     add_norm: {"COUNT": 8, "SIZE": 2048},
     choose: {"EXPERTS": 128, "EXPERTS_PADDED": 128, "K": 8, "K_PADDED": 8, "NORMALISE": True, "ROUNDED": True},
     look_up: {"BLOCK": 4096},
-    look_up_groups: {"BITS": 6, "BLOCK": 4096},
+    look_up_groups: {"BITS": 6, "BLOCK": 1024},
     compare: {"BLOCK": 4096},
     advance: {"PARTS": 64},
     count: {"BLOCK": 4096},
