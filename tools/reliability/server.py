@@ -136,6 +136,7 @@ def _report(load: Load, clients: int, seconds: float, resident: Sequence[tuple[f
         slope = round(linear_regression(*zip(*later, strict=True)).slope)
         (_, first), (_, last) = later[0], later[-1]
         report["resident_bytes"] = {"after_a_sixth": first, "end": last, "slope_per_minute": slope}
+        report["resident_samples"] = [(round(at, 1), size) for at, size in resident]  # seconds, bytes
         per_minute = f"{'-' if slope < 0 else ''}{format_size(abs(slope))}"
         lines.append(
             f"resident {format_size(first)} after a sixth, {format_size(last)} at the end, {per_minute} per minute"
@@ -144,22 +145,32 @@ def _report(load: Load, clients: int, seconds: float, resident: Sequence[tuple[f
 
 
 def _client(host: str, port: int, questions: list[str], random: Random, load: Load, end: float) -> None:
-    """Asks one question after the other; waits as long as a 429 says."""
+    """Asks one question after the other; a connection that fails or times out is counted."""
     while time.monotonic() < end:
         text = " ".join(random.choices(questions, k=random.choice((1, 1, 3))))
         message = {"role": "user", "content": text}
         body = {"messages": [message], "max_tokens": random.randint(8, 64), "stream": True}
         body |= {"model": random.choice(load.models)} if load.models else {}
         connection = http.client.HTTPConnection(host, port, timeout=600)
-        start = time.perf_counter()
-        connection.request("POST", CHAT, json.dumps(body).encode())
-        response = connection.getresponse()
-        if response.status == 200:
-            _read(response, start, load)
-        else:
-            load.statuses[str(response.status)] += 1
-            time.sleep(float(response.getheader("retry-after", "1")) * random.random())
-        connection.close()
+        try:
+            _ask(connection, json.dumps(body).encode(), random, load)
+        except (OSError, http.client.HTTPException) as error:
+            load.statuses[type(error).__name__] += 1
+            time.sleep(0.1)
+        finally:
+            connection.close()
+
+
+def _ask(connection: http.client.HTTPConnection, body: bytes, random: Random, load: Load) -> None:
+    """Sends one question and reads its answer; waits as long as a 429 says."""
+    start = time.perf_counter()
+    connection.request("POST", CHAT, body)
+    response = connection.getresponse()
+    if response.status == 200:
+        _read(response, start, load)
+    else:
+        load.statuses[str(response.status)] += 1
+        time.sleep(float(response.getheader("retry-after", "1")) * random.random())
 
 
 def _read(response: http.client.HTTPResponse, start: float, load: Load) -> None:

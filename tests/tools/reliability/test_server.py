@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
+from random import Random
 
 import pytest
 
@@ -85,6 +88,16 @@ def test_load_on_models_that_change_places(tiny_store, capsys):
     assert tool._growth([100] * 12 + [102] * 6) == ["resident memory grew by 2.0 %"]
     assert tool._growth([90] * 3 + [1000] * 12 + [1009] * 3) == []
     assert tool._growth([1, 2]) == []
+
+
+def test_a_connection_that_fails_is_a_failure():
+    """Nothing listens on the port: each try is counted, and is no answer."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    load = tool.Load()
+    tool._client("127.0.0.1", port, ["?"], Random(1), load, time.monotonic() + 0.05)
+    assert load.statuses == {"ConnectionRefusedError": 1}
+    assert load.wrong == ["1 times ConnectionRefusedError"]
 
 
 def test_the_report_has_percentiles_and_the_slope_of_memory():
