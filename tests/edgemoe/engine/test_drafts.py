@@ -29,7 +29,7 @@ PROMPT = [5, 9, 200, 17, 3, 88]
 NEW = 24
 
 
-class Known:
+class Known(NgramDrafter):
     """Guesses the tokens of known answers, of which each fourth is wrong."""
 
     def __init__(self, *answers: list[int]) -> None:
