@@ -94,7 +94,7 @@ class HeadFamily(Family):
 
 
 def head_of(family: Family, config: Config, names: Collection[str]) -> HeadFamily | None:
-    """Returns the head of a checkpoint; None: its family has none, or the checkpoint leaves it out.
+    """Returns the head of a checkpoint; None: its family has none, or the checkpoint leaves out parts of it.
 
     Args:
         family: the family of the config.
@@ -104,8 +104,11 @@ def head_of(family: Family, config: Config, names: Collection[str]) -> HeadFamil
     head = head_family(family, config)
     if head is None:
         return None
-    own = {head.in_modules(name) for name in names if not head.is_unused(name)}
-    return head if f"{PROJECTION}.weight" in own else None
+    tensors = [name for name in names if not head.is_unused(name)]
+    parts = {head.in_modules(name) for name in tensors}
+    modules = (PROJECTION, STATE_NORM, TOKEN_NORM, "model.norm")
+    whole = parts.issuperset(f"{module}.weight" for module in modules) and any(map(head.is_expert, tensors))
+    return head if whole else None
 
 
 def head_family(family: Family, config: Config) -> HeadFamily | None:
