@@ -20,7 +20,7 @@ TEXT_HALVES = {
     "kimi_k25": "deepseek_v3",
     "aria": "aria_text",
 }
-"""model_type of a multimodal model -> the one of TRAITS that its language model has. Images are not supported."""
+"""model_type of a multimodal model -> the one of TRAITS that its language model has. Pictures: edgemoe/vision."""
 
 _DENSE_PRODUCT = "its experts are one product over all of them, which edgemoe cannot compute expert by expert"
 _INDEX = "its attention chooses tokens by an index, which edgemoe does not compute yet"

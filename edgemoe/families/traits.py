@@ -131,9 +131,7 @@ TRAITS = {
         gate=_SCALED_TO_1,
         fused_gqa=FusedGQA(_window_by_layer),
     ),
-    "qwen3_5_moe_text": _normalised(
-        "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, without images", _WITH_SHARED
-    ),
+    "qwen3_5_moe_text": _normalised("Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B", _WITH_SHARED),
     "glm4_moe_lite": _like_glm("GLM-4.7-Flash", head="layer"),
     "minimax_m2": Traits(
         "MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5",
@@ -195,9 +193,7 @@ TRAITS = {
         gate=_SIGMOID,
         fused_gqa=FusedGQA(_all_tokens),
     ),
-    "qwen3_vl_moe_text": _normalised(
-        "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B, without images", FusedGQA(_all_tokens)
-    ),
+    "qwen3_vl_moe_text": _normalised("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B", FusedGQA(_all_tokens)),
     "glm4v_moe_text": _like_glm("GLM-4.5V, GLM-4.6V, without images"),
     "afmoe": Traits(
         "Trinity-Nano, Trinity-Mini, Trinity-Large",
