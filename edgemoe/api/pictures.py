@@ -98,6 +98,14 @@ def _is_picture(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _TYPES
 
 
+def without_pictures(message: Message, part: Mapping[str, Any]) -> Message:
+    """Returns a message that has `part` in place of each picture."""
+    if not any(map(_is_picture, _parts(message))):
+        return message
+    parts = [dict(part) if _is_picture(each) else each for each in _parts(message)]
+    return {**message, "content": parts}
+
+
 class ModelPictures:
     """The pictures of one model's messages. Thread-safe.
 
@@ -132,9 +140,8 @@ class ModelPictures:
             raise UserError(
                 f"at most {MOST_PICTURES} pictures in a prompt", f"{len(parts)}", "leave earlier ones out"
             )
-        return [_without_bytes(message) for message in messages], [
-            found.read(bytes_of(part)) for part in parts
-        ]
+        plain = [without_pictures(message, {"type": "image"}) for message in messages]
+        return plain, [found.read(bytes_of(part)) for part in parts]
 
     def placed(self, tokens: list[int], pictures: Sequence[Picture]) -> list[int]:
         """Returns a prompt's tokens with the pictures' own in place of the tokens that stand for them.
@@ -162,11 +169,3 @@ class ModelPictures:
             )
             raise UserError(wanted, f"a store of {name} without its vision tower", action)
         raise UserError(wanted, "--no-vision", "leave the option out")
-
-
-def _without_bytes(message: Message) -> Message:
-    """The message with parts that say where its pictures are, as chat templates read them."""
-    if not any(map(_is_picture, _parts(message))):
-        return message
-    parts = [{"type": "image"} if _is_picture(part) else part for part in _parts(message)]
-    return {**message, "content": parts}

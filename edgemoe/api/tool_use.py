@@ -112,7 +112,9 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
     first = messages[0] if messages and messages[0]["role"] == "system" else None
     if first is None:
         return [{"role": "system", "content": text}, *messages]
-    return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+    own = first["content"]
+    parts = [*own, {"type": "text", "text": f"\n\n{text}"}] if isinstance(own, list | tuple) else None
+    return [{**first, "content": parts or f"{own}\n\n{text}"}, *messages[1:]]
 
 
 _QUESTION = {"role": "user", "content": "x"}

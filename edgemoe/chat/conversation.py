@@ -18,7 +18,7 @@ from edgemoe.console.answer_text import OPEN
 from edgemoe.console.streams import require_text
 from edgemoe.engine.generate import Answer, Generation
 from edgemoe.engine.sampling import Sampler, Sampling
-from edgemoe.errors import UserError
+from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.kv.pictures import words_of
 
 _TAIL = 16
@@ -117,12 +117,17 @@ class Conversation:
             data: the bytes of its file.
 
         Raises:
-            UserError: it cannot be decoded or is too large, or the model takes none.
+            UserError: it cannot be decoded or is too large, the model takes none, or the turn would have too many.
         """
-        part = picture_part(data)
-        self._model.prompts.pictures.split([{"role": "user", "content": [part]}])
-        self._attached.append(part)
-        return len(self._attached)
+        parts = [*self._attached, picture_part(data)]
+        earlier = self._turns[self._left :]
+        _, pictures = self._model.prompts.pictures.split([*earlier, {"role": "user", "content": parts}])
+        tokens, context = sum(one.tokens for one in pictures[-len(parts) :]), self._model.engine.plan.context
+        if tokens >= context:
+            wanted = f"pictures of fewer than {context} tokens in one turn, as the context holds no more"
+            raise ContextExceeded(wanted, f"{tokens}", "attach fewer or smaller ones, or raise --context")
+        self._attached = parts
+        return len(parts)
 
     def restore(self, messages: Sequence[Message]) -> int:
         """Replaces all messages by saved ones; returns their length in tokens, which may exceed the context.
@@ -131,7 +136,7 @@ class Conversation:
             UserError: the chat template refuses them.
         """
         length = len(self._model.prompts.encode(messages)) if messages else 0
-        self._left = 0
+        self._left, self._attached = 0, []
         self._system = [message for message in messages[:1] if message["role"] == "system"]
         self._turns = list(messages[len(self._system) :])
         return length
@@ -188,10 +193,15 @@ class Conversation:
 
         Raises:
             ContextExceeded: with both counts.
-            UserError, ModelRefused: the chat template refuses the conversation, or cannot be run.
+            UserError, ModelRefused: the chat template refuses the conversation, or cannot be run. A UserError drops
+                the attached pictures, which later turns would fail by too.
         """
         content: Any = [*self._attached, {"type": "text", "text": prompt}] if self._attached else prompt
-        answer = self._answer([*self._turns, {"role": "user", "content": content}], on_text, on_shift)
+        try:
+            answer = self._answer([*self._turns, {"role": "user", "content": content}], on_text, on_shift)
+        except UserError:
+            self._attached = []
+            raise
         self._attached = []
         return answer
 

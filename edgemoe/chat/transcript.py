@@ -12,6 +12,7 @@ from typing import Any
 import platformdirs
 
 from edgemoe.api.model import Model
+from edgemoe.api.pictures import has_pictures, without_pictures
 from edgemoe.api.template import Message
 from edgemoe.chat.conversation import Conversation
 from edgemoe.chat.saved_kv import SavedKV
@@ -21,17 +22,25 @@ from edgemoe.storage.files.atomic import replacing, write_all
 FORMAT = "edgemoe conversation"
 VERSION = 1
 
+LEFT_OUT = {"type": "text", "text": "(a picture that was not saved)"}
+"""Stands for each picture that a saved conversation leaves out."""
 
 MOST_BYTES = 64 << 20
-"""Maximum size of a file to load."""
+"""Maximum size of a file."""
 
 
 def keep_last(conversation: Conversation, then: Callable[[], None]) -> None:
-    """Saves a conversation for load_last, and calls `then`; a failed write is only logged."""
-    path = _last()
+    """Saves a conversation for load_last, and calls `then`; a failed write is only logged.
+
+    Replaces any file there. Pictures stay out where the file would be too large to load again.
+    """
+    path, messages, kv = _last(), conversation.messages, conversation.saved_kv()[0]
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        save(path, conversation.messages, conversation.saved_kv()[0])
+        data = _encoded(messages, kv)
+        if len(data) > MOST_BYTES and has_pictures(messages):
+            data = _encoded([without_pictures(message, LEFT_OUT) for message in messages], kv)
+        _write(path, data)
     except (OSError, UserError) as error:
         logging.getLogger("edgemoe").warning("the conversation is not kept for --continue: %s", error)
     then()
@@ -85,8 +94,8 @@ def save(path: Path, messages: Sequence[Message], kv: SavedKV | None = None) -> 
         kv: identifies its KV on disk; None: it has none there.
 
     Raises:
-        UserError: no messages, another file at `path`, or a failed write. A full disk is a UserError too, so that the
-            chat continues.
+        UserError: no messages, more than MOST_BYTES, another file at `path`, or a failed write. A full disk is a
+            UserError too, so that the chat continues.
     """
     if not messages:
         raise UserError(f"messages to save in {path}", "none", "enter a turn first")
@@ -96,10 +105,30 @@ def save(path: Path, messages: Sequence[Message], kv: SavedKV | None = None) -> 
         except UserError as error:
             wanted = f"no file or a saved conversation at {path}"
             raise UserError(wanted, "a file that is no conversation", "choose another name") from error
+    _write(path, _encoded(messages, kv))
+
+
+def _encoded(messages: Sequence[Message], kv: SavedKV | None) -> bytes:
+    """The bytes of a conversation's file."""
     document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "messages": [dict(m) for m in messages]}
     if kv:
         document["kv"] = asdict(kv)
-    data = json.dumps(document, indent=1).encode() + b"\n"
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a conversation's file whole, or not at all.
+
+    Raises:
+        UserError: it would be too large to load again, or the write fails.
+    """
+    if len(data) > MOST_BYTES:
+        wanted = f"a conversation of at most {MOST_BYTES} bytes, its pictures included"
+        raise UserError(
+            wanted,
+            f"{len(data)} bytes for {path}",
+            "begin another one with /clear, or attach smaller pictures",
+        )
     try:
         with replacing(path, len(data)) as file:
             write_all(file, data)
@@ -163,8 +192,15 @@ def _is_content(value: Any) -> bool:
     """Whether a value is text, or parts of text and pictures as api.pictures.picture_part makes them."""
     if not isinstance(value, list):
         return _is_text(value)
-    texts = [part.get("text", part.get("image_url")) if isinstance(part, dict) else None for part in value]
-    return all(_is_text(text["url"] if isinstance(text, dict) and "url" in text else text) for text in texts)
+    return all(isinstance(part, dict) and _is_text(_text_of(part)) for part in value)
+
+
+def _text_of(part: dict[str, Any]) -> Any:
+    """The text of a part, or the URL of a picture."""
+    if "text" in part:
+        return part["text"]
+    picture = part.get("image_url")
+    return picture.get("url") if isinstance(picture, dict) else picture
 
 
 def _is_text(value: Any) -> bool:

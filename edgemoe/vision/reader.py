@@ -24,6 +24,9 @@ MOST_BYTES = 20_000_000
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of files that Pillow may decode; of a GIF the first picture counts."""
 
+_MOST_RATIO = 200
+"""Largest ratio of the sides of a picture that processors divide into patches."""
+
 _WANTED = "a picture as PNG, JPEG, WebP or GIF"
 
 
@@ -135,12 +138,23 @@ def _decoded(data: bytes) -> Any:
 
     try:
         with pillow.open(BytesIO(data), formats=_FORMATS) as found:
-            width, height = found.size
-            if width * height > MOST_SOURCE_PIXELS:
-                wanted = f"a picture of at most {MOST_SOURCE_PIXELS} pixels"
-                raise UserError(wanted, f"{width} x {height}", "send a smaller one")
+            _require_sides(*found.size)
             return ImageOps.exif_transpose(found).convert("RGB")
     except (UserError, MemoryError):
         raise
     except Exception as error:  # Pillow's decoders raise what their formats' parsers do
         raise UserError(_WANTED, shortened(str(error)), "send another picture") from error
+
+
+def _require_sides(width: int, height: int) -> None:
+    """Checks the sides of a picture before its pixels are decoded.
+
+    Raises:
+        UserError: it has too many pixels, or is too long for its other side.
+    """
+    if width * height > MOST_SOURCE_PIXELS:
+        wanted = f"a picture of at most {MOST_SOURCE_PIXELS} pixels"
+        raise UserError(wanted, f"{width} x {height}", "send a smaller one")
+    if max(width, height) > _MOST_RATIO * min(width, height):
+        wanted = f"a picture with sides of at most {_MOST_RATIO} to 1"
+        raise UserError(wanted, f"{width} x {height}", "cut it into several pictures")

@@ -52,9 +52,15 @@ class Tower:
         self._device, self._least, self._lock = device, least, threading.Lock()
         self._loaded = False
 
-    @cached_property
+    @property
     def _model(self) -> Any:
-        """transformers' multimodal model on the meta device, without its language model."""
+        """transformers' multimodal model without its language model. For any thread."""
+        with self._lock:
+            return self._made
+
+    @cached_property
+    def _made(self) -> Any:
+        """The model on the meta device."""
         from transformers import AutoModel
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -73,7 +79,7 @@ class Tower:
             return model.eval()
 
     def positions(self, tokens: Sequence[int], picture: int, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """Computes the positions of a prompt's tokens.
+        """Computes the positions of a prompt's tokens. For any thread, also while features are computed.
 
         Args:
             tokens: ids of the prompt.
@@ -83,11 +89,10 @@ class Tower:
         Returns:
             int64 [3, tokens]: in time, height and width.
         """
-        with self._lock:
-            ids = torch.tensor([tokens])
-            found, _ = self._model.get_rope_index(
-                ids, mm_token_type_ids=(ids == picture).int(), image_grid_thw=torch.tensor(grids)
-            )
+        ids = torch.tensor([tokens])
+        found, _ = self._model.get_rope_index(
+            ids, mm_token_type_ids=(ids == picture).int(), image_grid_thw=torch.tensor(grids)
+        )
         return found[:, 0]
 
     def features(self, pixels: dict[str, torch.Tensor]) -> Features:
@@ -99,7 +104,6 @@ class Tower:
         """
         place = self._device.place if self._device else torch.device("cpu")
         with (
-            self._lock,
             torch.inference_mode(),
             torch_rules.threads_for(_ALL_THREADS),
             taking(self._device, "a picture", self._least),

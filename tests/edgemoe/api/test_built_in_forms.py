@@ -165,6 +165,9 @@ def test_tools_that_a_template_leaves_out():
     assert described(TOOLS)[0]["function"] == {"description": ""} | TOOLS[0]["function"]
     merged = with_tools([{"role": "system", "content": "S"}, user], TOOLS)
     assert merged[0]["content"] == f"S\n\n{system['content']}"
+    parts = [{"type": "text", "text": "S"}]
+    merged = with_tools([{"role": "system", "content": parts}, user], TOOLS)
+    assert merged[0]["content"] == [*parts, {"type": "text", "text": f"\n\n{system['content']}"}]
     tokenizer.chat_template = "[/INST][TOOL_CALLS]"
     with pytest.raises(UserError, match="leaves tools out"):
         require_tools(tokenizer, AnswerForm.of(tokenizer), {})

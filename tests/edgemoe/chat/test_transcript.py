@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgemoe.chat.transcript import load, save
+from edgemoe.chat.transcript import LEFT_OUT, keep_last, load, load_last, save
 from edgemoe.errors import UserError
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hallo ü😀\n\x00"}]
+ODD = {"type": "text", "text": {"url": "x"}}
 GOOD = {"format": "edgemoe conversation", "version": 1, "messages": TURNS}
 
 
@@ -72,6 +74,7 @@ def test_a_failed_save_leaves_no_file(tmp_path, monkeypatch):
         (json.dumps(GOOD | {"messages": [TURNS[0], {"role": "assistant", "content": 3}]}), "message 1"),
         (json.dumps(GOOD | {"messages": [TURNS[0], {"role": "assistant"}]}), "message 1"),
         (json.dumps(GOOD | {"messages": [TURNS[0], TURNS[1] | {"content": "\ud800"}]}), "message 1"),
+        (json.dumps(GOOD | {"messages": [{"role": "user", "content": [ODD]}, TURNS[1]]}), "message 0"),
     ],
 )
 def test_a_file_of_another_format_is_refused(tmp_path, document, message):
@@ -83,10 +86,28 @@ def test_a_file_of_another_format_is_refused(tmp_path, document, message):
     assert message in str(caught.value)
 
 
+def test_a_conversation_too_large_is_kept_without_its_pictures(tmp_path, monkeypatch):
+    """Also where an earlier file cannot be loaded: --continue would never work again."""
+    part = {"type": "image_url", "image_url": {"url": "data:;base64," + "A" * 2000}}
+    turn = {"role": "user", "content": [part, {"type": "text", "text": "what is it"}]}
+    conversation = SimpleNamespace(messages=(turn, TURNS[1]), saved_kv=lambda: (None, 0))
+    monkeypatch.setattr("platformdirs.user_state_dir", lambda name: str(tmp_path))
+    monkeypatch.setattr("edgemoe.chat.transcript.MOST_BYTES", 1000)
+    (tmp_path / "last-conversation.json").write_bytes(b"x" * 2000)
+    called = []
+    keep_last(conversation, lambda: called.append(True))
+    (kept, answer), _ = load_last()
+    assert (kept["content"], answer) == ([LEFT_OUT, turn["content"][1]], TURNS[1])
+    assert called
+
+
 def test_a_large_or_missing_file_is_refused(tmp_path, monkeypatch):
-    """A file above the size limit is not parsed."""
-    monkeypatch.setattr("edgemoe.chat.transcript.MOST_BYTES", 10)
+    """A file above the size limit is not parsed, and not written."""
     save(tmp_path / "talk.json", TURNS)
+    monkeypatch.setattr("edgemoe.chat.transcript.MOST_BYTES", 10)
+    with pytest.raises(UserError, match="a conversation of at most 10 bytes"):
+        save(tmp_path / "more.json", TURNS)
+    assert not (tmp_path / "more.json").exists()
     with pytest.raises(UserError, match="more than 10 bytes"):
         load(tmp_path / "talk.json")
     with pytest.raises(UserError, match="no such file"):

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from folder_models import load_folder_model
 from picture_models import (
     BEGIN,
+    CONTEXT,
     END,
     PICTURE,
+    SETTINGS,
     a_picture,
     a_plain_picture,
+    opened,
     picture_model,
     pixels_of,
+    question,
     reference,
 )
 from small_tokenizer import SPECIAL
-from transformers import GenerationConfig
 
 from edgemoe.api.chat_prompt import ChatPrompts
-from edgemoe.api.model import Model
 from edgemoe.api.pictures import ModelPictures, picture_part
-from edgemoe.chat import transcript
-from edgemoe.chat.conversation import Conversation
 from edgemoe.engine.engine import Engine
-from edgemoe.engine.sampling import Sampling
 from edgemoe.errors import UserError
 from edgemoe.kv.pictures import FIRST_ID
 from edgemoe.kv.pictures import pictures_of as pictures_within
@@ -37,49 +34,13 @@ from edgemoe.kv.sequence import SequenceKV
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
-from edgemoe.models.tokenizer import load_tokenizer
 from edgemoe.policy.importance import PromptAttention
-from edgemoe.policy.settings import RunSettings
 from edgemoe.storage.store.dense import VISION_NAME
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.vision.forms import form_of
 from edgemoe.vision.prompt import Pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-SETTINGS = RunSettings(levels=(8,), exact=True)
-CONTEXT = 64
-
-GREEDY: dict[str, Any] = {"top_p": None, "seed": 0, "max_new_tokens": 4}
-
-TEMPLATE = (
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}"
-    + SPECIAL[1]
-    + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-)
-"""Writes a special token at the place of a picture."""
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    """A checkpoint whose first layers' results get further rows of pictures."""
-    return picture_model("qwen3_vl_moe", tmp_path_factory.mktemp("pictures") / "model")
-
-
-@pytest.fixture(scope="module")
-def store(source: Path) -> Path:
-    """Its store."""
-    made = source.parent / "store"
-    convert_checkpoint(source, made, max_level=8, layout="auto", dense_bits=16)
-    return made
-
-
-def opened(store: Path) -> Engine:
-    """An engine of the store, with its vision tower."""
-    found = StoreModel.open(store).with_vision()
-    plan = found.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT)
-    return Engine(found, plan, SETTINGS)
 
 
 def pictures_of(engine: Engine) -> Pictures:
@@ -141,27 +102,6 @@ def source_type(source: Path) -> str:
     return str(json.loads((source / "config.json").read_text())["model_type"])
 
 
-@pytest.fixture(scope="module")
-def model(store: Path) -> Iterator[Model]:
-    """A model that keeps the KV of ended requests, with greedy answers."""
-    with opened(store) as engine:
-        tokenizer = load_tokenizer(store)
-        tokenizer.chat_template = TEMPLATE
-        sampling = Sampling.of_model(GenerationConfig(), frozenset(), temperature=0, **GREEDY)
-        with Model(engine, tokenizer, sampling, keep=True) as made:
-            yield made
-
-
-def question(*files: bytes) -> list[dict[str, object]]:
-    """A message with pictures between two texts."""
-    parts = [
-        {"type": "text", "text": "the quick "},
-        *map(picture_part, files),
-        {"type": "text", "text": " fox"},
-    ]
-    return [{"role": "user", "content": parts}]
-
-
 def test_answers_are_transformers_greedy_tokens(source, model):
     """A conversation with a picture is answered by transformers' likeliest tokens, also after its KV was kept."""
     file = a_picture(3)
@@ -183,23 +123,6 @@ def test_a_chat_of_a_server_has_the_prompt_of_the_api(model):
     assert pictures_within(made.tokens)
 
 
-def test_a_turn_of_a_chat_takes_a_picture_along(model, tmp_path):
-    """The picture goes with one turn, is saved and loaded with it, and leaves the next turn alone."""
-    conversation = Conversation(model)
-    assert conversation.attach(a_picture(4)) == 1
-    with pytest.raises(UserError, match="PNG, JPEG, WebP or GIF"):
-        conversation.attach(b"no picture")
-    answer = conversation.ask("the fox", lambda piece: None)
-    prompt = [{"role": "user", "content": [picture_part(a_picture(4)), {"type": "text", "text": "the fox"}]}]
-    assert answer.prompt_tokens == len(model.encode(prompt))
-    transcript.save(tmp_path / "saved.json", conversation.messages)
-    again = Conversation(model)
-    again.restore(transcript.load(tmp_path / "saved.json"))
-    assert again.messages == conversation.messages
-    conversation.clear()
-    assert conversation.ask("the fox", lambda piece: None).prompt_tokens == len(model.encode("the fox"))
-
-
 def test_another_picture_of_equal_size_shares_no_kv(model):
     """A prompt that differs in its picture alone keeps at most the tokens before the picture."""
     one, two = (model.encode(question(a_picture(seed))) for seed in (4, 5))
@@ -218,13 +141,14 @@ def test_another_picture_of_equal_size_shares_no_kv(model):
         (picture_part(b"no picture"), "PNG, JPEG, WebP or GIF"),
         (picture_part(a_picture(1)[:-900]), "PNG, JPEG, WebP or GIF"),
         (picture_part(a_plain_picture(4100, 4000)), "at most 16000000 pixels, got 4100 x 4000"),
+        (picture_part(a_plain_picture(201, 1)), "sides of at most 200 to 1, got 201 x 1"),
         ({"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}, "addresses are not opened"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "a picture in base64"),
         ({"type": "image", "image": b"x" * 20_000_001}, "at most 20000000 bytes"),
         ({"type": "image", "image": Path("/no/such/file")}, "got no such file"),
         ({"type": "image"}, "as bytes, as a path"),
     ],
-    ids=["no picture", "cut", "pixels", "address", "base64", "bytes", "path", "nothing"],
+    ids=["no picture", "cut", "pixels", "sides", "address", "base64", "bytes", "path", "nothing"],
 )
 def test_a_picture_that_cannot_be_read_is_refused(model, part, error):
     """Each fault by a sentence, before anything is computed."""

@@ -10,13 +10,33 @@ import numpy as np
 import torch
 from folder_models import folder_model, save_folder_model
 from PIL import Image
+from small_tokenizer import SPECIAL
 from transformers import Qwen2VLImageProcessorPil
+
+from edgemoe.api.pictures import picture_part
+from edgemoe.engine.engine import Engine
+from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.settings import RunSettings
 
 PICTURE, BEGIN, END, VIDEO = 1, 291, 292, 293
 """Token ids for a picture's tokens (a special one of the tokenizer), before and after them, and for a video's."""
 
 SIDES = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
 """Fewest and most pixels of a picture."""
+
+
+SETTINGS = RunSettings(levels=(8,), exact=True)
+CONTEXT = 64
+
+GREEDY: dict[str, Any] = {"top_p": None, "seed": 0, "max_new_tokens": 4}
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}"
+    + SPECIAL[1]
+    + "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+"""Writes a special token at the place of a picture."""
 
 
 def a_picture(seed: int, width: int = 90, height: int = 70) -> bytes:
@@ -56,3 +76,20 @@ def reference(model: Any, tokens: list[int], pixels: dict[str, Any]) -> torch.Te
     with torch.no_grad():
         found = model(input_ids=ids, mm_token_type_ids=(ids == PICTURE).int(), **pixels)
     return found.logits[0].float()
+
+
+def opened(store: Path) -> Engine:
+    """An engine of the store, with its vision tower."""
+    found = StoreModel.open(store).with_vision()
+    plan = found.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT)
+    return Engine(found, plan, SETTINGS)
+
+
+def question(*files: bytes) -> list[dict[str, object]]:
+    """A message with pictures between two texts."""
+    parts = [
+        {"type": "text", "text": "the quick "},
+        *map(picture_part, files),
+        {"type": "text", "text": " fox"},
+    ]
+    return [{"role": "user", "content": parts}]
