@@ -103,11 +103,11 @@ class ChatPrompts:
             answer_form: the form that the answer must have.
 
         Raises:
-            UserError: the template or the model refuses the messages, or there are no calls of tools with this model.
+            UserError: the messages are refused, fill the context by pictures alone, or no calls can be read here.
             ModelRefused: the model's template or tokenizer is broken.
         """
         tokenizer, form, ends = self._model.tokenizer, self._form, self._ends
-        messages, pictures = self._model.prompts.pictures.split(messages)
+        messages, pictures = self._model.prompts.pictures.split(messages, self._model.engine.plan.context)
         if tools:
             form = require_tools(tokenizer, form, variables)
             listed = described(tools.tools) if form.knows_tools else list(tools.tools)

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgemoe.api.template import Message
 from edgemoe.console.text_files import read_bytes
-from edgemoe.errors import UserError
+from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.config import WRAPPED_IN
 from edgemoe.storage.files.untrusted import shortened
@@ -63,6 +63,12 @@ def bytes_of(part: Mapping[str, Any]) -> bytes:
     if not isinstance(given, str):
         raise UserError(_WANTED, shortened(given), "send its bytes")
     head = _DATA_URL.match(given)
+    if head is None and ":" not in given:
+        raise UserError(
+            _WANTED,
+            f"the text {shortened(given[:40])}",
+            "send its bytes, or in Python its path as a pathlib.Path",
+        )
     if head is None:
         raise UserError(_WANTED, shortened(given[:40]), "send its bytes: addresses are not opened")
     return decoded(given[head.end() :])
@@ -125,10 +131,17 @@ class ModelPictures:
         """Whether messages may have pictures."""
         return self._pictures is not None
 
-    def split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[Picture]]:
+    def split(
+        self, messages: Sequence[Message], context: int | None = None
+    ) -> tuple[Sequence[Message], list[Picture]]:
         """Returns messages that say where pictures are, as chat templates read them, and the pictures in their order.
 
+        Args:
+            messages: the messages of a prompt.
+            context: tokens that a prompt must be below, its pictures alone; None: any number.
+
         Raises:
+            ContextExceeded: the first of the pictures have more tokens; the others were not decoded.
             UserError: there are pictures, and the model takes none; a picture is broken or too large; too many.
             ModelRefused: the processor's settings are broken.
         """
@@ -141,7 +154,13 @@ class ModelPictures:
                 f"at most {MOST_PICTURES} pictures in a prompt", f"{len(parts)}", "leave earlier ones out"
             )
         plain = [without_pictures(message, {"type": "image"}) for message in messages]
-        return plain, [found.read(bytes_of(part)) for part in parts]
+        read = list[Picture]()
+        for part in parts:
+            read.append(found.read(bytes_of(part)))
+            if context is not None and (tokens := sum(one.tokens for one in read)) >= context:
+                wanted = f"pictures of fewer than {context} tokens in a prompt, as the context holds no more"
+                raise ContextExceeded(wanted, f"{tokens} or more", "leave pictures out, or raise --context")
+        return plain, read
 
     def placed(self, tokens: list[int], pictures: Sequence[Picture]) -> list[int]:
         """Returns a prompt's tokens with the pictures' own in place of the tokens that stand for them.

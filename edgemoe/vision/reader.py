@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,9 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 _MOST_RATIO = 200
 """Largest ratio of the sides of a picture that processors divide into patches."""
+
+_MOST_GRIDS = 1024
+"""Number of pictures that are in memory with their size in patches, without their bytes."""
 
 _WANTED = "a picture as PNG, JPEG, WebP or GIF"
 
@@ -59,9 +63,13 @@ class PictureReader:
     def __init__(self, directory: Path, form: VisionForm, vision: dict[str, Any]) -> None:
         self._directory, self._form, self._vision = directory, form, vision
         self._lock = threading.Lock()
+        self._grids = dict[bytes, tuple[int, int, int]]()  # by digest, the latest last
+        self._grids_lock = threading.Lock()
 
     def read(self, data: bytes) -> Picture:
-        """Decodes a picture once, to see that it can be decoded and how many tokens it has.
+        """Decodes a picture, to see that it can be decoded and how many tokens it has.
+
+        The results for the last pictures are kept, so that the later turns of a conversation decode nothing again.
 
         Raises:
             UserError: it is too large, or no picture; Pillow is missing.
@@ -71,9 +79,17 @@ class PictureReader:
             raise UserError(
                 f"a picture of at most {MOST_BYTES} bytes", f"{len(data)} bytes", "send a smaller one"
             )
-        grid = self.pixels(data)["image_grid_thw"][0].tolist()
-        tokens = grid[0] * grid[1] * grid[2] // self._vision["spatial_merge_size"] ** 2
-        return Picture(data, hashlib.sha256(data).digest(), (grid[0], grid[1], grid[2]), tokens)
+        digest = hashlib.sha256(data).digest()
+        with self._grids_lock:
+            grid = self._grids.pop(digest, None)
+        if grid is None:
+            time, height, width = self.pixels(data)["image_grid_thw"][0].tolist()
+            grid = time, height, width
+        with self._grids_lock:
+            self._grids[digest] = grid
+            if len(self._grids) > _MOST_GRIDS:
+                del self._grids[next(iter(self._grids))]
+        return Picture(data, digest, grid, math.prod(grid) // self._vision["spatial_merge_size"] ** 2)
 
     def pixels(self, data: bytes) -> dict[str, torch.Tensor]:
         """Makes the named tensors of a picture that the tower takes; raises as `read`."""

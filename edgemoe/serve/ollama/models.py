@@ -83,7 +83,11 @@ def described(serving: Serving) -> Shape:
             f"{family}.context_length": about.context,
             f"{family}.embedding_length": about.store.shape.hidden,
         },
-        "capabilities": ["completion", *capabilities_of(tokenizer)],
+        "capabilities": [
+            "completion",
+            *(["vision"] if about.store.shape.vision else []),
+            *capabilities_of(tokenizer),
+        ],
         "modified_at": _time((about.store.directory / MANIFEST_NAME).stat().st_mtime),
     }
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from picture_models import PICTURE, a_picture
+from picture_models import PICTURE, a_picture, question
 
 from edgemoe.api.pictures import picture_part
 from edgemoe.chat import transcript
@@ -15,6 +15,7 @@ from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.storage.store.dense import VISION_NAME
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.vision.forms import FORMS, read_vision_config
+from edgemoe.vision.reader import PictureReader
 from edgemoe.vision.tower import Tower
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -54,6 +55,20 @@ def test_pictures_that_a_context_does_not_hold_leave_a_chat_usable(model, monkey
     with pytest.raises(UserError, match="at most 0 pictures in a prompt"):
         conversation.attach(a_picture(4))
     assert conversation.ask("the fox", lambda piece: None).prompt_tokens == len(model.encode("the fox"))
+
+
+def test_a_later_turn_decodes_no_picture_again(model, monkeypatch):
+    """The second of two pictures that do not fit together is not decoded at all."""
+    files, decoded = [a_picture(6, 128, 128), a_picture(7, 128, 128)], []
+    own = PictureReader.pixels
+    monkeypatch.setattr(PictureReader, "pixels", lambda self, data: decoded.append(data) or own(self, data))
+    pictures = model.prompts.pictures
+    for _ in range(2):
+        with pytest.raises(ContextExceeded, match="fewer than 16 tokens in a prompt"):
+            pictures.split(question(*files), 16)
+    _, read = pictures.split(question(*files), 64)
+    assert decoded == files
+    assert [one.tokens for one in read] == [16, 16]
 
 
 def test_other_prompts_are_made_while_a_picture_is_computed(store, monkeypatch):

@@ -143,12 +143,13 @@ def test_another_picture_of_equal_size_shares_no_kv(model):
         (picture_part(a_plain_picture(4100, 4000)), "at most 16000000 pixels, got 4100 x 4000"),
         (picture_part(a_plain_picture(201, 1)), "sides of at most 200 to 1, got 201 x 1"),
         ({"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}, "addresses are not opened"),
+        ({"type": "image", "image": "a.png"}, "the text 'a.png': send its bytes, or in Python its path"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "a picture in base64"),
         ({"type": "image", "image": b"x" * 20_000_001}, "at most 20000000 bytes"),
         ({"type": "image", "image": Path("/no/such/file")}, "got no such file"),
         ({"type": "image"}, "as bytes, as a path"),
     ],
-    ids=["no picture", "cut", "pixels", "sides", "address", "base64", "bytes", "path", "nothing"],
+    ids=["no picture", "cut", "pixels", "sides", "address", "text", "base64", "bytes", "path", "nothing"],
 )
 def test_a_picture_that_cannot_be_read_is_refused(model, part, error):
     """Each fault by a sentence, before anything is computed."""
