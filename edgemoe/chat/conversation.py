@@ -110,6 +110,11 @@ class Conversation:
         """Removes every turn; a system message stays."""
         self._turns, self._left, self._attached = [], 0, []
 
+    @property
+    def attached(self) -> int:
+        """Number of pictures that go with the next turn."""
+        return len(self._attached)
+
     def attach(self, data: bytes) -> int:
         """Adds a picture to the next turn; returns its number among this turn's pictures, from 1.
 

@@ -17,6 +17,7 @@ from edgemoe.console.streams import require_text
 from edgemoe.console.width import say
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.generate import Answer
+from edgemoe.errors import UserError
 
 
 @dataclass
@@ -86,9 +87,13 @@ class Chat:
             UserError: the prompt is no text; and from Conversation.ask.
         """
         require_text(prompt, "a turn")
-        self.cancelled = None
+        self.cancelled, attached = None, self.conversation.attached
         try:
             self._show(self._answered_by(partial(self.conversation.ask, prompt, on_shift=self._shifted)))
+        except UserError:
+            if attached > self.conversation.attached:
+                self.say("the turn is refused, and its pictures are dropped: /image attaches them again")
+            raise
         except KeyboardInterrupt:
             self.cancelled = prompt
             raise

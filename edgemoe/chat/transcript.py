@@ -34,8 +34,9 @@ def keep_last(conversation: Conversation, then: Callable[[], None]) -> None:
 
     Replaces any file there. Pictures stay out where the file would be too large to load again.
     """
-    path, messages, kv = _last(), conversation.messages, conversation.saved_kv()[0]
+    path, messages = _last(), conversation.messages
     try:
+        kv = conversation.saved_kv()[0]
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = _encoded(messages, kv)
         if len(data) > MOST_BYTES and has_pictures(messages):

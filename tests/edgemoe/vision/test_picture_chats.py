@@ -11,6 +11,7 @@ from picture_models import PICTURE, a_picture, question
 from edgemoe.api.pictures import picture_part
 from edgemoe.chat import transcript
 from edgemoe.chat.conversation import Conversation
+from edgemoe.chat.session import Chat, Printing
 from edgemoe.errors import ContextExceeded, UserError
 from edgemoe.storage.store.dense import VISION_NAME
 from edgemoe.storage.store.manifest import Manifest
@@ -69,6 +70,17 @@ def test_a_later_turn_decodes_no_picture_again(model, monkeypatch):
     _, read = pictures.split(question(*files), 64)
     assert decoded == files
     assert [one.tokens for one in read] == [16, 16]
+
+
+def test_a_chat_says_that_a_refused_turn_drops_its_pictures(model, capsys):
+    """Otherwise the same question would be answered without them."""
+    conversation = Conversation(model)
+    chat = Chat(model.engine, conversation, Printing())
+    conversation.attach(a_picture(4))
+    for _ in range(2):
+        with pytest.raises(ContextExceeded):
+            chat.ask("the fox " * 30)
+    assert capsys.readouterr().err.count("its pictures are dropped") == 1
 
 
 def test_other_prompts_are_made_while_a_picture_is_computed(store, monkeypatch):
