@@ -177,11 +177,10 @@ class StepLoop:
             if r.sequence
         ]
         context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests), drafts)
+        self.drafting.charge(requests[0], context.record if context else None)
         if context is None or context.logits is None:
             return
         record, together = context.record, tuple(requests)
-        if record.drafted:
-            self.drafting.charge(requests[0], record)
         self.decode = self.decode.plus(record)
         rows = context.logits.split([len(segment.tokens) for segment in segments])
         for request, logits, guesses in zip(requests, rows, drafts, strict=True):

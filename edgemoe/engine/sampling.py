@@ -236,7 +236,7 @@ class Sampler:
             new: number of the last tokens that are the answer's.
 
         Raises:
-            UserError: the grammar is too complex to follow.
+            UserError: the grammar is too complex to follow, or no token is left.
         """
         token = self._chosen(tokens, logits, new)
         self.take(token)
@@ -265,8 +265,17 @@ class Sampler:
             scores = scores.index_fill(0, torch.tensor(sorted(self.sampling.stop)), -torch.inf)
         if self._processors:
             scores = self._processors(torch.tensor([words_of(tokens)]), scores.unsqueeze(0))[0]
+        if scores.max() == -torch.inf:
+            raise self._no_token()
         rule = self.draws.rule
         return rule.draw(scores, self.draws.next()) if rule else int(scores.argmax())
+
+    def _no_token(self) -> UserError:
+        """The error for settings that leave no token."""
+        settings = ["its grammar"] if self._matcher else []
+        settings += ["min_new_tokens"] if self.sampling.min_new_tokens else []
+        found = f"none: {' and '.join(settings) or 'its settings'} forbid all"
+        return UserError("a next token that a request allows", found, "change the request")
 
     def _penalised(self, logits: torch.Tensor, answer: Sequence[int]) -> torch.Tensor:
         """Subtracts the presence and frequency penalties, which transformers does not have."""

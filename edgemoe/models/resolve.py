@@ -11,7 +11,7 @@ from edgemoe.errors import UserError
 from edgemoe.hub.name import HubModel
 from edgemoe.models.cache import touch
 from edgemoe.models.calibration import adopt_calibration
-from edgemoe.models.conversion.dense_default import DENSE_BITS, dense_bits_for
+from edgemoe.models.conversion.dense_default import DENSE_BITS, dense_bits_for, head_bits_for
 from edgemoe.models.conversion.download import choose_layout, download_path
 from edgemoe.models.conversion.first_codes import FirstCodes
 from edgemoe.models.conversion.first_use import announce
@@ -49,7 +49,8 @@ def resolve_store(
     """
     place = locate(model, layout, keep_source)
     _require_dense_bits(place, dense_bits)
-    options = Options(max_level=None, layout=layout, dense_bits=dense_bits or dense_bits_for(place.store))
+    bits = dense_bits or dense_bits_for(place.store)
+    options = Options(max_level=None, layout=layout, dense_bits=bits, head_bits=head_bits_for(place.store))
     codes = FirstCodes(place.store, choose_layout(layout).name, dense_bits, calibrate)
     if place.hub:
         _convert_hub(place.hub, place, keep_source, check, options, codes)

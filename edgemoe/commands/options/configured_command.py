@@ -65,10 +65,7 @@ class ConfiguredCommand(TyperCommand):
             _refuse_value(ctx, error)
             name = getattr(error, "option_name", "").removeprefix("--")
             if name in study_keys() and "study" in options_of(self):
-                found = f"--{name}, an option of bench and eval alone"
-                raise UserError(
-                    f"an option of {ctx.info_name}", found, f"write --study {name}=VALUE"
-                ) from None
+                raise _elsewhere(ctx, name) from None
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -91,6 +88,14 @@ class ConfiguredCommand(TyperCommand):
             print(*effective(ctx), sep="\n")
             return 0
         return super().invoke(ctx)
+
+
+def _elsewhere(ctx: Any, name: str) -> UserError:
+    """The error for an option of studies that a command has as a key of --study, or, as eval, not at all."""
+    commands = ctx.find_root().command.commands
+    owners = " and ".join(each for each in commands if name in options_of(commands[each]))
+    action = f"give it to {owners}" if ctx.info_name == "eval" else f"write --study {name}=VALUE"
+    return UserError(f"an option of {ctx.info_name}", f"--{name}, an option of {owners} alone", action)
 
 
 def _lines_of_variable(option: Any, ctx: Any) -> list[str] | None:

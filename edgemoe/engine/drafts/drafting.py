@@ -40,6 +40,8 @@ class Drafting:
         self._drafter, self._gate = drafter, gate or DraftGate()
         self._requests = WeakKeyDictionary[Request, tuple[Drafter, Acceptance]]()
         self._stopped = WeakKeyDictionary[Request, bool]()
+        self._lost = 0.0
+        """Seconds of unchecked guesses in the record of the step whose tokens are chosen next."""
 
     def propose(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
         """Returns guesses at the tokens after each request's last one, as many in all as are expected to pay.
@@ -102,12 +104,29 @@ class Drafting:
             assert request.sequence
             self.saw(request, request.sequence.length - 1, rows)
 
-    def charge(self, request: Request, record: StepRecord) -> None:
-        """Adds the time and the transfers of a request's guesses to the record of the step that checks them."""
-        spent = self._of(request)[0].take_spent()
-        if spent.steps:
+    def charge(self, request: Request, record: StepRecord | None) -> None:
+        """Adds the time and the transfers of a request's guesses to the record of the step that follows them.
+
+        Where the step checks none of them, since the grammar forbids them all or the step failed, their time is lost
+        and they count as wrong.
+
+        Args:
+            request: the first request of the step; a drafter that computes guesses for a request alone.
+            record: the step's record; None: it failed.
+        """
+        if request not in self._requests:
+            return
+        drafter, acceptance = self._of(request)
+        spent = drafter.take_spent()
+        if not spent.steps:
+            return
+        if record:
             record.seconds += spent.seconds
             record.transfers = record.transfers + spent.transfers
+        if record is None or not record.drafted:
+            self._gate.lose(1, spent.seconds)
+            acceptance.observe(spent.steps, 0)
+            self._lost = spent.seconds if record else 0.0
 
     def observe(self, request: Request, drafted: int, accepted: int) -> None:
         """Takes the guesses of a request in a step, and how many of them were right."""
@@ -116,8 +135,9 @@ class Drafting:
 
     def observe_step(self, record: StepRecord) -> None:
         """Takes a step of new tokens, once the tokens after it have been chosen."""
+        lost, self._lost = self._lost, 0.0
         if self._limit():
-            self._gate.observe(record.sequences, record.drafted, record.accepted, record.seconds)
+            self._gate.observe(record.sequences, record.drafted, record.accepted, record.seconds - lost)
 
     def stop(self, request: Request) -> None:
         """Ends the guesses of a request: its drafter, its grammar or a step with its guesses failed."""

@@ -186,6 +186,12 @@ class DraftGate:
         elif self._balance < _MOST_LENT:
             self._balance += _LENT
 
+    def lose(self, sequences: int, seconds: float) -> None:
+        """Takes the time of guesses that no step of so many sequences checks."""
+        times = self._of(sequences)
+        if times.plain:
+            self._balance -= seconds / times.plain
+
     def _of(self, sequences: int) -> StepTimes:
         if sequences not in self._times:
             self._times[sequences] = StepTimes(sequences)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+from edgemoe.errors import UserError
 from edgemoe.evaluate.arm import PHASES, Arm, Variation
 from edgemoe.policy.remapping import Movable, Remapping
 from edgemoe.policy.settings import RunSettings
@@ -43,7 +44,14 @@ def parts_of(layers: int) -> list[int]:
 
 
 def lynx_arms(batches: Sequence[int] = LYNX_BATCHES) -> list[Arm]:
-    """Experts that the tokens of a batch agree on, at each number of windows above 1."""
+    """Experts that the tokens of a batch agree on, at each number of windows above 1.
+
+    Raises:
+        UserError: no number is above 1.
+    """
+    if max(batches) < 2:
+        found = ", ".join(map(str, batches))
+        raise UserError("a --batch above 1 for --study lynx", found, "give several tokens that can agree")
     base, bins = RunSettings.uniform(4), [None, *(Remapping(*each) for each in LYNX_BINS)]
     return [
         Arm(base.with_(remapping=each), ("decode",), "lynx", batch)

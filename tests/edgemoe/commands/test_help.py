@@ -78,6 +78,11 @@ def test_an_option_of_studies_elsewhere_says_how_to_write_it(run):
     code, _, err = run("chat", "--depth", "equal")
     wanted = "got --depth, an option of bench and eval alone: write --study depth=VALUE"
     assert (code, wanted in " ".join(err.split())) == (2, True)
+    code, _, err = run("eval", "--lynx", "on")  # its --study names studies, which have no values
+    assert (code, "got --lynx, an option of bench alone: give it to bench" in " ".join(err.split())) == (
+        2,
+        True,
+    )
     assert run("chat", "--dept", "equal")[0] == 2
 
 

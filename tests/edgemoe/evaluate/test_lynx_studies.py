@@ -281,6 +281,8 @@ def test_arms_of_the_studies():
     }
     assert bins == {(1, 1), (1, 2), (2, 4), (4, 8), (2, 6)}
     assert {arm.batch for arm in study_arms("lynx", (1, 2, 4))} == {2, 4}
+    with pytest.raises(UserError, match=r"--batch above 1 for --study lynx, got 1"):
+        study_arms("lynx", (1,))
     assert study_arms("residency")[0].settings == FOUR
     ranks = [arm.variation.ranks_needed for arm in study_arms("lynx-sensitivity")]
     assert [rank for rank in ranks if rank] == list(range(1, 9))

@@ -8,6 +8,8 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation import MinPLogitsWarper, TopPLogitsWarper
 
+from edgemoe.engine.sampling import Sampler, Sampling
+from edgemoe.errors import UserError
 from edgemoe.policy.drawing import UNIT, DrawRule, Draws
 
 
@@ -66,3 +68,20 @@ def test_numbers_go_on_after_a_change_of_the_rule():
     assert draws.next() == numbers[90]
     assert max(numbers) < 1 << UNIT
     assert Draws(None, 5).next() != numbers[0]
+
+
+class Forbids:
+    """A grammar that has no next token."""
+
+    def __call__(self, tokens, scores):
+        return scores.fill_(-torch.inf)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_whose_settings_leave_no_token_says_which_they_are(temperature):
+    """Neither a forbidden token comes nor an error of an index."""
+    settings = Sampling(temperature, 1.0, 0, 1.0, 0, 9, frozenset({0, 1}), min_new_tokens=2)
+    with pytest.raises(UserError, match=r"none: min_new_tokens forbid all"):
+        Sampler(settings).next([1], torch.zeros(2))
+    with pytest.raises(UserError, match=r"none: its grammar and min_new_tokens forbid all"):
+        Sampler(settings, Forbids()).next([1], torch.zeros(4))

