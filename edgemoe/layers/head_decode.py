@@ -13,6 +13,7 @@ from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.program import NORMED
 from edgemoe.layers.fused_decode import FusedDecode
+from edgemoe.policy.settings import MOST_HEAD_DRAFTS
 
 
 class HeadDecode(FusedDecode):
@@ -20,7 +21,8 @@ class HeadDecode(FusedDecode):
 
     Args:
         model: the head, from layers.head.build_head.
-        traits, runtime, kernel, rows: see FusedDecode.
+        traits, runtime, kernel: see FusedDecode.
+        rows: most tokens of a step, of which it takes as many as one time of guessing has.
         first: number of the head's layer.
     """
 
@@ -33,7 +35,7 @@ class HeadDecode(FusedDecode):
         rows: int,
         first: int = 0,
     ) -> None:
-        super().__init__(model, traits, runtime, kernel, rows, first)
+        super().__init__(model, traits, runtime, kernel, min(rows, 1 + MOST_HEAD_DRAFTS), first)
         self._head, self._given = model, torch.empty(0)
 
     def run(

@@ -11,6 +11,7 @@ from edgemoe.families.base import Family
 from edgemoe.families.head import HeadFamily, head_family, head_of
 from edgemoe.kv.shape import KVShape
 from edgemoe.memory.model_shape import ModelShape
+from edgemoe.policy.settings import MOST_HEAD_DRAFTS
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.convert.head_weights import HeadWeights
@@ -19,6 +20,9 @@ from edgemoe.storage.store.manifest import HEAD_NAME, MANIFEST_NAME, Manifest
 
 HEAD_TOKENS = 1024
 """Latest tokens of a sequence that the head's keys and values have room for."""
+
+HEAD_ROWS = 1 + MOST_HEAD_DRAFTS
+"""Most rows of a step of the head: a longer run takes several steps."""
 
 HEAD_STATES = 64
 """Latest states of each sequence that are kept for the head."""
@@ -82,6 +86,13 @@ class StoreHead:
         """The shape of its keys and values, in the format of the model's."""
         return self.family.kv.stored_as(of_model.format)
 
+    def _row_bytes(self, shape: ModelShape) -> int:
+        """Bytes that the compiled kernel keeps for each row of a step of the head (kernels.native.decode_layers)."""
+        # Each buffer of its list is what one of its weights, or its experts, writes.
+        buffers = 2 * shape.hidden + shape.widest * len(self.dense)
+        experts = 4 * shape.experts_per_layer + shape.top_k * (2 * 2 * shape.hidden + 1024)
+        return 2 * (shape.vocab + buffers) + experts
+
     def added(self, shape: ModelShape, parallel: int) -> ModelShape:
         """Returns the sizes of a model together with its head.
 
@@ -91,6 +102,7 @@ class StoreHead:
         """
         states = (parallel + 1) * 2 * HEAD_STATES * shape.hidden * 2
         own = self.dense_bytes + self.kv(shape.kv).bytes_for(HEAD_TOKENS) + states
+        own += HEAD_ROWS * self._row_bytes(shape)
         return replace(
             shape, experts=shape.experts + self.family.experts, dense_bytes=shape.dense_bytes + own
         )

@@ -14,15 +14,13 @@ from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.expert_weights import ExpertNames, ExpertWeights
 from edgemoe.storage.convert.records import ExpertRecords
 from edgemoe.storage.convert.source_error import SourceError
-from edgemoe.storage.files.lock import StoreLock
 from edgemoe.storage.record.layout import Layout
 from edgemoe.storage.record.offsets import RecordGeometry
 from edgemoe.storage.store.dense import DenseWeights
 from edgemoe.storage.store.dense_file import write_dense_file
 from edgemoe.storage.store.layer_file import head_shard_name, write_records_of
-from edgemoe.storage.store.manifest import HEAD_NAME, Manifest
+from edgemoe.storage.store.manifest import HEAD_NAME
 from edgemoe.storage.store.manifest_entries import FileEntry
-from edgemoe.storage.store.manifest_updates import save_head
 from edgemoe.storage.store.stored_head import StoredHead
 from edgemoe.storage.threads import in_order, one_core_each
 
@@ -59,17 +57,6 @@ class HeadWeights:
     def bytes_with(self, geometry: RecordGeometry) -> int:
         """Bytes of its weights in a store with this geometry."""
         return self.experts.count * geometry.of_layer(self.layer).record_bytes + self.dense.nbytes
-
-    def add_to(
-        self, directory: Path, geometry: RecordGeometry, layout: Layout, max_level: int | None, threads: int
-    ) -> Manifest:
-        """Adds the head to a finished store in a directory; arguments and errors: see `write`.
-
-        Raises:
-            StoreBusy: another process uses the store.
-        """
-        with StoreLock(directory, exclusive=True):
-            return save_head(directory, *self.write(directory, geometry, layout, max_level, threads))
 
     def write(
         self, directory: Path, geometry: RecordGeometry, layout: Layout, max_level: int | None, threads: int

@@ -153,7 +153,7 @@ class _Conversion:
         """Writes the store, unless it is there; another process may finish it meanwhile."""
         finished = destination / MANIFEST_NAME
         if finished.exists() and self._made(there := Manifest.load(destination)):
-            return self._with_head(destination, there, threads)
+            return there
         writer = StoreWriter(
             destination,
             geometry=self._geometry,
@@ -164,7 +164,8 @@ class _Conversion:
         )
         with destination_errors(destination), writer:
             if finished.exists():
-                return self._with_vision(writer, Manifest.load(destination))
+                there = self._with_vision(writer, Manifest.load(destination))
+                return self._with_head(writer, there, threads)
             self._write(writer, threads)
             if self._head:
                 how = self._geometry, self._layout, self._max_level, threads
@@ -174,21 +175,22 @@ class _Conversion:
             tell(self._records.table.rows())
             return writer.finish(self._checkpoint.format)
 
-    def _with_head(self, destination: Path, there: Manifest, threads: int) -> Manifest:
-        """Adds the head to a finished store that lacks it."""
+    def _with_head(self, writer: StoreWriter, there: Manifest, threads: int) -> Manifest:
+        """Adds the head to a finished store that lacks it; nothing else in it changes."""
         if self._head is None or there.head:
             return there
+        writer.require_free(self._head.bytes_with(self._geometry))
         if self._arrivals:
             self._arrivals.require(None)
-        with destination_errors(destination):
-            made = self._head.add_to(destination, self._geometry, self._layout, self._max_level, threads)
-            require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
-            return made
+        made = self._head.write(writer.directory, self._geometry, self._layout, self._max_level, threads)
+        require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
+        return writer.add_head(*made)
 
     def _made(self, store: Manifest) -> bool:
         """Whether a finished store is the result of this conversion."""
         found = store.source, store.geometry, store.layout, (store.dense_bits, store.head_bits)
-        same = found == (self._fingerprint, self._geometry, self._layout.name, self._bits)
+        headed = self._head is None or store.head is not None
+        same = headed and found == (self._fingerprint, self._geometry, self._layout.name, self._bits)
         return same and (VISION_NAME in store.files) == (self._vision.nbytes > 0)
 
     def _with_vision(self, writer: StoreWriter, store: Manifest) -> Manifest:

@@ -26,7 +26,7 @@ from edgemoe.storage.store.dense_file import write_dense_file
 from edgemoe.storage.store.layer_file import complete_layers, write_layer
 from edgemoe.storage.store.manifest import DENSE_NAME, HEAD_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from edgemoe.storage.store.manifest_entries import FileEntry, LayerRecords
-from edgemoe.storage.store.manifest_updates import save_files
+from edgemoe.storage.store.manifest_updates import save_files, save_head
 
 if TYPE_CHECKING:
     from edgemoe.storage.record.offsets import RecordGeometry
@@ -63,7 +63,7 @@ class StoreWriter:
         dense_bits: int,
         head_bits: int = 8,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         sizes = geometry, dense_bits
         self._empty = Manifest(
             source, layout.name, PROBES[layout.name], *sizes, layers={}, files={}, head_bits=head_bits
@@ -76,11 +76,11 @@ class StoreWriter:
         self._lock: StoreLock | None = None
 
     def __enter__(self) -> StoreWriter:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._lock = StoreLock(self._directory, exclusive=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = StoreLock(self.directory, exclusive=True)
         try:
             self._claim()
-            complete = complete_layers(self._directory, self._geometry)
+            complete = complete_layers(self.directory, self._geometry)
             self._layers = {layer: records for layer, (records, _) in complete.items()}
             self._errors = {layer: error for layer, (_, error) in complete.items()}
         except BaseException:
@@ -98,7 +98,7 @@ class StoreWriter:
 
     def require_free(self, size: int) -> None:
         """Raises DoesNotFit if fewer than `size` bytes are free on the store's disk."""
-        require_free(self._directory / MANIFEST_NAME, size)
+        require_free(self.directory / MANIFEST_NAME, size)
 
     def write_layer(
         self, layer: int, count: int, records: Iterable[Bytes], error: SourceError | None = None
@@ -116,14 +116,14 @@ class StoreWriter:
             DoesNotFit: the disk is full.
         """
         error = error or SourceError()
-        self._layers[layer] = write_layer(self._directory, layer, self._geometry, count, records, error)
+        self._layers[layer] = write_layer(self.directory, layer, self._geometry, count, records, error)
         self._errors[layer] = error
 
     def write_dense(
         self, specs: Mapping[str, tuple[str, Sequence[int]]], tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> None:
         """Writes dense.safetensors. Arguments and errors: see write_dense_file."""
-        self._files[DENSE_NAME] = write_dense_file(self._directory / DENSE_NAME, specs, tensors)
+        self._files[DENSE_NAME] = write_dense_file(self.directory / DENSE_NAME, specs, tensors)
 
     def write_file(
         self,
@@ -132,7 +132,7 @@ class StoreWriter:
         tensors: Iterable[tuple[str, torch.Tensor]],
     ) -> None:
         """Writes a further safetensors file of this name. Other arguments and errors: see write_dense_file."""
-        self._files[name] = write_dense_file(self._directory / name, specs, tensors)
+        self._files[name] = write_dense_file(self.directory / name, specs, tensors)
 
     def add_files(self) -> Manifest:
         """Adds the files that were written to the store.json of a finished store.
@@ -140,16 +140,24 @@ class StoreWriter:
         Raises:
             DoesNotFit, WriteFailed: store.json cannot be written.
         """
-        return save_files(self._directory, self._files)
+        return save_files(self.directory, self._files)
 
     def write_head(self, head: StoredHead, dense: FileEntry) -> None:
         """Takes a head for further tokens, whose files are in the directory (convert.head_weights)."""
         self._head, self._files[HEAD_NAME] = head, dense
 
+    def add_head(self, head: StoredHead, dense: FileEntry) -> Manifest:
+        """Adds a head, whose files are in the directory, to the store.json of a finished store.
+
+        Raises:
+            DoesNotFit, WriteFailed: store.json cannot be written.
+        """
+        return save_head(self.directory, head, dense)
+
     def copy(self, path: Path) -> None:
         """Copies a small file (config, tokenizer, chat template) into the store, under its own name."""
         raw = read_whole(path)
-        with replacing(self._directory / path.name, len(raw)) as fd:
+        with replacing(self.directory / path.name, len(raw)) as fd:
             write_all(fd, raw)
         self._files[path.name] = FileEntry(len(raw), xxhash.xxh3_64_intdigest(raw))
 
@@ -170,13 +178,13 @@ class StoreWriter:
             source_error=error.relative if error.total else None,
             head=self._head,
         )
-        marker = self._directory / MARKER_NAME
+        marker = self.directory / MARKER_NAME
         manifest.save(marker)
         # The marker is renamed to the manifest: at every moment exactly one of the two exists.
-        final = self._directory / MANIFEST_NAME
+        final = self.directory / MANIFEST_NAME
         try:
             marker.replace(final)
-            sync_directory(self._directory)
+            sync_directory(self.directory)
         except OSError as error:
             raise refused(final, len(manifest.to_json()), error) from error
         return manifest
@@ -184,7 +192,7 @@ class StoreWriter:
     def _claim(self) -> None:
         """Checks that the directory is empty or holds this conversion, and writes its marker."""
         for name in (MANIFEST_NAME, MARKER_NAME):
-            path = self._directory / name
+            path = self.directory / name
             if path.exists():
                 found = Manifest.read(path)
                 conversion = replace(
@@ -196,18 +204,19 @@ class StoreWriter:
                     compensators=None,
                     codes=None,
                     head=None,
+                    dense_choice=None,
                 )
                 if conversion != self._empty:
                     raise self._occupied(_difference(found, self._empty))
                 return
-        others = sorted(p.name for p in self._directory.iterdir() if not p.name.endswith(PARTIAL))
+        others = sorted(p.name for p in self.directory.iterdir() if not p.name.endswith(PARTIAL))
         if others:
             raise self._occupied(f"{others[0]} and no unfinished conversion")
-        self._empty.save(self._directory / MARKER_NAME)
+        self._empty.save(self.directory / MARKER_NAME)
 
     def _occupied(self, finding: str) -> UserError:
         return UserError(
-            f"{self._directory} free for this store", finding, "choose another directory, or remove this one"
+            f"{self.directory} free for this store", finding, "choose another directory, or remove this one"
         )
 
 

@@ -20,13 +20,15 @@ from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import BadManifest, UserError
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
-from edgemoe.models.store_head import HEAD_STATES
+from edgemoe.models.store_head import HEAD_STATES, HEAD_TOKENS
 from edgemoe.policy.hotness import Hotness
 from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
+from edgemoe.storage.convert.head_weights import HeadWeights
 from edgemoe.storage.store.contents import describe
 from edgemoe.storage.store.manifest import HEAD_NAME, Manifest
 from edgemoe.storage.store.verify import verify
+from edgemoe.storage.store.writer import StoreWriter
 
 PROMPT = [5, 9, 200, 17, 3, 88, 7, 12]
 NEW = 24
@@ -158,6 +160,14 @@ def test_a_head_has_a_part_of_the_plan_where_it_is_used(open_engine, glm):
         for way in ("off", "ngram", "mtp")
     )
     assert (plain.experts, ngram.experts, own.experts) == (16, 16, 24)
+    added = own.dense_bytes - ngram.dense_bytes
+    engine = open_engine(glm.store, drafts="mtp")
+    kernel = engine.head._decode._native
+    assert kernel.most_rows == 4
+    held = [kernel._logits, kernel._router_logits, *kernel.buffers.tensors.values()]
+    of_kernel = sum(each.nbytes for each in held)
+    known = StoreModel.open(glm.store).head
+    assert added >= known.dense_bytes + known.kv(store.shape.kv).bytes_for(HEAD_TOKENS) + of_kernel
     assert own.dense_bytes > ngram.dense_bytes == plain.dense_bytes
     assert own.drafts == 3
     engine = open_engine(glm.store)
@@ -196,14 +206,29 @@ def without_head(store: Path, to: Path) -> Path:
     return to
 
 
-def test_a_store_without_a_head_answers_and_gets_one_by_converting_again(open_engine, glm, tmp_path):
+def test_a_store_without_a_head_answers_and_gets_one_by_converting_again(
+    open_engine, glm, tmp_path, monkeypatch
+):
     """Its guesses are refused by name until then; afterwards both stores have the same bytes."""
     old = without_head(glm.store, tmp_path / "old")
     with open_engine(old) as engine:
         assert run(Scheduler(engine), PROMPT, 2).tokens
     with pytest.raises(UserError, match=r"--draft mtp, got one without it: convert the model again"):
         open_engine(old, drafts="mtp")
+
+    def refuse(*arguments: Any) -> None:
+        raise UserError("room", "none", "make some")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "require_free", refuse)
+        with pytest.raises(UserError, match="room"):  # before a byte is written
+            convert_checkpoint(glm.checkpoint, old, max_level=8, layout="auto", dense_bits=16)
+    assert not (old / HEAD_NAME).exists()
     convert_checkpoint(glm.checkpoint, old, max_level=8, layout="auto", dense_bits=16)
+    with monkeypatch.context() as patch:  # another process has added the head since this one looked
+        patch.setattr("edgemoe.storage.convert.run._Conversion._made", lambda *_: False)
+        patch.setattr(HeadWeights, "write", refuse)
+        convert_checkpoint(glm.checkpoint, old, max_level=8, layout="auto", dense_bits=16)
     assert Manifest.load(old).to_json() == Manifest.load(glm.store).to_json()
     assert (old / HEAD_NAME).read_bytes() == (glm.store / HEAD_NAME).read_bytes()
     assert isinstance(new_drafter(open_engine(old, drafts="mtp").head), HeadDrafter)
