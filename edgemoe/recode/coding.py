@@ -13,19 +13,16 @@ import torch
 
 from edgemoe.experts.step import MeasuredLayer
 from edgemoe.kernels.native.columns import calibrated_codes
+from edgemoe.recode.coding_memory import CodingMemory
 from edgemoe.recode.sample import ExpertSample, LayerSample, hessian_of
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.source_error import SourceError
 from edgemoe.storage.formats.source_codes import Matrix, SourceCodes
 from edgemoe.storage.record.encode import assemble, quantize_matrix, squared_error
-from edgemoe.storage.record.layout import Layout
-from edgemoe.storage.record.offsets import RecordGeometry
+from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.record.planes import Bytes
 from edgemoe.storage.store.recoded import RecodedLayers
 from edgemoe.storage.threads import in_order, one_core_each
-
-MEMORY = 1_500_000_000
-"""Bytes: limit of all experts that are coded at a time, or wait for their write; one is always allowed."""
 
 _T = TypeVar("_T")
 
@@ -40,8 +37,9 @@ class Coding:
         sample: complete and open.
         experts: the weights of the checkpoint.
         layers: number of a layer -> its experts, for their activation.
-        geometry, layout: sizes of the store's records, and the order of codes in them.
+        layout: name of the order of codes in the store's records.
         importance: weights of the levels.
+        memory: sizes of what is coded.
         progress: called with experts done and in all, from the calling thread; each is counted twice.
     """
 
@@ -50,27 +48,26 @@ class Coding:
         sample: ExpertSample,
         experts: ExpertWeights,
         layers: Mapping[int, MeasuredLayer],
-        geometry: RecordGeometry,
-        layout: Layout,
+        layout: str,
         importance: Mapping[int, float],
+        memory: CodingMemory,
         progress: Callable[[int, int], None],
     ) -> None:
         self._sample, self._experts, self._layers = sample, experts, layers
-        self._geometry, self._layout, self._importance = geometry, layout, importance
+        self._geometry, self._layout, self._importance = memory.geometry, LAYOUTS[layout], importance
+        self._memory, self._room = memory, memory.limit
         self._progress, self._done = progress, 0
         self._total = 2 * len(experts.layers) * experts.count
 
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes that one expert takes while it is coded, at most."""
-        largest = max(matrix.padded_rows * matrix.padded_cols for matrix in self._geometry.matrices)
-        columns = max(matrix.padded_cols for matrix in self._geometry.matrices)
-        # Weights as they are read and in float32, a copy for each level, Hessian, its factor and what makes it.
-        return 4 * self._geometry.weights + 4 * (len(self._importance) + 2) * largest + 4 * 4 * columns**2
-
     def write(self, files: RecodedLayers, threads: int) -> None:
-        """Writes the files that are missing."""
+        """Writes the files that are missing; prints on stderr how much memory this takes.
+
+        Raises:
+            DoesNotFit: less memory is free than a layer with one expert takes, or the disk has too little.
+        """
         missing = files.missing()
+        if missing:
+            self._room = self._memory.room()
         self._advance(2 * self._experts.count * (len(self._experts.layers) - len(missing)))
         files.require_free()
         with one_core_each(threads) as pool:
@@ -84,25 +81,30 @@ class Coding:
         """Yields the records of a layer."""
         sample, count = self._sample.of_layer(layer), self._experts.count
         mean = [sample.hessian(), torch.zeros(0)]
-        with closing(in_order(pool, self._tasks(self._down, layer, sample), MEMORY)) as made:
+        with closing(in_order(pool, self._tasks(self._down, layer, sample), self._experts_room)) as made:
             for each in made:
                 mean[1] = each if not len(mean[1]) else mean[1] + each
                 self._advance(1)
         shared = [each.mul_(_MEAN / sample.pairs) for each in mean]
         tasks = self._tasks(partial(self._record, shared=shared), layer, sample)
-        with closing(in_order(pool, tasks, MEMORY)) as records:
+        with closing(in_order(pool, tasks, self._experts_room)) as records:
             for expert, (record, of_record) in enumerate(records):
                 if expert in (0, count // 2):
                     error.add(of_record)
                 yield record
                 self._advance(1)
 
+    @property
+    def _experts_room(self) -> int:
+        """Bytes that experts may take next to their layer."""
+        return self._room - self._memory.layer
+
     def _tasks(
         self, call: Callable[[int, int, LayerSample], _T], layer: int, sample: LayerSample
     ) -> Iterator[tuple[int, Callable[[], _T]]]:
         """Yields the memory and the call for each expert of a layer."""
         for expert in range(self._experts.count):
-            yield self.expert_bytes, partial(call, layer, expert, sample)
+            yield self._memory.expert(sample.rows_of(expert)), partial(call, layer, expert, sample)
 
     def _read(self, layer: int, expert: int) -> deque[torch.Tensor]:
         """gate_up and down of an expert, float32."""

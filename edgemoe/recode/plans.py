@@ -47,7 +47,7 @@ def plan_for_run(
     limit = request.vram_limit
     if limit is None and not store.device:
         whole = plan(_ANY)
-        free = process.available_memory() - max(PROCESS_BYTES - process.resident_bytes(), 0)
+        free = _free_memory()
         least = whole.minimum_vram_bytes + others
         if free < least:
             wanted = f"{format_size(least)} of free memory, {format_size(others)} of it for {purpose}"
@@ -71,8 +71,29 @@ def coding_room(largest: int, limit: int) -> int:
         DoesNotFit: less is free than the largest matrix takes.
     """
     free = max(process.available_memory(), 0)
-    if free < largest:
-        wanted = f"{format_size(largest)} of free memory, for the largest matrix that is coded"
-        action = "end other programs, or give a cgroup more memory"
-        raise DoesNotFit(wanted, format_size(free), action, minimum=largest)
+    _require(free, largest, "the largest matrix that is coded")
     return max(largest, min(free, limit))
+
+
+def require_room(least: int) -> None:
+    """Refuses to begin where a layer of experts cannot be coded next to what the process still takes.
+
+    Args:
+        least: bytes that the layer and one expert take.
+
+    Raises:
+        DoesNotFit: less is free.
+    """
+    _require(max(_free_memory(), 0), least, "a layer of experts that is coded")
+
+
+def _free_memory() -> int:
+    """Bytes that are free next to what the process itself still takes; negative where less is free."""
+    return process.available_memory() - max(PROCESS_BYTES - process.resident_bytes(), 0)
+
+
+def _require(free: int, least: int, purpose: str) -> None:
+    if free < least:
+        wanted = f"{format_size(least)} of free memory, for {purpose}"
+        action = "end other programs, or give a cgroup more memory"
+        raise DoesNotFit(wanted, format_size(free), action, minimum=least)

@@ -11,6 +11,7 @@ from edgemoe.console.progress import CountProgress
 from edgemoe.machine.cgroups import cores
 from edgemoe.models.store_model import StoreModel
 from edgemoe.recode.coding import Coding
+from edgemoe.recode.coding_memory import CodingMemory
 from edgemoe.recode.dense_file import finish_dense, write_dense
 from edgemoe.recode.request import WINDOW, RecodeRequest, codes_of, weights_of, windows_of
 from edgemoe.recode.sample import ExpertSample
@@ -18,7 +19,6 @@ from edgemoe.recode.sampling import take_sample
 from edgemoe.storage.convert.expert_weights import ExpertWeights
 from edgemoe.storage.convert.system_errors import destination_errors, require_unchanged
 from edgemoe.storage.files.lock import StoreLock
-from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.store.codes import CalibratedCodes
 from edgemoe.storage.store.manifest import Manifest
 from edgemoe.storage.store.recoded import RecodedLayers, remove_others
@@ -46,11 +46,11 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
         UserError: the text is unusable, or the store has level 2 alone.
         ModelRefused: another checkpoint, or one whose 4-bit codes the store keeps.
         StoreBusy: another process codes the store.
-        DoesNotFit: the limits or the disk are too small.
+        DoesNotFit: the limits, the free memory or the disk are too small.
         DamagedData, WriteFailed: the checkpoint is damaged or changed, or the store cannot be written.
     """
-    experts = weights_of(store, checkpoint)
-    windows = windows_of(store, request)
+    memory = CodingMemory.of(store, request)
+    experts, windows = weights_of(store, checkpoint), windows_of(store, request)
     codes = codes_of(store.manifest, windows, request)
     if store.manifest.codes == codes and not request.chooses(store.manifest):
         remove_others(store.directory, store.manifest)
@@ -61,7 +61,7 @@ def recode(store: StoreModel, checkpoint: Path, request: RecodeRequest) -> Manif
         with StoreLock(folder, exclusive=True):
             sample = ExpertSample(folder, codes.run, experts.layers, len(windows), WINDOW, store.shape.hidden)
             with closing(sample):
-                made = _write(store, experts, sample, windows, codes, request)
+                made = _write(store, experts, sample, windows, codes, memory, request)
                 write_dense(store, checkpoint, sample.windows, made, request)
                 require_unchanged(checkpoint, store.manifest.source)
             manifest = finish_dense(made, checkpoint, request, sample.windows)
@@ -75,6 +75,7 @@ def _write(
     sample: ExpertSample,
     windows: list[Window],
     codes: CalibratedCodes,
+    memory: CodingMemory,
     request: RecodeRequest,
 ) -> RecodedLayers:
     """Takes the sample, and writes the new file of every layer that has none."""
@@ -82,7 +83,6 @@ def _write(
     manifest = store.manifest
     files = RecodedLayers(store.directory, manifest, codes)
     with CountProgress(f"coding {store.directory.name}", 1) as progress:
-        layout = LAYOUTS[manifest.layout]
-        coding = Coding(sample, experts, layers, manifest.geometry, layout, codes.importance, progress.update)
+        coding = Coding(sample, experts, layers, manifest.layout, codes.importance, memory, progress.update)
         coding.write(files, request.threads or cores())
     return files

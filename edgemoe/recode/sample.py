@@ -64,6 +64,10 @@ class ExpertSample(ExpertProbe):
         """Number of tokens of all windows."""
         return self._count * self._window
 
+    def choice_bytes(self, top_k: int) -> int:
+        """Most bytes that the routers' choices of k experts per token take: kept, joined, and as they are written."""
+        return len(self.layers) * self.tokens * top_k * 3 * (8 + 4)
+
     def _load(self) -> None:
         description, arrays = read_arrays(self._folder / _STATE)
         if description.get("run") != self._run or not (self._folder / _INPUTS).is_file():
@@ -160,6 +164,10 @@ class LayerSample:
     def pairs(self) -> int:
         """Number of pairs of a token and an expert that it was routed to."""
         return self._chosen.numel()
+
+    def rows_of(self, expert: int) -> int:
+        """Number of tokens that were routed to an expert."""
+        return int((self._chosen == expert).sum())
 
     def of_expert(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs of an expert, float32 [n, H], and their gate weights, [n, 1]."""

@@ -13,6 +13,7 @@ from edgemoe.experts.step import ExpertProbe, MeasuredLayer, Study
 from edgemoe.kernels.base import Part, Rows
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
+from edgemoe.recode.plans import plan_for_run
 from edgemoe.recode.request import WINDOW, RecodeRequest
 from edgemoe.recode.sample import ExpertSample
 
@@ -38,11 +39,14 @@ class _Layers(ExpertProbe):
 def take_sample(
     store: StoreModel, sample: ExpertSample, windows: list[Window], request: RecodeRequest
 ) -> dict[int, MeasuredLayer]:
-    """Samples the windows that are missing; returns the experts of every layer."""
+    """Samples the windows that are missing; returns the experts of every layer.
+
+    Raises:
+        DoesNotFit: the limits, or the free memory, are too small.
+    """
     settings = RunSettings.uniform(store.manifest.max_level)
-    plan = store.plan(
-        vram_limit=request.vram_limit, dram_limit=request.dram_limit, settings=settings, context=WINDOW
-    )
+    others = sample.choice_bytes(store.shape.top_k)
+    plan = plan_for_run(store, request, settings, others, "choices of its routers")
     layers, name = _Layers(), store.directory.name
     sample.open()
     with (
