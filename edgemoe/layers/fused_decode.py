@@ -24,7 +24,7 @@ from edgemoe.kernels.native.decode_layers import (
 )
 from edgemoe.kernels.native.experts import NativeExpertKernel, ResidentTable
 from edgemoe.kernels.program import HIDDEN, NORMED, Call
-from edgemoe.layers.decode_counts import count_damage, count_remapped
+from edgemoe.layers.decode_counts import count_remapped
 from edgemoe.layers.decoder_parts import outer_parts
 from edgemoe.layers.program import calls_states, experts_of, has_program, layer_program, outer_layers
 from edgemoe.layers.rotations import Rotations
@@ -149,8 +149,8 @@ class FusedDecode:
                 self._count_predictions(step, predicted & {*done, *chosen}, trace)
             if place.layer < end:
                 place = self._finish(step, place, hidden, trace, ahead)
-        if self._routed:
-            count_damage(self._native, self._routed, step)
+        if self._routed and step.policy.settings.priced:
+            step.use.add_damage(step.policy.damage, *self._native.choices_of(self._routed, rows))
         if step.remapping:
             count_remapped(self._native, self._routed, step)
         if self._choices and step.record.choices:

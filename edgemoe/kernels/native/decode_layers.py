@@ -280,3 +280,20 @@ class NativeDecodeLayers:
         if result:
             raise native.failure(result, "a new token's activations")
         return Place(at[0], at[1])
+
+    def choices_of(
+        self, layers: list[int], rows: int
+    ) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the choices of some layers' routers in the latest step, in ExpertUse.add_damage's order.
+
+        Args:
+            layers: layers whose router is the kernel's.
+            rows: rows of the step.
+
+        Returns:
+            the layer of each of len(layers) * rows rows, int64 [rows, k] experts, float32 [rows, k] gates, int64
+            [rows, k] levels.
+        """
+        trace, gates = self.trace[layers][:, :, :rows], self.gates[layers][:, :rows]
+        chosen, wanted = trace[:, CHOSEN].flatten(0, 1), trace[:, WANTED].flatten(0, 1)
+        return [layer for layer in layers for _ in range(rows)], chosen, gates.flatten(0, 1), wanted

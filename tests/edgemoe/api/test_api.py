@@ -17,7 +17,6 @@ from integrity import check_integrity
 
 import edgemoe
 from edgemoe.api.model import Model
-from edgemoe.api.prompt import encoded
 from edgemoe.engine.sampling import Sampler, Sampling, TokenLogprobs
 from edgemoe.engine.text import StopString, TextStream
 from edgemoe.errors import UserError
@@ -243,10 +242,10 @@ def test_wrong_choices_are_named(model, choices, words):
 
 
 @pytest.mark.parametrize("prompt", [3, {"role": "user"}, ["fox", 3], ["fox"]])
-def test_a_prompt_of_another_type_is_named(prompt):
-    """Neither text nor messages nor token ids: refused with what it is, before a tokenizer sees it."""
+def test_a_prompt_of_another_type_is_named(model, prompt):
+    """Neither text nor messages nor token ids: refused with what it is."""
     with pytest.raises(UserError, match=r"a list of token ids as the prompt, got .*of type"):
-        encoded(None, prompt)
+        model.encode(prompt)
 
 
 @pytest.fixture(scope="module")

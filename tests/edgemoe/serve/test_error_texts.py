@@ -6,6 +6,7 @@ import pytest
 
 from edgemoe import errors
 from edgemoe.api.model import Model
+from edgemoe.api.prompt import Prompts
 from edgemoe.serve.errors import ApiError
 
 PATH = "/models/one/config.json"
@@ -40,7 +41,7 @@ def refuse(*_: object, **__: object) -> object:
         ((Model, "submit"), "/v1/chat/completions", CHAT | {"stream": True}),
         ((Model, "grammars"), "/v1/chat/completions", FORMED),
         (("edgemoe.api.chat_prompt.encode_chat",), "/v1/messages", CHAT | {"model": "x"}),
-        (("edgemoe.api.prompt.encoded",), "/tokenize", {"messages": CHAT["messages"]}),
+        ((Prompts, "encode"), "/tokenize", {"messages": CHAT["messages"]}),
         (("edgemoe.serve.ollama.models.contents_of",), "/api/show", {"model": "tiny"}),
     ],
 )
