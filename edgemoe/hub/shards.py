@@ -99,10 +99,13 @@ class StreamedShards:
                     self._thin(other)
                 shard.fetch(self._repository, self._progress)
 
-    def release(self, layer: int, keep: Collection[str]) -> None:
-        """Frees the disk of a converted layer, except tensors in `keep`; at once where a shard has only such left."""
+    def release(self, layer: int | None, keep: Collection[str]) -> None:
+        """Frees the disk of a converted layer, except tensors in `keep`; at once where a shard has only such left.
+
+        None: of all weights.
+        """
         kept = set(keep)
-        self._needed -= {name for name in self._needed if layer_of(name) == layer} - kept
+        self._needed -= {name for name in self._needed if layer in (None, layer_of(name))} - kept
         for shard in self._shards:
             if not (shard.names & self._needed) - kept:
                 self._thin(shard)

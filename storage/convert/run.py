@@ -53,8 +53,8 @@ class Arrivals(Protocol):
             EdgemoeError: a weight cannot be fetched.
         """
 
-    def release(self, layer: int, keep: Collection[str]) -> None:
-        """Marks a layer's experts as stored: only its tensors that `keep` names are read again."""
+    def release(self, layer: int | None, keep: Collection[str]) -> None:
+        """Marks a layer's experts, or with None all weights, as stored; tensors that `keep` names are read again."""
 
 
 def convert(
@@ -179,9 +179,7 @@ class _Conversion:
         """Adds the head to a finished store that lacks it; nothing else in it changes."""
         if self._head is None or there.head:
             return there
-        writer.require_free(self._head.bytes_with(self._geometry))
-        if self._arrivals:
-            self._arrivals.require(None)
+        self._fetch(writer, self._checkpoint.stored(self._head.names), self._head.bytes_with(self._geometry))
         made = self._head.write(writer.directory, self._geometry, self._layout, self._max_level, threads)
         require_unchanged(self._checkpoint.directory, self._fingerprint, self._known)
         return writer.add_head(*made)
@@ -191,15 +189,21 @@ class _Conversion:
         found = store.source, store.geometry, store.layout, (store.dense_bits, store.head_bits)
         headed = self._head is None or store.head is not None
         same = headed and found == (self._fingerprint, self._geometry, self._layout.name, self._bits)
-        return same and (VISION_NAME in store.files) == (self._vision.nbytes > 0)
+        return same and (VISION_NAME in store.files or not self._vision.nbytes)
+
+    def _fetch(self, writer: StoreWriter, stored: Collection[str], nbytes: int) -> None:
+        """Makes some tensors readable, and no others, after a check that the disk has room for them."""
+        if self._arrivals:
+            self._arrivals.release(None, stored)
+        writer.require_free(nbytes + (self._arrivals.peak_bytes if self._arrivals else 0))
+        if self._arrivals:
+            self._arrivals.require(None)
 
     def _with_vision(self, writer: StoreWriter, store: Manifest) -> Manifest:
         """Adds the vision modules to a finished store that lacks them; nothing else in it changes."""
         if VISION_NAME in store.files or not self._vision.nbytes:
             return store
-        writer.require_free(self._vision.nbytes)
-        if self._arrivals:
-            self._arrivals.require(None)
+        self._fetch(writer, self._vision.stored, self._vision.nbytes)
         writer.write_file(VISION_NAME, self._vision.specs(), self._vision.tensors())
         for path in self._checkpoint.processor_files():
             writer.copy(path)

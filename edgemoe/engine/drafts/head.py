@@ -12,6 +12,7 @@ from edgemoe.engine.drafts.head_runner import HeadRunner
 from edgemoe.engine.drafts.ngram import NgramDrafter
 from edgemoe.errors import EdgemoeError
 from edgemoe.experts.records import StepTotals
+from edgemoe.kv.pictures import FIRST_ID
 from edgemoe.models.store_head import HEAD_STATES, HEAD_TOKENS
 
 
@@ -24,7 +25,8 @@ class HeadDrafter:
     """Guesses the next tokens of one request by the head. Implements Drafter.
 
     It keeps the request's latest states, and the head computes them when guesses are wanted. So a request costs nothing
-    while no guesses pay. The head sees the latest HEAD_STATES tokens, and the tokens that it has computed since.
+    while no guesses pay. The head sees the latest HEAD_STATES tokens, and the tokens that it has computed since; of a
+    prompt with pictures the tokens after the last one, because the head has no embeddings of pictures.
 
     Args:
         runner: the engine's.
@@ -65,7 +67,7 @@ class HeadDrafter:
 
     def _guesses(self, tokens: Sequence[int], end: int, limit: int) -> list[int]:
         runner = self._runner
-        begin = self._begin(end, limit)
+        begin = self._begin(tokens, limit)
         logits, state = runner.run(tokens[begin + 1 : end + 1], runner.normed(self._from(begin)))
         guesses, length = [int(logits.argmax())], runner.length
         while len(guesses) < limit:
@@ -74,13 +76,15 @@ class HeadDrafter:
         runner.crop(length)
         return guesses
 
-    def _begin(self, end: int, limit: int) -> int:
+    def _begin(self, tokens: Sequence[int], limit: int) -> int:
         """The position of the first state that the head has to compute; it forgets what does not lead there."""
-        runner, oldest = self._runner, self._states[0][0]
+        runner, oldest, end = self._runner, self._states[0][0], len(tokens) - 1
         begin = self._first + runner.length
         room = runner.length + end - begin + limit <= HEAD_TOKENS
         if runner.owner is not self or not oldest <= begin < end or not room:
-            runner.owner, self._first = self, max(oldest, end - HEAD_STATES)
+            first = max(oldest, end - HEAD_STATES)
+            pictures = (number for number in range(end - 1, first, -1) if tokens[number] >= FIRST_ID)
+            runner.owner, self._first = self, next(pictures, first)
             runner.crop(0)
             begin = self._first
         return begin

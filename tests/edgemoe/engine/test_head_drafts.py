@@ -18,6 +18,7 @@ from edgemoe.engine.drafts.head import HeadDrafter, new_drafter
 from edgemoe.engine.engine import Engine, StoreModel
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.errors import BadManifest, UserError
+from edgemoe.kv.pictures import FIRST_ID
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_head import HEAD_STATES, HEAD_TOKENS
@@ -124,6 +125,21 @@ def test_guesses_after_more_tokens_and_after_another_request_are_the_same(open_e
     other.propose(PROMPT, 1)
     assert step_by_step.propose(longer, 3) == want
     assert once.propose([*longer, 7, 8], 3) == []  # a state is missing
+
+
+def test_guesses_begin_after_the_last_picture_of_a_prompt(open_engine, glm):
+    """The head has no embeddings of pictures: it sees the words after them, as in a prompt that begins there."""
+    engine, guesses = open_engine(glm.store, drafts="mtp"), list[list[int]]()
+    sequence = engine.sequences.new()
+    context = engine.begin(Step((Segment(sequence, tuple(PROMPT[:-1]), PromptAttention()),)))
+    for _ in engine.run(context):
+        pass
+    engine.sequences.end(sequence)
+    for first, tokens in ((2, PROMPT), (0, [*PROMPT[:2], FIRST_ID, *PROMPT[3:]])):
+        drafter = new_drafter(engine.head)
+        drafter.saw(first, context.states[0][first:])
+        guesses.append(drafter.propose(tokens, 3))
+    assert guesses[0] == guesses[1] != []
 
 
 @pytest.mark.parametrize(

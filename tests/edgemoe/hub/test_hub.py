@@ -465,6 +465,15 @@ def test_stand_ins_have_the_checkpoints_fingerprint(served, source, tmp_path):
     assert served.downloads(FIRST).count(None) == 0
 
 
+def test_what_no_part_of_a_finished_store_needs_is_not_downloaded(served, tmp_path):
+    """Once all weights are released except one, its shard alone is fetched."""
+    shards, _ = open_streamed(HubModel(REPO), tmp_path / "work", keep=False, progress=lambda size: None)
+    shards.release(None, {"model.norm.weight"})
+    shards.require(None)
+    counts = [served.downloads(file).count(None) for file in (FIRST, SECOND)]
+    assert sorted(counts) == [0, 1]
+
+
 def test_what_cannot_work_is_refused_before_a_download(served, source, tmp_path, run):
     """A limit, and a template, are checked by small files and headers; no shard is downloaded and no store is begun."""
     assert run("chat", "-m", REPO, "-p", "x", "--vram-limit", "1KB")[0] == 3

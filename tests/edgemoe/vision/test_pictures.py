@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +31,8 @@ from small_tokenizer import SPECIAL
 from edgemoe.api.chat_prompt import ChatPrompts
 from edgemoe.api.pictures import ModelPictures, picture_part
 from edgemoe.engine.engine import Engine
-from edgemoe.errors import UserError
+from edgemoe.errors import DoesNotFit, UserError
+from edgemoe.families.table import family_of
 from edgemoe.kv.pictures import FIRST_ID
 from edgemoe.kv.pictures import pictures_of as pictures_within
 from edgemoe.kv.sequence import SequenceKV
@@ -35,8 +40,14 @@ from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.importance import PromptAttention
+from edgemoe.storage.convert.checkpoint import Checkpoint
+from edgemoe.storage.convert.run import convert
+from edgemoe.storage.files.lock import StoreLock
+from edgemoe.storage.record.layout import LAYOUTS
 from edgemoe.storage.store.dense import VISION_NAME
-from edgemoe.storage.store.manifest import Manifest
+from edgemoe.storage.store.dense_choice import DenseChoice
+from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
+from edgemoe.storage.store.manifest_updates import save_dense
 from edgemoe.vision.forms import form_of
 from edgemoe.vision.prompt import Pictures
 
@@ -183,10 +194,45 @@ def test_a_store_without_its_tower_says_how_to_add_it(source, store, tmp_path):
     assert found.shape.vision is None
     with pytest.raises(UserError, match=r"without its vision tower: .*edgemoe convert CHECKPOINT STORE"):
         ModelPictures(found, 0).split(question(a_picture(1)))
+    save_dense(made, replace(before, dense_choice=(choice := DenseChoice(0.1, {8: 0.1}, 100))))
     after = convert_checkpoint(source, made, **how)
-    assert after == Manifest.load(made) == Manifest.load(store)
+    assert after == Manifest.load(made) == replace(Manifest.load(store), dense_choice=choice)
+    with StoreLock(made, exclusive=False):
+        assert convert_checkpoint(source, made, no_vision=True, **how) == after
     with pytest.raises(UserError, match="got --no-vision"):
         ModelPictures(StoreModel.open(made), 0).split(question(a_picture(1)))
+
+
+class Arriving:
+    """Records what a conversion fetches of a download."""
+
+    peak_bytes, contents = 0, dict[str, str]()
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def release(self, layer: int | None, keep: Collection[str]) -> None:
+        self.events.append((layer, {name.split(".")[1] for name in keep}))
+
+    def require(self, layer: int | None) -> None:
+        self.events.append(layer)
+
+
+def test_a_tower_is_added_without_the_rest_of_a_download(source, store, tmp_path):
+    """Only its own shards are fetched, once the disk has room for the largest."""
+    made = Path(shutil.copytree(store, tmp_path / "store"))
+    present = Manifest.load(made)
+    files = {name: entry for name, entry in present.files.items() if name != VISION_NAME}
+    replace(present, files=files).save(made / MANIFEST_NAME)
+    family, arriving = family_of(Checkpoint.open(source).config), Arriving()
+    how = {"max_level": 8, "layout": LAYOUTS[present.layout], "dense_bits": 16, "arrivals": arriving}
+    add = partial(convert, source, made, family, progress=lambda *bytes: None, vision=("visual",), **how)
+    arriving.peak_bytes = 1 << 60
+    with pytest.raises(DoesNotFit):
+        add()
+    arriving.peak_bytes = 0
+    assert add().files.keys() == present.files.keys()
+    assert arriving.events == [(None, {"visual"}), (None, {"visual"}), None]
 
 
 def test_a_plan_counts_the_tower(store):
