@@ -98,7 +98,8 @@ class PictureReader:
             with foreign_code(
                 f"a picture that {self._form.processor} can divide into patches", "send another picture"
             ):
-                return dict(self._processor(images=[picture], size=self._size, return_tensors="pt"))
+                options = {"size": self._size, "do_resize": True, "return_tensors": "pt"}
+                return dict(self._processor(images=[picture], **options))
 
     @cached_property
     def _size(self) -> dict[str, int]:

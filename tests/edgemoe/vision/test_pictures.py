@@ -18,6 +18,7 @@ from picture_models import (
     END,
     PICTURE,
     SETTINGS,
+    SIDES,
     a_picture,
     a_plain_picture,
     opened,
@@ -48,8 +49,9 @@ from edgemoe.storage.store.dense import VISION_NAME
 from edgemoe.storage.store.dense_choice import DenseChoice
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.manifest_updates import save_dense
-from edgemoe.vision.forms import form_of
+from edgemoe.vision.forms import FORMS, form_of, read_vision_config
 from edgemoe.vision.prompt import Pictures
+from edgemoe.vision.reader import PictureReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -255,3 +257,13 @@ def test_a_model_of_text_alone_refuses_pictures(tiny_store):
     pictures = ModelPictures(StoreModel.open(tiny_store), 0)
     with pytest.raises(UserError, match="this model takes text alone"):
         pictures.split(question(a_picture(1)))
+
+
+def test_settings_of_a_checkpoint_do_not_lift_the_bound_of_a_picture(source, tmp_path):
+    """A large picture is reduced although the checkpoint's processor leaves pictures as they are."""
+    path = shutil.copytree(source, tmp_path / "model") / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_resize": False}))
+    whole, vision = read_vision_config(path.parent)
+    reader = PictureReader(path.parent, FORMS[whole["model_type"]], vision)
+    time, height, width = reader.read(a_plain_picture(640, 480)).grid
+    assert time * height * width * 16 * 16 <= SIDES["longest_edge"]
