@@ -29,7 +29,7 @@ def store(source: Path) -> Path:
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(store: Path) -> Iterator[Model]:
     """A model that keeps the KV of ended requests, with greedy answers."""
     with opened(store) as engine:

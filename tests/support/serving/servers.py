@@ -75,7 +75,11 @@ class TestServer:
         self._thread = threading.Thread(target=self.server.serve_models, args=(listening,))
         self._thread.start()
         # Without verify=False each client reads all certificates of the machine.
-        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
+        # The server closes connections that are idle for 5 s: the client leaves them before, not at the same moment.
+        limits = httpx.Limits(keepalive_expiry=2)
+        self.client = httpx.Client(
+            base_url=self.url, timeout=60, trust_env=False, verify=False, limits=limits
+        )
         self.wait(lambda: models.started)
 
     @property
