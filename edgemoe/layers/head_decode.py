@@ -1,4 +1,4 @@
-"""The head for further tokens in one call of the kernel for some rows."""
+"""Runs a model's head for further tokens by the compiled kernel, up to four tokens in one call."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class HeadDecode(FusedDecode):
 
     Args:
         model: the head, from layers.head.build_head.
-        traits, runtime, kernel: see FusedDecode.
-        rows: most tokens of a step, of which it takes as many as one time of guessing has.
-        first: number of the head's layer.
+        traits: the traits of the model's family.
+        runtime: the state that the model's MoE layers share.
+        kernel: the runtime's kernel, or the kernel that it wraps.
+        rows: most tokens of a step of the model. The head takes at most 1 + MOST_HEAD_DRAFTS of them in one call.
+        first: number of the head's layer. It follows the numbers of the model's layers.
     """
 
     def __init__(

@@ -33,14 +33,15 @@ class HeadRunner:
     """Runs the head of an engine, with keys and values of its own for the latest tokens of one sequence.
 
     Args:
-        model, decode: the head, and what runs it.
-        source: brings experts.
+        model: the head's modules.
+        decode: runs these modules by the compiled kernel.
+        source: reads the head's experts from the store.
         shape: the shape of its keys and values.
         policy: the rule of its experts' levels.
 
     Attributes:
-        states_kept: latest states of each sequence that its drafters take.
-        owner: the drafter whose tokens the keys and values are of; None: of no drafter.
+        states_kept: number of latest states that each sequence keeps for its drafter.
+        owner: the drafter that the keys and values belong to. None: they belong to no drafter.
     """
 
     states_kept = HEAD_STATES
@@ -65,7 +66,9 @@ class HeadRunner:
         """Makes the runner of a store's head. Its experts have one level, the plan's highest: no answer needs others.
 
         Args:
-            model, decode, source: see HeadRunner.
+            model: the head's modules.
+            decode: runs these modules by the compiled kernel.
+            source: reads the head's experts from the store.
             store: the store, which has a head.
             plan: the division of the limit.
         """
