@@ -18,6 +18,7 @@ from edgemoe.evaluate.reference import LogitFile
 from edgemoe.evaluate.rows import EvalRow, setting_row, with_accuracy, with_pairs
 from edgemoe.evaluate.score import Text, Windows, setting_quality, together_quality
 from edgemoe.evaluate.static_levels import static_policy
+from edgemoe.experts.records import StepTotals
 from edgemoe.experts.step import Study
 from edgemoe.experts.use import ExpertUse
 from edgemoe.kv.sequence import SequenceKV
@@ -54,13 +55,16 @@ class ArmRows:
             engine.forget_experts()
             with engine_conversations(engine, self._tasks) as start:
                 by_kind = self._tasks.accuracy(label, start)
-        rows = (
-            self._text(engine, arm, label)
-            if self._windows
-            else [setting_row(arm, arm.phases[0], None, ExpertUse())]
-        )
-        hot = engine.plan.hot_experts if arm.settings.hotness else None
-        return [replace(with_accuracy(row, by_kind), hot_experts=hot) for row in rows]
+        with engine.recorded() as records:
+            rows = (
+                self._text(engine, arm, label)
+                if self._windows
+                else [setting_row(arm, arm.phases[0], None, ExpertUse())]
+            )
+        if arm.settings.hotness:
+            demoted = StepTotals.of(records).transfers.demoted if self._windows else None
+            rows = [replace(row, hot_experts=engine.plan.hot_experts, demoted=demoted) for row in rows]
+        return [with_accuracy(row, by_kind) for row in rows]
 
     def _together(self, engine: Engine, arm: Arm, label: str) -> EvalRow:
         """The row of chat tasks that are answered several at once."""

@@ -100,6 +100,8 @@ class EvalRow:
     """Turns that are wrong here and right in the study's first row."""
     hot_experts: int | None = None
     """Experts that may have the higher level at once where precision follows hotness, as `edgemoe plan` says."""
+    demoted: int | None = None
+    """Experts that lost the higher level to others while the text ran, where precision follows hotness."""
     exact: bool = True
     """False where resident planes above the scheduled level are used (conservative reuse)."""
     study: str = TABLE

@@ -56,6 +56,18 @@ def test_every_step_has_as_many_rows_as_the_batch(evaluate, monkeypatch):
     assert 0 < row.effective_retention < 1
 
 
+def test_rows_count_the_experts_that_lose_the_higher_level(evaluate, tiny_store):
+    """With a slack of all ranks a full hot set stays as it is; rows of one level have no count."""
+    ranks = StoreModel.open(tiny_store).shape.experts_per_layer
+    hot = [Hotness(experts=2, interval=4, slack=slack) for slack in (0, ranks)]
+    mixed = Arm(RunSettings(levels=(4, 2)), PHASES, TABLE)
+    free, fixed = (evaluate(batched_arms(hot_arms([mixed], each), [4]))[0] for each in hot)
+    (uniform,) = evaluate([Arm(RunSettings.uniform(4), ("decode",), TABLE)])
+    assert free.demoted
+    assert fixed.demoted == 0
+    assert uniform.demoted is None
+
+
 @pytest.mark.parametrize(("batch", "tokens"), [(3, 96), (4, 90)])
 def test_a_batch_that_would_not_be_full_is_refused(evaluate, batch, tokens):
     with pytest.raises(UserError, match=rf"multiple of --batch {batch}.*--tokens {batch * 24}"):
