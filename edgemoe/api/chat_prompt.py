@@ -27,6 +27,7 @@ from edgemoe.errors import ModelRefused
 from edgemoe.grammar.confined import Cancellation
 from edgemoe.grammar.lark import Form, Reasoning
 from edgemoe.grammar.matcher import Grammar
+from edgemoe.kv.pictures import pictures_of
 from edgemoe.storage.files.untrusted import foreign_code
 
 
@@ -48,6 +49,12 @@ class ChatPrompt:
     reader: Callable[[], AnswerReader] | None = None
     grammar: Callable[[Cancellation], Grammar] | None = None
     reasoning: Reasoning | None = None
+
+    @property
+    def picture_bytes(self) -> int:
+        """Bytes of the files of its pictures, which stay in memory as long as the prompt."""
+        pictures = pictures_of(self.tokens)
+        return pictures.nbytes if pictures else 0
 
 
 def capabilities_of(tokenizer: Any) -> list[str]:

@@ -80,11 +80,12 @@ class StepLoop:
                 self.end(request, CANCELLED)
 
     def _prefill(self) -> None:
-        """Runs the next chunk of one prompt, or of several that fit into one step."""
+        """Computes a picture of the first prompt; runs a chunk of one prompt, or of several that fit into a step."""
         first = self._queue.prompts[0]
         try:
             if self._queue.read_blocks(first):
                 return
+            self._prompt_s += self._queue.prepare_picture(first, self._chunk)
         except Exception as error:
             self.end(first, error=error)
             return
@@ -98,7 +99,7 @@ class StepLoop:
             if r.sequence
         ]
         step = Step(tuple(segments), lambda: self._unwanted(requests))
-        all_rows = first.on_rows is not None
+        all_rows = requests[0].on_rows is not None
         context = self._run(requests, lambda: self._run_prompts(step, requests, all_rows=all_rows))
         for request in requests:
             request.partly = 0

@@ -10,6 +10,7 @@ from edgemoe.engine.engine import Engine
 from edgemoe.engine.kept_sequences import LEAST_TOKENS, KeptSequences
 from edgemoe.engine.request import Request
 from edgemoe.errors import DoesNotFit, NotFinite
+from edgemoe.kv.pictures import PlacedPicture
 from edgemoe.kv.rotary_lengths import RotaryLengths
 from edgemoe.kv.sequence import SequenceKV
 from edgemoe.policy.importance import needs_attention
@@ -121,27 +122,63 @@ class RequestQueue:
             request.length = request.cached = read
         return read is not None
 
+    def prepare_picture(self, request: Request, rows: int) -> float:
+        """Computes a picture of a prompt's next tokens, and frees the pictures before them.
+
+        Only the first prompt has features: the plan has memory for the pictures of one context.
+
+        Args:
+            request: the first prompt.
+            rows: most tokens in a step.
+
+        Returns:
+            The seconds that it took.
+
+        Raises:
+            DamagedData, DoesNotFit, UserError: as PlacedPicture.prepare.
+        """
+        started = time.perf_counter()
+        if request.pictures:
+            request.pictures.release(request.length)
+            if missing := self._missing_picture(request, self._next_tokens(request, rows)):
+                missing.prepare()
+        return time.perf_counter() - started
+
+    def _missing_picture(self, request: Request, tokens: int) -> PlacedPicture | None:
+        """The first picture without features among so many next tokens of a prompt; None: there is none."""
+        numbers = range(request.length, request.length + tokens)
+        return request.pictures.missing(numbers) if request.pictures else None
+
     def next_prompts(self, rows: int) -> list[tuple[Request, int]]:
         """Chooses the prompts of the next step, the first to be admitted first, and the number of tokens of each.
 
-        A prompt's tokens are divided in the same way whatever runs with it. One whose rows are wanted runs alone.
+        A prompt's tokens are divided in the same way whatever runs with it. One whose rows are wanted runs alone. While
+        the first prompt waits for its pictures, the prompts after it run that end in this step.
 
         Args:
             rows: most tokens in a step.
         """
-        plan, chosen, left = self._engine.plan, list[tuple[Request, int]](), rows
+        plan, chosen, left, sums = self._engine.plan, list[tuple[Request, int]](), rows, 0
         ranked = needs_attention(self._engine.settings.importance)
         for request in self.prompts:
-            most = min(rows, plan.scored_rows) if request.on_rows else rows
-            tokens = min(most, request.prompt_tokens - request.length)
+            tokens = self._next_tokens(request, rows)
             alone = request.on_rows or (chosen and chosen[0][0].on_rows)
             # The plan has the sums of attention of one context.
-            sums = sum(each.prompt_tokens for each, _ in chosen) + request.prompt_tokens
-            if chosen and (alone or tokens > left or (ranked and sums > plan.context)):
+            sums += request.prompt_tokens
+            after = chosen or request is not self.prompts[0]
+            if (chosen and (alone or tokens > left)) or (after and ranked and sums > plan.context):
                 break
+            ends = request.length + tokens == request.prompt_tokens
+            if self._missing_picture(request, tokens) or (after and not ends):
+                continue
             chosen.append((request, tokens))
             left -= tokens
         return chosen
+
+    def _next_tokens(self, request: Request, rows: int) -> int:
+        """Number of a prompt's tokens in its next step of at most `rows` tokens."""
+        most = min(rows, self._engine.plan.scored_rows) if request.on_rows else rows
+        return min(most, request.prompt_tokens - request.length)
 
     def reserve(self, request: Request, tokens: int) -> None:
         """Reserves the memory of a request's next tokens.
@@ -156,14 +193,21 @@ class RequestQueue:
         """Lets a request decode: its prompt has run."""
         self.prompts.remove(request)
         self.running.append(request)
+        if request.pictures:
+            request.pictures.release()
         if self._kept and request.sequence:
             self._kept.has_prompt(request.sequence, request.tokens)
 
     def remove(self, request: Request, error: BaseException | None) -> None:
-        """Takes a request out. Its KV is kept, or freed; after a value that is not finite, all that may have it."""
+        """Takes a request out. Its KV is kept, or freed; after a value that is not finite, all that may have it.
+
+        The features of its pictures are freed.
+        """
         self.arrived.remove(request)
         self.prompts = [other for other in self.prompts if other is not request]
         self.running = [other for other in self.running if other is not request]
+        if request.pictures:
+            request.pictures.release()
         sequence = request.sequence
         if sequence and not request.keeps_kv:
             self._free(sequence, request.tokens, error)

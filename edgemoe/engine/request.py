@@ -87,7 +87,7 @@ class Request:
         prompt_tokens: number of tokens that run as a prompt: the prompt's, or all so far where they are computed again.
         length: number of these that the sequence has.
         partly: tokens that the layers of the step under way amount to.
-        pictures: the pictures of the prompt; None: it has none.
+        pictures: the pictures of the prompt, whose features only this request has; None: it has none.
         reason: why it ended: stop, length, context, CANCELLED, or "scored"; None before, and after an error.
         error: the error that ended it.
     """
@@ -110,7 +110,8 @@ class Request:
         self.prompt = self.prompt_tokens = len(self.tokens)
         self.trace = Trace(self.start)
         self.cancelled, self.keeps_kv = False, self.sequence is not None
-        self.attention, self.pictures = PromptAttention(), pictures_of(self.tokens)
+        own = pictures_of(self.tokens)
+        self.attention, self.pictures = PromptAttention(), own.of_another_prompt() if own else None
         self.cached = self.length = self.sequence.length if self.sequence else 0
         self.partly = 0
 

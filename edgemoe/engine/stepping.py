@@ -118,7 +118,6 @@ class Stepping:
             several = step.rows > len(step.segments)
             long = min(long_step_bytes(self.shape, step.rows), long) if several else 0
         try:
-            _prepare_pictures(step)
             lent = self.memory.long_step(long) if long or self.memory.returned else nullcontext()
             with lent, hot.step(record) if hot else nullcontext():
                 started = time.perf_counter()
@@ -184,9 +183,11 @@ class Stepping:
         prompt = PromptAttention()
         rows = self.plan.prefill_rows
         sequence.whole = sequence.length + len(tokens)
+        pictures = own.of_another_prompt() if (own := pictures_of(tokens)) else None
         for start in range(0, len(tokens), rows):
-            part = tuple(tokens[start : start + rows])
-            segment = Segment(sequence, part, prompt, pictures=pictures_of(tokens))
+            segment = Segment(sequence, tuple(tokens[start : start + rows]), prompt, pictures=pictures)
+            if pictures:
+                pictures.prepare(segment.numbers)
             logits = self.step(Step((segment,)))
         return logits[0]
 
@@ -207,10 +208,3 @@ class Stepping:
                 f"{wrong} from the tokenizer",
                 "convert the model again with its own tokenizer",
             )
-
-
-def _prepare_pictures(step: Step) -> None:
-    """Computes the pictures that a step's tokens belong to; raises as PromptPictures.prepare."""
-    for segment in step.segments:
-        if segment.pictures:
-            segment.pictures.prepare(segment.numbers)

@@ -53,31 +53,31 @@ class PlacedPicture:
         first: number of the prompt's tokens before it.
         count: number of its tokens.
         compute: runs the vision tower; called by the thread that runs steps, at most once per prompt that needs it.
+        nbytes: bytes of the picture's file, which stays in memory for `compute`.
+
+    Attributes:
+        features: the tower's result; None: a step with tokens of the picture cannot run.
     """
 
     first: int
     count: int
     compute: Callable[[], Features]
-    _features: Features | None = field(default=None, init=False, repr=False)
+    nbytes: int = 0
+    features: Features | None = field(default=None, init=False, repr=False)
 
     @property
     def end(self) -> int:
         """Number of the prompt's tokens up to the picture's last one."""
         return self.first + self.count
 
-    def features(self) -> Features:
-        """Returns the tower's result, which is computed at the first call.
+    def prepare(self) -> None:
+        """Runs the vision tower where there is no result.
 
         Raises:
             DamagedData, DoesNotFit, UserError: as `compute`.
         """
-        if self._features is None:
-            self._features = self.compute()
-        return self._features
-
-    def release(self) -> None:
-        """Frees the tower's result; a later step computes it again."""
-        self._features = None
+        if self.features is None:
+            self.features = self.compute()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +92,11 @@ class PromptPictures:
 
     placed: tuple[PlacedPicture, ...]
     positions: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pictures' files."""
+        return sum(each.nbytes for each in self.placed)
 
     @cached_property
     def offset(self) -> int:
@@ -118,22 +123,32 @@ class PromptPictures:
             (each, range(part.start - each.first, part.stop - each.first)) for each, part in parts if part
         ]
 
+    def missing(self, tokens: range) -> PlacedPicture | None:
+        """Returns the first picture without features that some tokens belong to; None: there is none."""
+        return next((each for each, _ in self.within(tokens) if each.features is None), None)
+
     def prepare(self, tokens: range) -> None:
         """Computes the pictures that some tokens belong to, and frees the pictures before them.
 
         Raises:
-            DamagedData, DoesNotFit, UserError: as PlacedPicture.features.
+            DamagedData, DoesNotFit, UserError: as PlacedPicture.prepare.
         """
-        for each in self.placed:
-            if each.end <= tokens.start:
-                each.release()
+        self.release(tokens.start)
         for each, _ in self.within(tokens):
-            each.features()
+            each.prepare()
 
-    def release(self) -> None:
-        """Frees the results of the tower: the prompt has run."""
+    def release(self, end: int | None = None) -> None:
+        """Frees the features of the pictures that end before a token's number; None: of all pictures."""
         for each in self.placed:
-            each.release()
+            if end is None or each.end <= end:
+                each.features = None
+
+    def of_another_prompt(self) -> PromptPictures:
+        """Returns the pictures of a prompt with equal tokens, without features."""
+        placed = tuple(
+            PlacedPicture(each.first, each.count, each.compute, each.nbytes) for each in self.placed
+        )
+        return PromptPictures(placed, self.positions)
 
 
 class PictureTokens(list[int]):
@@ -177,13 +192,17 @@ class StepRows(NamedTuple):
         Args:
             parts: first row in the step, tokens of the sequence, and pictures of each segment that has some.
             place: the device of the model.
+
+        Raises:
+            ValueError: a picture has no features.
         """
         rows, found = list[int](), list[Features]()
         for row, tokens, pictures in parts:
             for each, own in pictures.within(tokens):
                 first = row + each.first + own.start - tokens.start
                 rows += range(first, first + len(own))
-                whole = each.features()
+                if (whole := each.features) is None:
+                    raise ValueError(f"expected features of the picture at token {each.first}, got none")
                 cut = slice(own.start, own.stop)
                 found.append(Features(whole.rows[cut], tuple(layer[cut] for layer in whole.layers)))
         if not rows:

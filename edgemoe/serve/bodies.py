@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, within bounds of each and of all together."""
+"""Reads the bodies of requests, within bounds of each and of all together, and counts the pictures that they leave."""
 
 from __future__ import annotations
 
@@ -88,3 +88,33 @@ class Bodies:
 def _too_many(limits: Limits) -> ApiError:
     message = f"expected bodies of at most {limits.bodies_bytes} bytes at once, got more: send it again later"
     return ApiError(503, message, kind=UNAVAILABLE, headers={"retry-after": "5", **_CLOSE})
+
+
+class PicturesInMemory:
+    """Counts the bytes of the pictures of requests that wait for an answer or get one. For the event loop's thread.
+
+    Attributes:
+        nbytes: bytes of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def add(self, nbytes: int, limits: Limits) -> int:
+        """Counts the pictures of a request, and returns their bytes. One request's pictures are never too many.
+
+        Raises:
+            ApiError: with others' pictures they have too many bytes.
+        """
+        if nbytes and self.nbytes and self.nbytes + nbytes > limits.pictures_bytes:
+            message = (
+                f"expected pictures of at most {limits.pictures_bytes} bytes in all requests at once, got "
+                f"{self.nbytes + nbytes}: send it again later"
+            )
+            raise ApiError(503, message, kind=UNAVAILABLE, headers={"retry-after": "5"})
+        self.nbytes += nbytes
+        return nbytes
+
+    def remove(self, nbytes: int) -> None:
+        """Ends the count of a request's pictures."""
+        self.nbytes -= nbytes

@@ -9,7 +9,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from edgemoe.machine.process import resident_bytes, return_free_memory
-from edgemoe.serve.bodies import Bodies
+from edgemoe.serve.bodies import Bodies, PicturesInMemory
 from edgemoe.serve.compiling import Compiling
 from edgemoe.serve.limits import Limits
 from edgemoe.serve.workers import Workers
@@ -27,6 +27,7 @@ class Intake:
     Args:
         limits: times and sizes of one request.
         bodies: bodies that are read or used.
+        pictures: bytes of the pictures of requests that wait for an answer or get one.
         parsing: threads that read bodies.
         preparing: threads that make prompts.
         compiling: threads that compile the forms of answers.
@@ -34,6 +35,7 @@ class Intake:
 
     limits: Limits = field(default_factory=Limits)
     bodies: Bodies = field(default_factory=Bodies)
+    pictures: PicturesInMemory = field(default_factory=PicturesInMemory)
     parsing: Workers = field(default_factory=lambda: Workers(2, "bodies"))
     preparing: Workers = field(default_factory=lambda: Workers(2, "prompts"))
     compiling: Compiling = field(default_factory=Compiling)

@@ -17,6 +17,7 @@ class Limits:
         body_seconds: time in which all of its body must have come.
         compile_seconds: time in which an answer's grammar must be compiled, the wait for its turn included; the first
             one of a model waits for its vocabulary.
+        pictures_bytes: most bytes of the pictures of all requests together that wait for an answer or get one.
         ping_seconds: time without a chunk after which a stream sends a sign of life, so that no proxy or client gives
             it up.
         progress_seconds: time between two chunks of a prompt's progress.
@@ -28,6 +29,7 @@ class Limits:
     body_bytes: int = 8 << 20
     body_seconds: float = 30.0
     compile_seconds: float = 60.0
+    pictures_bytes: int = 64 << 20
     ping_seconds: float = 5.0
     progress_seconds: float = 0.5
     thinking_budget: int | None = None

@@ -151,25 +151,27 @@ class Serving:
             on_end: called when the job is left.
 
         Raises:
-            ApiError: the queue is full, or a field, a prompt or a form is wrong.
+            ApiError: the queue is full, pictures have too many bytes, or a field, a prompt or a form is wrong.
             ClientDisconnect: the client has left meanwhile.
         """
         try:
             prompts = await self.intake.parsing.run(self.prompts_of, task)
         except EdgemoeError as error:
             raise _known(error, field) from error
-        client, model = client_of(request), self.require()
+        client, model, pictures, counted = client_of(request), self.require(), self.intake.pictures, 0
         self.queue.enter(client)
         try:
             forms = [
                 (prompt, await self._form(request, prompt, task.form_field))
                 for prompt in await self.intake.prepared(prompts)
             ]
+            counted = pictures.add(sum(each.picture_bytes for each, _ in forms), self.intake.limits)
             answers = await self.intake.preparing.run(self._answers, forms, task)
             if await request.is_disconnected():
                 raise ClientDisconnect
-            job = Job(model, answers, task.kind, client, partial(self._ended, on_end))
+            job = Job(model, answers, task.kind, client, partial(self._ended, on_end, counted))
         except BaseException as error:
+            pictures.remove(counted)
             self.queue.leave(client)
             raise _known(error, field) from error
         self.queue.add(job)
@@ -214,8 +216,9 @@ class Serving:
             given["schema"] = await self.intake.compiling.run(request, prompt.grammar, seconds, field)
         return given
 
-    def _ended(self, on_end: Callable[[], None], job: Job) -> None:
+    def _ended(self, on_end: Callable[[], None], picture_bytes: int, job: Job) -> None:
         self.queue.remove(job)
+        self.intake.pictures.remove(picture_bytes)
         on_end()
         answers = [answer for answer in job.answers if answer]
         for answer in answers:

@@ -72,7 +72,8 @@ class Pictures:
                 plain.append(token)
                 continue
             picture: Picture = left.pop()
-            placed.append(PlacedPicture(len(ids), picture.tokens, partial(self._features, picture)))
+            compute, nbytes = partial(self._features, picture), len(picture.data)
+            placed.append(PlacedPicture(len(ids), picture.tokens, compute, nbytes))
             ids += picture_ids(picture.digest, picture.tokens)
             plain += [token] * picture.tokens
         positions = self._tower.positions(plain, self._token, [each.grid for each in pictures])

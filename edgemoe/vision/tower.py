@@ -89,9 +89,19 @@ class Tower:
         Returns:
             int64 [3, tokens]: in time, height and width.
         """
-        ids = torch.tensor([tokens])
+        ids, types, sizes = torch.tensor([tokens]), [0] * len(tokens), torch.tensor(grids)
+        first = 0
+        for number, (time, height, width) in enumerate(grids):
+            count = time * height * width // self._whole["vision_config"]["spatial_merge_size"] ** 2
+            first = tokens.index(picture, first)
+            # transformers joins neighbours of one type: a video of one moment has a picture's positions.
+            types[first : first + count] = [1 + number % 2] * count
+            first += count
         found, _ = self._model.get_rope_index(
-            ids, mm_token_type_ids=(ids == picture).int(), image_grid_thw=torch.tensor(grids)
+            ids,
+            mm_token_type_ids=torch.tensor([types]),
+            image_grid_thw=sizes[::2],
+            video_grid_thw=sizes[1::2],
         )
         return found[:, 0]
 

@@ -27,6 +27,14 @@ def test_a_server_answers_a_question_about_a_picture(model):
         (choice,) = answer["choices"]
         assert choice["message"]["content"] == want.text
         assert answer["usage"]["prompt_tokens"] == want.prompt_tokens
+        for nbytes, status in ((0, 200), (64 << 20, 503)):
+            one.serving.intake.pictures.nbytes = nbytes
+            answer = one.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == status
+        assert "pictures of at most 67108864 bytes in all requests at once" in answer.text
+        text = {**body, "messages": [{"role": "user", "content": "fox"}]}
+        assert one.client.post("/v1/chat/completions", json=text).status_code == 200
         shown = one.client.post("/api/show", json={"model": "tiny"}).json()
         assert shown["capabilities"] == ["completion", "vision"]
+    assert one.serving.intake.pictures.nbytes == 64 << 20
     assert model.generate(messages).text == want.text

@@ -23,6 +23,7 @@ from picture_models import (
     a_plain_picture,
     opened,
     picture_model,
+    pictures_of,
     pixels_of,
     question,
     reference,
@@ -31,7 +32,6 @@ from small_tokenizer import SPECIAL
 
 from edgemoe.api.chat_prompt import ChatPrompts
 from edgemoe.api.pictures import ModelPictures, picture_part
-from edgemoe.engine.engine import Engine
 from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.families.table import family_of
 from edgemoe.kv.pictures import FIRST_ID
@@ -49,18 +49,10 @@ from edgemoe.storage.store.dense import VISION_NAME
 from edgemoe.storage.store.dense_choice import DenseChoice
 from edgemoe.storage.store.manifest import MANIFEST_NAME, Manifest
 from edgemoe.storage.store.manifest_updates import save_dense
-from edgemoe.vision.forms import FORMS, form_of, read_vision_config
-from edgemoe.vision.prompt import Pictures
+from edgemoe.vision.forms import FORMS, read_vision_config
 from edgemoe.vision.reader import PictureReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def pictures_of(engine: Engine) -> Pictures:
-    """The pictures of an engine's prompts."""
-    form = form_of(engine.store.config)
-    assert form
-    return Pictures(engine.store.directory, engine.store.manifest, form, None, 0)
 
 
 def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -70,7 +62,7 @@ def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_logits_are_transformers(source, store):
-    """Two pictures in one prompt, whose steps divide one of them, then new tokens: as transformers' model in bf16."""
+    """Two pictures in a row, whose steps divide one of them, then new tokens: as transformers' model in bf16."""
     compare(source, store)
 
 
@@ -90,12 +82,14 @@ def compare(source: Path, store: Path) -> None:
         pictures = pictures_of(engine)
         read = [pictures.read(file) for file in files]
         assert [each.tokens for each in read] == [6, 3]
-        text = [5, 6, 7, BEGIN, PICTURE, END, 8, BEGIN, PICTURE, END, 9]
+        # As the published chat templates write two pictures in a row.
+        text = [5, 6, 7, BEGIN, PICTURE, END, BEGIN, PICTURE, END, 8, 9]
         tokens, sequence, prompt = (
             pictures.placed(text, read),
             SequenceKV(engine.shape.kv, CONTEXT),
             PromptAttention(),
         )
+        tokens.pictures.prepare(range(len(tokens)))
         got = [
             engine.step(
                 Step((Segment(sequence, tuple(part), prompt, pictures=tokens.pictures),)), all_rows=True
@@ -103,7 +97,7 @@ def compare(source: Path, store: Path) -> None:
             for part in (tokens[:7], tokens[7:])
         ]
         got += [engine.step(Step((Segment(sequence, (k,), pictures=tokens.pictures),))) for k in new]
-    plain = [*text[:4], *[PICTURE] * 6, *text[5:8], *[PICTURE] * 3, *text[9:], *new]
+    plain = [*text[:4], *[PICTURE] * 6, *text[5:7], *[PICTURE] * 3, *text[8:], *new]
     want = reference(load_folder_model(source_type(source), source), plain, pixels_of(source, files))
     assert float(kl(want, torch.cat(got)).median()) < 0.0005
     other = reference(load_folder_model(source_type(source), source), plain, pixels_of(source, files[::-1]))

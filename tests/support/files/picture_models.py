@@ -17,6 +17,8 @@ from edgemoe.api.pictures import picture_part
 from edgemoe.engine.engine import Engine
 from edgemoe.models.store_model import StoreModel
 from edgemoe.policy.settings import RunSettings
+from edgemoe.vision.forms import form_of
+from edgemoe.vision.prompt import Pictures
 
 PICTURE, BEGIN, END, VIDEO = 1, 291, 292, 293
 """Token ids for a picture's tokens (a special one of the tokenizer), before and after them, and for a video's."""
@@ -78,11 +80,18 @@ def reference(model: Any, tokens: list[int], pixels: dict[str, Any]) -> torch.Te
     return found.logits[0].float()
 
 
-def opened(store: Path) -> Engine:
-    """An engine of the store, with its vision tower."""
+def opened(store: Path, parallel: int = 1) -> Engine:
+    """An engine of the store for so many requests at once, with its vision tower."""
     found = StoreModel.open(store).with_vision()
-    plan = found.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT)
+    plan = found.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT, parallel=parallel)
     return Engine(found, plan, SETTINGS)
+
+
+def pictures_of(engine: Engine) -> Pictures:
+    """The pictures of an engine's prompts."""
+    form = form_of(engine.store.config)
+    assert form
+    return Pictures(engine.store.directory, engine.store.manifest, form, None, 0)
 
 
 def question(*files: bytes) -> list[dict[str, object]]:
