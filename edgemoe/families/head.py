@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from edgemoe.families.base import Family
+from edgemoe.families.base import Family, renamed
 from edgemoe.kv.shape import KVShape
 
 if TYPE_CHECKING:
@@ -69,6 +69,18 @@ class HeadFamily(Family):
             return f"model.norm.{part.removeprefix(_LAST_NORM)}"
         own = part.split(".")[0] in (PROJECTION, STATE_NORM, TOKEN_NORM)
         return part if own else f"model.layers.0.{part}"
+
+    def in_checkpoint(self, name: str) -> str:
+        """Returns the name in a checkpoint of its form of a tensor with a name in layers.head.HeadModel."""
+        part = name.removeprefix("model.layers.0.")
+        if part.startswith("model.norm."):
+            part = _LAST_NORM + part.removeprefix("model.norm.")
+        forms = {self._prefix: ""} if self.traits.head == "layer" else _MODULE
+        made = next(
+            begins + part.removeprefix(plain) for begins, plain in forms.items() if part.startswith(plain)
+        )
+        restored = renamed(made, self.restores)
+        return restored if self.in_modules(restored) == self.in_modules(made) else made
 
     def is_unused(self, name: str) -> bool:
         """Whether a tensor of this name is not part of the head."""

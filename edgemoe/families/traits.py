@@ -76,14 +76,14 @@ def _like_glm(models: str, head: str = "") -> Traits:
     return Traits(models, rms_norm=True, gate=_SIGMOID, fused_gqa=_WITH_SHARED, head=head)
 
 
-def _by_softmax(models: str, layers: FusedGQA, gate: Gate = _SOFTMAX) -> Traits:
+def _by_softmax(models: str, layers: FusedGQA, gate: Gate = _SOFTMAX, head: str = "") -> Traits:
     """Traits of families whose routers choose by a softmax of their product."""
-    return Traits(models, product_router=True, rms_norm=True, gate=gate, fused_gqa=layers)
+    return Traits(models, product_router=True, rms_norm=True, gate=gate, fused_gqa=layers, head=head)
 
 
-def _normalised(models: str, layers: FusedGQA) -> Traits:
+def _normalised(models: str, layers: FusedGQA, head: str = "") -> Traits:
     """Traits of the ones whose gate weights add up to 1, whatever their config says."""
-    return _by_softmax(models, layers, Gate(_always))
+    return _by_softmax(models, layers, Gate(_always), head)
 
 
 TRAITS = {
@@ -91,7 +91,7 @@ TRAITS = {
         "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", FusedGQA(_window_by_layer, block_is_experts=False)
     ),
     "qwen3_moe": _by_softmax("Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B", FusedGQA(_one_window)),
-    "qwen3_next": _by_softmax("Qwen3-Next-80B-A3B, Qwen3-Coder-Next", _WITH_SHARED),
+    "qwen3_next": _by_softmax("Qwen3-Next-80B-A3B, Qwen3-Coder-Next", _WITH_SHARED, head="mtp"),
     "olmoe": _by_softmax("OLMoE-1B-7B", FusedGQA(_all_tokens)),
     "deepseek_v2": Traits(
         "DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V2.5",
@@ -131,7 +131,9 @@ TRAITS = {
         gate=_SCALED_TO_1,
         fused_gqa=FusedGQA(_window_by_layer),
     ),
-    "qwen3_5_moe_text": _normalised("Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B", _WITH_SHARED),
+    "qwen3_5_moe_text": _normalised(
+        "Qwen3.5-35B-A3B, Qwen3.6-35B-A3B, Qwen3.5-397B-A17B", _WITH_SHARED, head="mtp"
+    ),
     "glm4_moe_lite": _like_glm("GLM-4.7-Flash", head="layer"),
     "minimax_m2": Traits(
         "MiniMax-M2, MiniMax-M2.1, MiniMax-M2.5",
@@ -165,7 +167,7 @@ TRAITS = {
         fused_gqa=FusedGQA(_window_by_layer, block_is_experts=False),
     ),
     "solar_open": _like_glm("Solar-Open-100B"),
-    "mellum": _by_softmax("Mellum2-12B-A2.5B", FusedGQA(_window_by_layer)),
+    "mellum": _by_softmax("Mellum2-12B-A2.5B", FusedGQA(_window_by_layer), head="mtp"),
     "flex_olmo": _by_softmax("FlexOlmo-7x7B-1T", FusedGQA(_all_tokens)),
     "kolibri1": Traits(
         "Kolibri-1",

@@ -36,7 +36,7 @@ from edgemoe.machine.pages import in_huge_pages
 from edgemoe.storage.store.manifest_entries import FileEntry
 
 _KINDS = {"layer_types": "full_attention", "mlp_layer_types": "sparse"}
-"""Lists of a config with an entry for each layer, and the entry of the head's layer."""
+"""Lists of a config with an entry for each layer, and the entry of the head's layer if the config does not name it."""
 
 
 _ATTACHED = "edgemoe_head"
@@ -175,7 +175,7 @@ def _one_layer(config: Any) -> Any:
     own.num_hidden_layers = 1
     for name, kind in _KINDS.items():
         if getattr(own, name, None) is not None:
-            setattr(own, name, [kind])
+            setattr(own, name, (getattr(own, f"mtp_{name}", None) or [kind])[:1])
     if hasattr(own, "first_k_dense_replace"):
         own.first_k_dense_replace = 0
     return own

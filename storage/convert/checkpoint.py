@@ -55,7 +55,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Settings with which a multimodal model's pictures are prepared. A fingerprint leaves them out: no weight depends on
 them."""
 
-_WITHIN, _HEAD = re.compile(r"(?:model\.)?language_model\.(?:model\.)?"), "lm_head."
+_WITHIN, _HEADS = re.compile(r"(?:model\.)?language_model\.(?:model\.)?"), ("lm_head.", "mtp.")
 """Prefix of the language model's names in a multimodal one, and the beginning of its head's, which may have none."""
 
 MAGIC, _SUFFIX = b"GGUF", ".gguf"
@@ -209,13 +209,13 @@ class GgufCheckpoint(Checkpoint):
 def _of_language_model(weights: Mapping[str, Weight]) -> dict[str, Weight]:
     """The tensors of the language model within a multimodal one, by the names that they have in a model of its own.
 
-    Tensors of other parts, such as vision (_of_other_parts), and of layers for multi-token prediction are left out.
+    Tensors of other parts, such as vision (_of_other_parts), are left out.
     """
     found = {
         _WITHIN.sub("", name, count=1): weight for name, weight in weights.items() if _WITHIN.match(name)
     }
-    own = {name if name.startswith(_HEAD) else f"model.{name}": weight for name, weight in found.items()}
-    return {name: weight for name, weight in weights.items() if name.startswith(_HEAD)} | own
+    own = {name if name.startswith(_HEADS) else f"model.{name}": weight for name, weight in found.items()}
+    return {name: weight for name, weight in weights.items() if name.startswith(_HEADS)} | own
 
 
 def _of_other_parts(weights: Mapping[str, Weight]) -> dict[str, Weight]:
@@ -223,7 +223,7 @@ def _of_other_parts(weights: Mapping[str, Weight]) -> dict[str, Weight]:
     return {
         name.removeprefix("model."): weight
         for name, weight in weights.items()
-        if not (_WITHIN.match(name) or name.startswith(_HEAD))
+        if not (_WITHIN.match(name) or name.startswith(_HEADS))
     }
 
 

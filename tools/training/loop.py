@@ -110,6 +110,7 @@ class Run:
         threads: number of threads that split a step on a CPU; it changes the last bits of gradients and results.
         dtype: dtype of products.
         clock: monotonic seconds.
+        loss: returns the loss of a batch, summed over its counted tokens.
     """
 
     def __init__(
@@ -124,9 +125,11 @@ class Run:
         threads: int = 1,
         dtype: torch.dtype = torch.float32,
         clock: Callable[[], float] = time.monotonic,
+        loss: Callable[[Any, Batch], torch.Tensor] = total_loss,
     ) -> None:
         self.model, self.mixture, self.recipe, self.directory = model, mixture, recipe, directory
         self._report, self._save, self._clock, self._dtype = report, save, clock, dtype
+        self._loss = loss
         self._parameters = list(model.parameters())
         # Threads that synchronize once a step lose less to other programs than threads that do so in every operator.
         self._threads = threads if model.device.type == "cpu" else 1
@@ -233,7 +236,7 @@ class Run:
             with torch.autocast(
                 self.model.device.type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=False
             ):
-                loss = total_loss(self.model, batch) / all_targets
+                loss = self._loss(self.model, batch) / all_targets
             balance, counts = self._balance.take()
             balance = balance * (batch.tokens.numel() / rows / self._threads)
             weight = 1.0 if batch_name(batch) == "chat" else self.recipe.text_weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -229,23 +230,25 @@ class Balance:
         self._experts, self._decay = routers[0].num_experts, decay
         self.load = torch.full((len(routers), self._experts), 1 / self._experts, device=model.device)
         self._record = threading.local()
-        for router in routers:
-            router.register_forward_hook(self._record_routing)
+        for number, router in enumerate(routers):
+            router.register_forward_hook(partial(self._record_routing, number))
 
-    def _record_routing(self, module: Any, inputs: Any, outputs: Any) -> None:
+    def _record_routing(self, number: int, module: Any, inputs: Any, outputs: Any) -> None:
         if module.training:
             logits, _, index = outputs
-            self._record.__dict__.setdefault("routed", []).append((logits, index))
+            routed = self._record.__dict__.setdefault("routed", [[] for _ in self.load])
+            routed[number].append((logits, index.flatten()))
 
     def take(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes the record of this thread's only forward since the last call.
+        """Takes the record of this thread's forward since the last call, in which a router may have run several times.
 
         Returns:
             the mean loss of the layers, 1 if the load is even; and each expert's times chosen, int64 [layers, experts].
         """
-        routed, self._record.routed = self._record.routed, []
+        routed = [[torch.cat(parts) for parts in zip(*calls, strict=True)] for calls in self._record.routed]
+        del self._record.routed
         probabilities = torch.stack([logits.float().softmax(-1).mean(0) for logits, _ in routed])
-        counts = torch.stack([torch.bincount(i.flatten(), minlength=self._experts) for _, i in routed])
+        counts = torch.stack([torch.bincount(index, minlength=self._experts) for _, index in routed])
         return self._experts * (self.load * probabilities).sum(1).mean(), counts
 
     def update(self, counts: torch.Tensor) -> None:

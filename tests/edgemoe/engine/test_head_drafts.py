@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from greedy import assert_right, run
-from head_models import LAYERS, guesses_of, model_with_head, save_with_head
+from head_models import LAYERS, guesses_of, model_with_head, save_with_head, wrap
 
 from edgemoe.engine.drafts.base import Drafter
 from edgemoe.engine.drafts.drafting import Drafting
@@ -35,6 +35,17 @@ PROMPT = [5, 9, 200, 17, 3, 88, 7, 12]
 NEW = 24
 LATENT = {"kv_lora_rank": 48, "qk_rope_head_dim": 16}
 """Sizes of latents that the compiled kernel of attention knows."""
+HYBRID = {"form": "mtp", "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+"""A hybrid whose last layer has attention, as published ones: transformers makes the head's norms as that layer's."""
+OWN_ROTATIONS = {
+    **{"full_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+    **{"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}},
+}
+WINDOWED = {
+    **{"form": "mtp", "sliding_window": 32, "rope_parameters": OWN_ROTATIONS},
+    **{"num_mtp_layers": 1, "mtp_layer_types": ["sliding_attention"]},
+}
+"""The head of Mellum rotates as layers with a window do."""
 
 
 class WithHead(NamedTuple):
@@ -46,9 +57,13 @@ class WithHead(NamedTuple):
     head: Any
 
 
-def make_store(model_type: str, directory: Path, **changes: Any) -> WithHead:
+def make_store(
+    model_type: str, directory: Path, form: str = "layer", wrapped: str = "", **changes: Any
+) -> WithHead:
     model, head = model_with_head(model_type, **changes)
-    checkpoint = save_with_head(model, head, directory / "checkpoint")
+    checkpoint = save_with_head(model, head, directory / "checkpoint", form=form, fused=bool(wrapped))
+    if wrapped:
+        wrap(checkpoint, wrapped)
     convert_checkpoint(checkpoint, directory / "store", max_level=8, layout="auto", dense_bits=16)
     return WithHead(checkpoint, directory / "store", model, head)
 
@@ -88,7 +103,12 @@ def show_states(engine: Engine, drafter: Drafter, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes"), [("", {}), ("deepseek_v3", LATENT), ("glm4_moe_lite", LATENT)]
+    ("model_type", "changes"),
+    [
+        *[("", {}), ("deepseek_v3", LATENT), ("glm4_moe_lite", LATENT)],
+        *[("qwen3_next", HYBRID), ("mellum", WINDOWED)],
+        ("qwen3_5_moe_text", HYBRID | {"wrapped": "qwen3_5_moe"}),
+    ],
 )
 def test_guesses_are_those_of_transformers_in_float32(open_engine, glm, tmp_path, model_type, changes):
     """Logits of a prompt, and of two guesses after it, differ from transformers' head by the codes of 8 bits alone."""

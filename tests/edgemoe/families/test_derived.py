@@ -161,14 +161,15 @@ def test_a_language_model_of_another_kind_is_refused():
 
 
 def test_tensors_of_a_multimodal_checkpoint_have_the_names_of_a_model_of_text(tmp_path):
-    """Prefixes in both orders are taken away, heads are found in both places, and all other tensors are left out."""
+    """Prefixes in both orders are taken away, heads are found in both places, and tensors of pictures are left out."""
     shape = torch.zeros(2)
     names = {
         "model.language_model.layers.0.mlp.gate.weight": "model.layers.0.mlp.gate.weight",
         "language_model.model.norm.weight": "model.norm.weight",
         "language_model.lm_head.weight": "lm_head.weight",
+        "mtp.layers.0.mlp.gate.weight": "mtp.layers.0.mlp.gate.weight",
     }
-    others = ("model.visual.merger.weight", "mtp.layers.0.mlp.gate.weight", "multi_modal_projector.weight")
+    others = ("model.visual.merger.weight", "multi_modal_projector.weight")
     save_file({name: shape.clone() for name in (*names, *others)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(WRAPPED))
     assert Checkpoint.open(tmp_path).names() == set(names.values())

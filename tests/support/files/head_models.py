@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def model_with_head(model_type: str, **changes: Any) -> tuple[nn.Module, MtpMode
     with torch.no_grad():
         for name, tensor in _own(head).items():
             if "norm" in name:
-                tensor.copy_(1 + torch.randn_like(tensor) * 0.2)
+                louder = (
+                    2 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1
+                )  # attention that knows places
+                tensor.copy_(louder + torch.randn_like(tensor) * 0.2)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(8 + torch.randn_like(tensor))
             else:
@@ -39,7 +43,10 @@ def model_with_head(model_type: str, **changes: Any) -> tuple[nn.Module, MtpMode
 
 def _announcing(model: Any) -> Any:
     """The model, whose config says that it has a head: transformers knows no key for it in some configs."""
-    model.config.num_mtp_layers, model.config.mtp_mlp_layer_types = 1, ["sparse"]
+    config = model.config
+    config.num_mtp_layers, config.mtp_mlp_layer_types = 1, ["sparse"]
+    if getattr(config, "mtp_layer_types", None) is None:
+        config.mtp_layer_types = ["full_attention"]
     return model
 
 
@@ -48,9 +55,11 @@ def _own(head: MtpModel) -> dict[str, torch.Tensor]:
     return {name: value for name, value in head.state_dict().items() if name.startswith("layers.0.")}
 
 
-def save_with_head(model: nn.Module, head: MtpModel, directory: Path, *, form: str = "layer") -> Path:
-    """Saves a checkpoint whose head has the names of a form (families.base.HEAD_FORMS)."""
-    save(model, directory, fused=False)
+def save_with_head(
+    model: nn.Module, head: MtpModel, directory: Path, *, form: str = "layer", fused: bool = False
+) -> Path:
+    """Saves a checkpoint whose head has the names of a form (families.base.HEAD_FORMS), `fused` as in `save`."""
+    save(model, directory, fused=fused)
     tensors = load_file(directory / _WEIGHTS)
     prefix, names = f"model.layers.{LAYERS}.", {"post_norm": "shared_head.norm"}
     outer = {name: f"{prefix}{names.get(name, name)}" for name in ("enorm", "hnorm", "eh_proj", "post_norm")}
@@ -61,7 +70,7 @@ def save_with_head(model: nn.Module, head: MtpModel, directory: Path, *, form: s
     for name, value in _own(head).items():
         part = name.removeprefix("layers.0.")
         if part.startswith("mtp_block."):
-            tensors |= _in_checkpoint(prefix + part.removeprefix("mtp_block."), value)
+            tensors |= _in_checkpoint(prefix + part.removeprefix("mtp_block."), value, fused=fused)
         else:
             own, _, rest = part.partition(".")
             tensors[f"{outer[own]}.{rest}"] = value
@@ -74,10 +83,22 @@ def save_with_head(model: nn.Module, head: MtpModel, directory: Path, *, form: s
     return directory
 
 
-def _in_checkpoint(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A tensor of the head's layer, with one tensor per expert's matrix."""
+def wrap(directory: Path, model_type: str) -> Path:
+    """Turns a checkpoint into one of a multimodal model: all tensors but the head's have another prefix."""
+    tensors = load_file(directory / _WEIGHTS)
+    inner = {name: name.replace("model.", "model.language_model.", 1) for name in tensors}
+    renamed = {inner[name] if name.startswith("model.") else name: each for name, each in tensors.items()}
+    save_file(renamed, directory / _WEIGHTS, {"format": "pt"})
+    text = json.loads((directory / "config.json").read_text())
+    whole = {"model_type": model_type, "tie_word_embeddings": False, "text_config": text}
+    (directory / "config.json").write_text(json.dumps(whole))
+    return directory
+
+
+def _in_checkpoint(name: str, value: torch.Tensor, *, fused: bool) -> dict[str, torch.Tensor]:
+    """A tensor of the head's layer, with one tensor per expert's matrix unless the checkpoint's are fused."""
     before, found, part = name.partition("experts.")
-    if not found or "shared_experts" in name:
+    if not found or fused or "shared_experts" in name:
         return {name: value}
     made: dict[str, torch.Tensor] = {}
     for expert, each in enumerate(value):
