@@ -30,7 +30,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),
     "edgemoe_head": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N]),
     "edgemoe_levels": (None, [_P, _P, _P, _N, _P]),
-    "edgemoe_topk_softmax": (None, [_P] * 5),
     "edgemoe_router_topk": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P]),
     "edgemoe_router_states": (ctypes.c_int, [_P, _P, _P, _N, _P]),
     "edgemoe_remap": (None, [_P, _P, _P, _N, _P, _P, _P, _P]),

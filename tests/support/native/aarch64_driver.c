@@ -18,7 +18,7 @@ typedef struct { uint8_t *bytes; int64_t size, pointers, *at; } buffer;
 #define FUNCTIONS(of) \
     of(paths) of(choose_path) of(chosen_path) of(choose_widest) of(bf16) of(vnni_encoding) of(expert_product) of(experts) \
     of(quantize_rows) of(weighted_sum) of(rms_norm) of(add_rows) of(norm_rows) of(attention) of(attention_rows) of(decode_layers) of(embed) \
-    of(head) of(levels) of(renormalise) of(topk_softmax) of(router_topk) of(router_states) of(remap) of(dense_product) of(dense_heads) of(wide_product) \
+    of(head) of(levels) of(renormalise) of(router_topk) of(router_states) of(remap) of(dense_product) of(dense_heads) of(wide_product) of(precise_product) \
     of(delta_net) of(short_conv) of(state_space) of(latent_rows) of(code_columns)
 #define DECLARED(name) void edgemoe_##name(void);
 #define ADDRESS(name) {#name, edgemoe_##name},

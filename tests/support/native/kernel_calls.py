@@ -198,6 +198,9 @@ def dense_calls() -> Iterator[Call]:
             wide = _generator.normal(size=(rows + tokens, cols)).astype(np.float32)
             out = np.zeros((tokens, rows), np.float32)
             yield Call("wide_product", (POOL, wide[:rows], rows, cols, wide[rows:].copy(), tokens, out))
+            for number, weight in enumerate((bf16(rows, cols), wide[:rows])):
+                out = np.zeros((tokens, rows), np.float32)
+                yield Call("precise_product", (POOL, weight, number, rows, cols, x, tokens, out))
     for tokens in (1, 3, 70):
         stride, x = 40 * 33, bf16(3, tokens, 33)
         sizes = {"heads": 3, "stride": stride, "rows": 20, "cols": 33, "scale_stride": 40}
@@ -327,13 +330,34 @@ def row_calls() -> Iterator[Call]:
         for add in (0, 1):
             yield Call("weighted_sum", (x, row_of, weights, 5, 4, cols, add, bf16(5, cols)))
         table, row_scale = integers(-127, 128, 40, cols, dtype=np.int8), scales(40)
-        fields = {"table": table, "row_scale": row_scale, "rows": 40, "norm": weight, "epsilon": 1e-6}
+        fields = {
+            "table": table,
+            "row_scale": row_scale,
+            "rows": 40,
+            "bits": 8,
+            "norm": weight,
+            "epsilon": 1e-6,
+        }
         weight_of = {"weight": table, "row_scale": row_scale, "rows": 40, "cols": cols, "bits": 8}
         head = {"head.bias": bf16(40)} | {f"head.weight.{name}": value for name, value in weight_of.items()}
         outer = Structures(c.OuterLayers, fields | head)
         yield Call("embed", (outer, 39, np.zeros(cols, np.uint16), cols))
         normed, logits = np.zeros_like(x), np.zeros((20, 40), np.uint16)
         yield Call("head", (POOL, outer, x, 20, normed, cols, logits, 40))
+    yield from _grouped_outer_calls()
+
+
+def _grouped_outer_calls() -> Iterator[Call]:
+    """Embeddings and a head of fewer than 8 bits, which share their codes, and embeddings of bf16."""
+    values = torch.randn(96, 128, generator=torch.Generator().manual_seed(5))
+    tables = {bits: dense_groups.quantize_groups(values, bits).numpy() for bits in dense_shapes.BITS}
+    for bits, table in (tables | {16: bf16(96, 128)}).items():
+        head = {"weight": table, "rows": 96, "cols": 128, "bits": bits}
+        fields = {"table": table, "rows": 96, "bits": bits, "norm": bf16(128), "epsilon": 1e-6}
+        fields |= {f"head.weight.{name}": value for name, value in head.items()}
+        outer, logits = Structures(c.OuterLayers, fields), np.zeros((3, 96), np.uint16)
+        yield Call("embed", (outer, 39, np.zeros(128, np.uint16), 128))
+        yield Call("head", (POOL, outer, bf16(3, 128), 3, np.zeros((3, 128), np.uint16), 128, logits, 96))
 
 
 def router_calls() -> Iterator[Call]:
