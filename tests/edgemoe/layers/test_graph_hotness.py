@@ -15,6 +15,7 @@ from compensator_bytes import add_random
 from graph_rig import graph_engines, graph_store
 from integrity import check_integrity
 
+from edgemoe.engine import rules
 from edgemoe.engine.engine import Engine
 from edgemoe.kernels.triton import experts as triton_experts
 from edgemoe.kv.sequence import SequenceKV
@@ -150,8 +151,9 @@ def test_tokens_run_ahead_while_experts_move(open_on, monkeypatch):
     assert counts.requests == counts.vram_hits
 
 
-def test_bits_of_a_wanted_time_reach_the_next_token(open_on):
+def test_bits_of_a_wanted_time_reach_the_next_token(open_on, monkeypatch):
     """With --tpot-target slow tokens lower the bits of the token after them, also where one has run ahead."""
+    monkeypatch.setattr(rules, "dram_price", lambda store, plan: 1.0)  # a busy processor measures any price
     engine = open_on(None, levels=(4,))
     layers, experts, slots = engine.shape.layers, engine.shape.experts_per_layer, engine.shape.top_k
     choices = torch.arange(slots).expand(layers, 4, slots)
