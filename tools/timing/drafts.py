@@ -1,12 +1,14 @@
-"""Times answers with guesses at further tokens (--draft ngram) and without, in turn.
+"""Times answers with guesses at further tokens (--draft) and without, in turn.
 
-    python -m tools.timing.drafts --model STORE --prose BOOK [--resident 0.4] [--requests 4] [--rounds 5] [--json]
+    python -m tools.timing.drafts --model STORE --prose BOOK [--draft mtp] [--resident 0.4] [--requests 4] [--rounds 5]
 
-The tokens of every answer are given, so that a small model answers as a large one would: its routers choose experts for
-them, and each guess is right or wrong as it would be there. Four kinds of answers: the prose that follows in a book; a
-source file again, with one name changed; records of JSON; and letters at random, of which three in a row come again but
-tell nothing of the next one, the worst case for guesses. Prints medians over rounds: the time per token without guesses
-over the time with them, both times, guesses that were right, and bytes read per token.
+The tokens of every answer are given, so that a small model answers as a large one would: its routers choose experts
+for them, and guesses are right or wrong as they would be there. Five kinds: the prose that follows in a book; that
+prose in the model's own words, drawn at a temperature; a source file again, with one name changed; records of JSON; and
+letters at random, of which three in a row come again but tell nothing of the next one, the worst case for guesses. A
+head (--draft mtp) guesses what its model would say: only the model's own words show how often a good head is right.
+Prints medians over rounds: the time per token without guesses over the time with them, both times, guesses that were
+right, and bytes read per token.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +37,10 @@ from tools.command_line import failed, make_parser, positive
 SOURCE, OLD, NEW = Path(__file__).parents[2] / "edgemoe/kv/blocks.py", "tokens", "entries"
 """The file of the edit, and the name that is changed."""
 
-RECORDS, WAYS = 40, ("off", "ngram")
+RECORDS, GUESSING = 40, ("ngram", "mtp")
+
+TEMPERATURE = 0.7
+"""The temperature at which the model answers in its own words."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,15 @@ def answers(tokenizer: Any, prose: str, new: int) -> dict[str, Exchange]:
     return {name: Exchange(prompt, answer[:new]) for name, (prompt, answer) in pairs.items()}
 
 
+def own_words(model: edgemoe.Model, prompt: list[int], new: int) -> list[int]:
+    """The tokens of an answer by the model itself, without guesses."""
+    sampling = replace(greedy(new).sampling, temperature=TEMPERATURE)
+    request, scheduler = Request(list(prompt), Sampler(sampling)), Scheduler(model.engine)
+    scheduler.submit(request)
+    scheduler.wait(request)
+    return request.tokens[len(prompt) :]
+
+
 def timed(engine: Engine, scheduler: Scheduler, exchange: Exchange, count: int) -> dict[str, float]:
     """One answer, or several at once; experts are as after a start that has filled free memory.
 
@@ -121,7 +135,7 @@ def timed(engine: Engine, scheduler: Scheduler, exchange: Exchange, count: int) 
 
 
 def opened(options: argparse.Namespace, way: str) -> edgemoe.Model:
-    """The model with a share of the experts in memory, for answers in one of WAYS."""
+    """The model with a share of the experts in memory, for answers with guesses as --draft has them."""
     how = {"exact": options.exact, "context": options.context, "draft": way, "parallel": options.requests}
     model = str(options.model)
     with edgemoe.load(model, **how) as whole:
@@ -137,18 +151,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         UserError: the prose is too short. EdgemoeError: the model cannot be opened.
     """
     samples: dict[str, dict[str, list[dict[str, float]]]] = {}
-    with opened(options, "off") as plain, opened(options, "ngram") as guessing:
-        engines = dict(zip(WAYS, (plain.engine, guessing.engine), strict=True))
+    ways = "off", options.draft
+    with opened(options, "off") as plain, opened(options, options.draft) as guessing:
+        engines = dict(zip(ways, (plain.engine, guessing.engine), strict=True))
         tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else plain.tokenizer
-        prose = options.prose.read_text(encoding="utf-8")
-        for name, one in answers(tokenizer, prose, options.new_tokens).items():
+        given = answers(tokenizer, options.prose.read_text(encoding="utf-8"), options.new_tokens)
+        words = own_words(plain, given["prose"].prompt, options.new_tokens)
+        for name, one in (given | {"own": Exchange(given["prose"].prompt, words)}).items():
             schedulers = {way: Scheduler(engine) for way, engine in engines.items()}
-            samples[name] = {way: [] for way in WAYS}
+            samples[name] = {way: [] for way in ways}
             for round_ in range(options.rounds):
-                for way in WAYS if round_ % 2 else WAYS[::-1]:
+                for way in ways if round_ % 2 else ways[::-1]:
                     samples[name][way].append(timed(engines[way], schedulers[way], one, options.requests))
         return {
             "environment": environment(plain.engine.store),
+            "draft": options.draft,
             "resident": options.resident,
             "requests": options.requests,
             "rows": {name: row(of) for name, of in samples.items()},
@@ -157,10 +174,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def row(samples: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Medians of one kind of answer, and the gain by guesses."""
-    middle = {way: {key: median(one[key] for one in of) for key in of[0]} for way, of in samples.items()}
-    without, with_ = (middle[way] for way in WAYS)
-    pairs = zip(*(samples[way] for way in WAYS), strict=True)
+    """Medians of one kind of answer, and the gain by guesses.
+
+    Args:
+        samples: rounds without guesses, and as many with them, in this order.
+    """
+    without, with_ = ({key: median(one[key] for one in of) for key in of[0]} for of in samples.values())
+    pairs = zip(*samples.values(), strict=True)
     return {
         "gain": median(one["ms_per_token"] / other["ms_per_token"] for one, other in pairs),
         "ms_without": without["ms_per_token"],
@@ -176,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("tools.timing.drafts", __doc__)
     parser.add_argument("--model", type=Path, required=True, help="a store")
     parser.add_argument("--prose", type=Path, required=True, help="a text")
+    parser.add_argument("--draft", choices=GUESSING, default="ngram", help="what guesses")
     parser.add_argument("--tokenizer", type=Path, help="a directory, for a store without a tokenizer")
     parser.add_argument("--resident", type=float, default=1.0, help="share of the experts in memory")
     parser.add_argument("--exact", type=positive, default=8, help="as `edgemoe chat --exact`")

@@ -18,7 +18,7 @@ def test_report(demo_store, tmp_path, capsys):
     how = ["--model", str(demo_store), "--prose", str(text)]
     assert drafts.main([*how, "--rounds", "1", "--new-tokens", "60", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report["rows"]) == {"prose", "edit", "json", "worst"}
+    assert set(report["rows"]) == {"prose", "own", "edit", "json", "worst"}
     for of in report["samples"].values():
         assert of["off"][0]["tokens_per_step"] == 1
         assert of["off"][0]["drafted"] == 0
