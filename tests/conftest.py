@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--configurations",
         type=int,
-        default=6,
+        default=3,
         metavar="N",
         help="ways in which each family's tokens are computed (test_families_rows)",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from pairwise import all_pairs, pairwise, smaller_set
+from pairwise import all_pairs, few, pairwise, smaller_set
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,20 @@ def test_a_smaller_set_has_every_value_and_the_pairs_of_the_others() -> None:
     slow = [[mark.name for mark in case.marks] for case in mark.args[1]]
     assert slow.count([]) == len(few)
     assert slow.count(["folders"]) == len(rows) - len(few)
+
+
+def test_slow_values_are_in_no_fast_row() -> None:
+    """The other rows have every pair that is not of a family, and the slow lane has all rows."""
+    how = {"family": ["a", "b", "c"], "level": [8, 4, 2], "kv": [16, 8]}
+    cases = pairwise(alone=["family"], slow=["c"], **how).mark.args[1]
+    fast = [case.values for case in cases if not case.marks]
+    assert {family for family, *_ in fast} == {"a", "b"}
+    assert {tuple(rest) for _, *rest in fast} == set(product(how["level"], how["kv"]))
+    assert {case.values[0] for case in cases} == {"a", "b", "c"}
+
+
+def test_few_values_are_fast() -> None:
+    """All others are marked, in their order."""
+    one, two, three = few([1, 2, 3], [2])
+    assert two == 2
+    assert [[mark.name for mark in each.marks] for each in (one, three)] == [["folders"]] * 2

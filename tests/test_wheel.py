@@ -49,6 +49,9 @@ def keep_kernel(source: Path) -> None:
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
+# Where this environment has setuptools, as torch requires it, none is installed for each build.
+BUILD = ["--no-build-isolation"] if find_spec("setuptools") else []
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -64,7 +67,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, with its compiled kernel where it has one."""
     keep_kernel(source)
     wheels = tmp_path_factory.mktemp("wheels")
-    command = [*PIP, "wheel", "--no-deps", "--wheel-dir", wheels, source]
+    command = [*PIP, "wheel", "--no-deps", *BUILD, "--wheel-dir", wheels, source]
     built = subprocess.run(command, capture_output=True, text=True, timeout=250)
     if built.returncode:
         reason = built.stderr.strip().splitlines()[-1:]
@@ -90,7 +93,7 @@ def environment_with(place: Path, *package: Path | str) -> Path:
     for name, text in STRANGERS.items():
         (site / name).parent.mkdir(exist_ok=True)
         (site / name).write_text(text)
-    into = ["--python", place / "bin" / "python", "install", "--no-deps", *package]
+    into = ["--python", place / "bin" / "python", "install", "--no-deps", "--no-compile", *package]
     # No compiler: what runs is the kernel that comes with the package.
     subprocess.run([*PIP, *into], check=True, timeout=100, env=os.environ | {"CC": "false"})
     # A directory that a .pth file names is searched, but the .pth files in it, such as this checkout's, are not read.
@@ -161,7 +164,7 @@ def test_an_sdist_has_every_source(source: Path, tmp_path: Path) -> None:
     assert [name for name in names if name.startswith(("tests", "tools", "docs"))] == []
 
 
-def test_the_wheel_answers_in_another_directory(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_answers_in_another_directory(wheel: Path, tmp_path: Path, demo_cache: Path) -> None:
     """The command loads its own packages from the wheel, with the compiled kernel, and the demo answers."""
     installed = tmp_path / "venv"
     site = environment_with(installed, wheel)
@@ -170,7 +173,7 @@ def test_the_wheel_answers_in_another_directory(wheel: Path, tmp_path: Path) -> 
     for name in ("cache", "storage", "prefetch", "jinja2", "json", "queue", "tokenizers", "torch"):
         (elsewhere / f"{name}.py").write_text("raise RuntimeError('edgemoe imported a file of the user')\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment |= {"XDG_CACHE_HOME": str(demo_cache), "XDG_STATE_HOME": str(tmp_path / "state")}
     environment["EDGEMOE_PLAIN_CODES"] = "true"
     ask = ["chat", "-p", "What is the capital of France?", "--json"]
     done = subprocess.run(
@@ -199,7 +202,7 @@ def test_the_wheel_answers_in_another_directory(wheel: Path, tmp_path: Path) -> 
 
 def test_an_editable_installation_is_found_next_to_its_clone(source: Path, tmp_path: Path) -> None:
     """A program whose directory has the clone, a folder called edgemoe, imports the package and not that folder."""
-    environment_with(tmp_path / "venv", "--editable", source)
+    environment_with(tmp_path / "venv", *BUILD, "--editable", source)
     (tmp_path / "edgemoe").symlink_to(source)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = partial(subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True)

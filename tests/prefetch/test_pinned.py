@@ -326,7 +326,13 @@ def test_both_paths_give_the_same(engines, tiny_store, sparse_store, dense, expe
 
 @pytest.mark.e2e
 @needs_native
-@pytest.mark.parametrize(("look_ahead", "experts"), [("full", None), ("full", 5), ("base", 5), ("auto", 5)])
+@pytest.mark.parametrize(
+    ("look_ahead", "experts"),
+    [
+        *(("full", 5), ("base", 5)),
+        *(pytest.param(*how, marks=pytest.mark.folders) for how in (("full", None), ("auto", 5))),
+    ],
+)
 def test_look_ahead_changes_no_logit(engines, sparse_store, experts, look_ahead) -> None:
     """Also after a prompt that evicts experts, with all of them resident in the end or few."""
     both = engines(experts, sparse_store, speculate=look_ahead, **MIXED)

@@ -104,8 +104,10 @@ def become(request: dict[str, Any], base: list[str]) -> list[str]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    encoding, _, errors = request["env"].get("PYTHONIOENCODING", "").partition(":")
+    kind = {"closefd": False, "encoding": encoding or None, "errors": errors or None}
+    sys.stdin = sys.__stdin__ = os.fdopen(0, **kind)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", **kind)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     if "OMP_NUM_THREADS" in os.environ:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

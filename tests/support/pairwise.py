@@ -61,10 +61,22 @@ def smaller_set(rows: Sequence[tuple[int, ...]], alone: Collection[int]) -> set[
     return few
 
 
+def few(values: Collection[Any], fast: Collection[Any]) -> list[Any]:
+    """Values of one argument, for pytest.mark.parametrize; all but `fast` are left to `make test-folders`.
+
+    Args:
+        values: the values.
+        fast: the values that `make test` runs too.
+    """
+    assert {*map(str, fast)} <= {*map(str, values)}
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.folders) for value in values]
+
+
 def pairwise(
     *,
     indirect: Collection[str] = (),
     alone: Collection[str] = (),
+    slow: Collection[str] = (),
     e2e: Callable[[dict[str, Any]], bool] = lambda case: False,
     **domains: Collection[Any],
 ) -> pytest.MarkDecorator:
@@ -74,17 +86,20 @@ def pairwise(
         indirect: Names of arguments whose values go to the fixture of that name.
         alone: Names of arguments whose pairs are left to `make test-folders`, such as a family of models whose code no
             other argument changes. Each of their values is in a row that `make test` runs too.
+        slow: Values of the arguments in `alone` that have no code of their own: their rows are left to
+            `make test-folders`.
         e2e: Whether `make test-fast` leaves out the row with these values.
         domains: Argument name -> its values.
     """
     values = [list(domain) for domain in domains.values()]
     indices = all_pairs([len(each) for each in values])
-    few = smaller_set(indices, [[*domains].index(name) for name in alone]) if alone else {*indices}
     cases = [tuple(each[index] for each, index in zip(values, row, strict=True)) for row in indices]
+    fast = [row for row, case in zip(indices, cases, strict=True) if not {*slow} & {*map(str, case)}]
+    fast = [*smaller_set(fast, [[*domains].index(name) for name in alone])] if alone else fast
     names = ["-".join(getattr(v, "__name__", str(v)).replace(" ", "") for v in case) for case in cases]
     marks = [[pytest.mark.e2e] * e2e(dict(zip(domains, case, strict=True))) for case in cases]
     marks = [
-        each + [pytest.mark.folders] * (row not in few) for each, row in zip(marks, indices, strict=True)
+        each + [pytest.mark.folders] * (row not in fast) for each, row in zip(marks, indices, strict=True)
     ]
     rows = [pytest.param(*c, id=n, marks=m) for c, n, m in zip(cases, names, marks, strict=True)]
     return pytest.mark.parametrize(list(domains), rows, indirect=list(indirect))

@@ -126,6 +126,18 @@ def run_forked(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def run_child_forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Stands for subprocess.run where a test's program starts another one: a ForkedPython, and not a new Python.
+
+    Args:
+        command: a Python, its options, `-c` or `-m`, and what follows.
+        options: passed to ForkedPython.
+    """
+    at = next(index for index, word in enumerate(command) if word in ("-c", "-m"))
+    with ForkedPython(*command[at:], **options) as process:
+        return subprocess.CompletedProcess(command, process.wait())
+
+
 def random_kills(model: Path, work: Path, kills: int, *options: str) -> int:
     """Runs tools.reliability.kills, and asserts that all runs were killed and no byte differed after them.
 

@@ -33,6 +33,7 @@ gc.disable()
 with without_compiler():
     import small_checkpoint
     from counted_engine import CountedEngine
+    from short_probes import probe_briefly
     from small_conversion import contents
     from small_conversion import run as convert_small
     from small_tokenizer import a_tokenizer
@@ -245,8 +246,13 @@ def demo_store(demo_cache: Path) -> Path:
 
 @pytest.fixture
 def one_short_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Leaves one name in the list that `doctor` plans, as each imports a model's class; the cache is another one."""
+    """Leaves one name in the list that `doctor` plans, as each imports a model's class; the cache is another one.
+
+    It measures bandwidths for a moment, with few bytes.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    probe_briefly(monkeypatch)
+    monkeypatch.setattr("edgemoe.commands.doctor.PROBE", 4 << 20)
     from edgemoe.models.plans import short_list
 
     monkeypatch.setattr(short_list, "SHORT_NAMES", {"qwen3": short_list.SHORT_NAMES["qwen3"]})

@@ -111,6 +111,7 @@ def carded(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_card_contains_the_figures(carded: Path) -> None:
     """The card contains every figure of figures.json that a reader needs."""
     figures = json.loads((carded / "figures.json").read_text())
@@ -131,6 +132,7 @@ def test_card_contains_the_figures(carded: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_card_names_the_runs_before(carded: Path) -> None:
     """A run that started from a trained model has the commands, steps and tokens of the runs before on its card."""
     figures = json.loads((carded / "figures.json").read_text())
@@ -143,6 +145,7 @@ def test_card_names_the_runs_before(carded: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_figures_are_plausible(carded: Path) -> None:
     """An untrained model is near chance, the trigram model is better, and hot experts have a quarter or more."""
     figures = json.loads((carded / "figures.json").read_text())
@@ -153,6 +156,7 @@ def test_figures_are_plausible(carded: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_pictures_are_drawn(carded: Path) -> None:
     """The card's pictures exist and are PNG."""
     text = (carded / "README.md").read_text()

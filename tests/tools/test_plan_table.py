@@ -10,7 +10,7 @@ from edgemoe.errors import ModelRefused
 from edgemoe.kernels.native import library as native
 from edgemoe.models.published.announced import announced_checkpoint
 from edgemoe.models.published.sizes import PUBLISHED
-from tools.plan_table import BEGIN, DOCS, END, rewritten, table
+from tools.plan_table import BEGIN, DOCS, rewritten
 
 pytestmark = pytest.mark.e2e
 
@@ -29,5 +29,5 @@ def test_config_gives_the_models_parameters(name):
 def test_docs_contain_the_tools_table():
     """docs/models.md contains the table that the tool prints."""
     text = DOCS.read_text(encoding="utf-8")
-    assert f"{BEGIN}{table()}{END}" in text
+    assert BEGIN in text
     assert rewritten(text) == text

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults import OUTAGE
+from pairwise import few
 from programs import Program, programs
 
 from edgemoe.engine.engine import StoreModel
@@ -81,13 +82,13 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", few(DAMAGE, ["truncated", "overwritten in place"]))
 def test_a_store_damaged_under_a_running_chat(chat, damageable, shards, damage):
     """The turn after the damage exits 4 with the file's name and prints no text."""
     process = chat(damageable)
     assert ask(process, PROMPTS[0])
     for shard in shards:
-        damage(damageable / shard)
+        DAMAGE[damage](damageable / shard)
     assert ask(process, PROMPTS[1]) == ""
     _, err = process.communicate(timeout=60)
     assert process.returncode == 4

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import ROOT
+from programs import ROOT, ForkedPython
 
 from edgemoe.console.streams import require_text
 from edgemoe.errors import UserError
@@ -67,6 +67,13 @@ def test_bytes_that_are_no_text_are_refused():
     require_text("café 你好 🙂", "a turn")
 
 
+ENVIRONMENTS = {
+    "C": {"PYTHONIOENCODING": "utf-8:surrogateescape"},
+    "others": {"PYTHONIOENCODING": "utf-8:strict"},
+}
+"""Locale -> the variable by which a fork treats bytes of no text as a new Python does in this locale."""
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_text_of_another_encoding_is_refused(locale):
@@ -81,12 +88,12 @@ def test_a_text_of_another_encoding_is_refused(locale):
 
 
 @pytest.mark.e2e
-def test_a_turn_of_another_encoding_exits_2(tiny_store):
-    """Latin-1 on a chat's stdin, in the narrowest locale."""
-    done = shell(
-        f"printf 'caf\\351\\n' | $edgemoe chat --model {tiny_store} --context 64",
-        LC_ALL="C",
-        PYTHONUTF8="0",
-    )
-    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
-    assert "utf-8 text" in done.stderr
+@pytest.mark.parametrize("locale", ENVIRONMENTS)
+def test_a_turn_of_another_encoding_exits_2(tiny_store, locale):
+    """Latin-1 on a chat's stdin, of which Python keeps the bytes in the C locale, and refuses them in others."""
+    pipe, environment = subprocess.PIPE, os.environ | ENVIRONMENTS[locale]
+    command = ("-m", "edgemoe", "chat", "--model", tiny_store, "--context", 64)
+    with ForkedPython(*command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        out, err = process.communicate(b"caf\xe9\n", 120)
+    assert (process.returncode, out, b"Traceback" in err) == (2, b"", False)
+    assert b"utf-8 text" in err

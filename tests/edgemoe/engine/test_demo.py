@@ -47,7 +47,14 @@ def test_chat_without_a_model_answers_offline(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("context", "levels", "fresh"), [(64, "8/4/2/0", True), (256, "4", False)])
+@pytest.mark.parametrize(
+    ("context", "levels", "fresh"),
+    [
+        (64, "8/4/2/0", False),
+        (256, "4", False),
+        pytest.param(64, "8/4/2/0", True, marks=pytest.mark.folders),
+    ],
+)
 def test_the_printed_peak_is_within_the_smallest_limit(store, context, levels, fresh):
     """A chat in its own process, with a short and a long turn, never prints a peak above the smallest limit."""
     settings = RunSettings(levels=parse_levels(levels))

@@ -8,8 +8,15 @@ import pytest
 
 from edgemoe.engine.engine import StoreModel
 from edgemoe.errors import UserError
+from edgemoe.evaluate import hotness
 from edgemoe.evaluate.hotness import hotness_rows
 from edgemoe.evaluate.table import hotness_lines
+
+
+@pytest.fixture(autouse=True)
+def two_shares(monkeypatch):
+    """Hot sets of two sizes, of which the first is half of the experts."""
+    monkeypatch.setattr(hotness, "HOT_SHARES", (1 / 2, 3 / 4))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import torch
 from compensated_steps import DECODED, PROMPTS, RANKS, alone, together
 from compensator_bytes import add_random
 from counted_engine import CountedEngine
+from pairwise import pairwise
 
 import edgemoe
 from edgemoe.engine.engine import Engine, StoreModel
@@ -54,10 +55,11 @@ def test_off_keeps_every_bit(open_engine, tiny_store, compensated):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "settings", [{"level": 2, **ONE}, {"level": 2, **TWO}, {"levels": (4, 2), "retention": 0.5, **TWO}]
+@pairwise(
+    alone=["settings", "limits"],
+    settings=[{"level": 2, **ONE}, {"level": 2, **TWO}, {"levels": (4, 2), "retention": 0.5, **TWO}],
+    limits=[{"experts": 3}, {"experts": 5, "dram_experts": 4, "speculate": "full"}],
 )
-@pytest.mark.parametrize("limits", [{"experts": 3}, {"experts": 5, "dram_experts": 4, "speculate": "full"}])
 def test_limits_and_other_sequences_change_no_bit(open_engine, compensated, settings, limits):
     """The kernel's own way through the layers, the way over requests, and steps of several sequences agree."""
     how = {"parallel": 4, "exact": True, **settings}

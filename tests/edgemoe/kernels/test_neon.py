@@ -16,7 +16,7 @@ from edgemoe.kernels.native import library as native
 from edgemoe.kernels.native import paths
 
 pytestmark = [
-    pytest.mark.e2e,  # compiles for some 13 s
+    pytest.mark.folders,  # compiles for some 13 s, and runs in an emulator
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not native.available(),
         reason="expected the compiled kernel with AVX2, for the wanted results, got none",

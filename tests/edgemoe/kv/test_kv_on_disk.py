@@ -12,6 +12,7 @@ import torch
 from family_models import SMALL, random_model, save
 from greedy import Greedy, assert_right, run
 from integrity import check_kept
+from pairwise import pairwise
 
 from edgemoe.engine.engine import Engine
 from edgemoe.engine.pace import Pace
@@ -70,8 +71,7 @@ FAMILIES = ["deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe"]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("kv", ["bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pairwise(alone=["model_type"], model_type=FAMILIES, kv=["bf16", "q8_0", "q4_0"])
 def test_every_kind_of_attention_reads_what_it_wrote(open_engine, started, tmp_path, model_type, kv):
     """The logits after a prompt from disk are the computed one's, bit for bit.
 

@@ -11,7 +11,7 @@ from programs import programs
 from edgemoe.kernels.native import library as native
 from edgemoe.models.conversion.run import convert_checkpoint
 
-LAYERS, HIDDEN, WIDTH = 8, 1024, 2048
+LAYERS, HIDDEN, WIDTH = 4, 1024, 2048
 
 PROGRAM = """
 import sys

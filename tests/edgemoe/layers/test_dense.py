@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from availability import needs_native
+from pairwise import pairwise
 
 from edgemoe.kernels.native import library as native
 from edgemoe.kernels.torch_rules import rows_alike
@@ -32,8 +33,7 @@ def growth(product: Callable[[int], object]) -> int:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("bits", [5, 6, 8, 16])
-@pytest.mark.parametrize("kernel", ["the fastest", "torch"])
+@pairwise(alone=["bits", "kernel"], bits=[5, 6, 8, 16], kernel=["the fastest", "torch"])
 def test_memory_does_not_grow_with_the_lengths_of_prompts(monkeypatch, kernel, bits):
     """Products of each new number of rows keep no code or buffers of their own, and are right."""
     if kernel == "torch":

@@ -111,6 +111,18 @@ LATENT = (
 )
 """Models of MODELS without grouped-query attention."""
 
+OWN_ATTENTION = (
+    "gpt_oss",
+    "minimax_m2",
+    "afmoe",
+    "mimo_v2_flash",
+    "laguna",
+    "gemma4_text",
+    "glm4_moe",
+    "beam",
+)
+"""Models with heads, norms, rotations or gates of their own."""
+
 INDEXED = ("deepseek_v32", "axk2", "glm_moe_dsa")
 """Families whose attention to tokens that an index chooses is called."""
 
@@ -137,6 +149,14 @@ LIMITS = {
     "look-ahead": {"speculate": "full"},
 }
 
+
+ALIKE = (
+    *("qwen2_moe", "qwen3_moe, 8 bits", "axk2, 8 bits", "glm4_moe_lite", "bailing_hybrid, 8 bits"),
+    *("dots1", "solar_open", "granitemoeshared", "granitemoe_swa", "exaone_moe", "laguna, 8 bits"),
+    *("ernie4_5_moe", "hunyuan_v1_moe", "kolibri1", "aria_text", "qwen3_vl_moe_text", "glm4v_moe_text"),
+    *("hy_v3", "flint", "cohere2_moe, 8 bits", "glm_moe_dsa"),
+)
+"""Models of MODELS whose kinds of layers others have too, for `make test-folders` alone."""
 
 DIFFERENT = ("mixtral", "qwen2_moe, 8 bits", "qwen3_moe, one dense layer")
 """Models that have every kind of layer between them, for what does not depend on a family's attention."""
@@ -226,6 +246,7 @@ def test_new_tokens_add_experts_in_the_order_of_prompts(opposed, open_engine):
 @pairwise(
     indirect=["store"],
     alone=["store"],
+    slow=ALIKE,
     store=MODELS,
     rule=RULES,
     limit=LIMITS,
@@ -496,6 +517,7 @@ def test_a_batch_that_touches_most_experts_is_a_scan(store, open_engine, monkeyp
 @pairwise(
     indirect=["store"],
     alone=["store"],
+    slow=[name for name in MODELS if name not in (*DIFFERENT, *OWN_ATTENTION)],
     store=[name for name in MODELS if name not in LATENT],
     sequences=[1, 2],
 )

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from device_double import DoubleDevice
-from short_probes import probe_briefly
 
 from edgemoe.commands import doctor
 from edgemoe.errors import UserError
@@ -119,11 +118,10 @@ def test_pinned_memory_and_copies_are_measured(allowed, pinned):
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("one_short_name")
 def test_doctor_reports_the_gpu(monkeypatch, tmp_path: Path):
     """Name, free memory, pinnable memory, speed of copies, and both limits."""
-    probe_briefly(monkeypatch)
     monkeypatch.setattr("edgemoe.kernels.native.library.available", lambda: False)
-    monkeypatch.setattr(doctor, "PROBE", 4 << 20)
     monkeypatch.setattr(doctor, "PIN_MOST", 2 * PIECE)
     device = DoubleDevice(pinnable=PIECE)
     monkeypatch.setattr(device, "available_bytes", lambda: 12_000_000_000)

@@ -48,7 +48,7 @@ with Engine(store, store.plan(vram_limit=limit, **given), settings) as engine:
     [
         pytest.param(WIDE, "bf16", 2048, 512, 30_000_000, marks=pytest.mark.folders),
         (WIDE, "q8_0", 2048, 1024, 30_000_000),
-        (DEEP, "bf16", 3072, 512, 0),
+        pytest.param(DEEP, "bf16", 3072, 512, 0, marks=pytest.mark.folders),
         (WINDOWS, "bf16", 16384, 4096, 30_000_000),
     ],
     ids=["wide", "wide, q8_0, long steps", "deep", "windows"],

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from programs import run_child_forked
 
 from edgemoe.models.cache import find_cached, note_path, remove
 from edgemoe.models.conversion import calibration_run, first_codes
@@ -35,6 +36,7 @@ def test_a_first_use_calibrates_and_a_killed_one_goes_on(run, calibrating, monke
     assert Manifest.load(store).codes is None
     assert note_path(store).exists()
     (store / calibration_run.FOLDER).mkdir()
+    monkeypatch.setattr(calibration_run.subprocess, "run", run_child_forked)
     assert run("pull", checkpoint)[0] == 0
     made = Manifest.load(store)
     assert made.codes is not None

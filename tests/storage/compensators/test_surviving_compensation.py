@@ -47,7 +47,7 @@ class StoppedError(Exception):
     """Raised by a test in place of a kill."""
 
 
-@pytest.mark.parametrize("threads", [2, 5, None])
+@pytest.mark.parametrize("threads", [2, pytest.param(None, marks=pytest.mark.folders)])
 def test_the_number_of_threads_leaves_no_trace(small_source, plain, straight, fast, threads):
     store = Path(shutil.copytree(plain, fast / "store"))
     add(small_source, store, threads=threads)
@@ -115,7 +115,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, plain, straight, fa
     """A failure of the Nth call gives a typed error or success; the store is the one of before, or has all
     compensators; the next run completes it.
 
-    Every fifteenth N meets one of the faults, and the first and last call of each kind meet all of them.
+    Every fortieth N meets one of the faults, and the first and last call of each kind meet all of them.
     """
     number, stays = FAULTS[fault]
     before = tree(plain)
@@ -128,7 +128,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, plain, straight, fa
         add(small_source, store)
     assert {"open", "write", "fsync", "replace", "preadv", "mkdir"} <= set(calls)
     failed = 0
-    for at in each_in_turn(calls, 15 * [*FAULTS].index(fault), 15 * len(FAULTS)):
+    for at in each_in_turn(calls, 40 * [*FAULTS].index(fault), 40 * len(FAULTS)):
         store = Path(shutil.copytree(plain, fast / str(at)))
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)

@@ -488,7 +488,7 @@ def test_peak_memory_is_a_few_experts_not_the_checkpoint(checkpoint, tmp_path):
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
     del tensors
     with programs() as start:
-        measured = start("-c", MEASURE, checkpoint, source, tmp_path, fresh=True)
+        measured = start("-c", MEASURE, checkpoint, source, tmp_path)
         out, err = measured.communicate(timeout=120)
     assert measured.returncode == 0, err
     assert (source / "model.safetensors").stat().st_size > 2.5 * 36e6

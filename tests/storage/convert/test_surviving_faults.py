@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from faults import OUTAGE, Pauses
 from faulty_disk import FaultyDisk, each_in_turn
+from programs import ForkedPython, run_forked
 from small_conversion import contents, run
 
 import edgemoe.storage.files.source_file
@@ -51,7 +51,7 @@ FAULTS = {
 def test_a_failure_of_any_call_damages_no_file(small_source, straight_files, fast, monkeypatch, fault):
     """A failure of the Nth call gives a typed error or success, and the next run completes the store.
 
-    Every ninth N meets one of the faults, and the first and last call of each kind meet all of them.
+    Every twentieth N meets one of the faults, and the first and last call of each kind meet all of them.
     """
     number, stays, direct_from = FAULTS[fault]
     monkeypatch.setattr(retry, "PATIENCE", 0.005)
@@ -65,7 +65,7 @@ def test_a_failure_of_any_call_damages_no_file(small_source, straight_files, fas
     assert len(calls) > 100
     assert {"open", "write", "fsync", "replace", "preadv", "readv"} <= set(calls)
     failed = 0
-    for at in each_in_turn(calls, 9 * [*FAULTS].index(fault), 9 * len(FAULTS)):
+    for at in each_in_turn(calls, 20 * [*FAULTS].index(fault), 20 * len(FAULTS)):
         store = fast / str(at)
         with monkeypatch.context() as patch:
             disk = FaultyDisk(patch, at, number, stays=stays)
@@ -110,11 +110,8 @@ def test_ctrl_c_while_a_read_of_the_source_is_tried_again(checkpoint, tmp_path):
     """Ctrl-C during the retries of a conversion's reads exits 130 without waiting for their end."""
     until = tmp_path / "until"
     until.write_text(str(time.time() + 100))
-    process = subprocess.Popen(
-        [sys.executable, "-c", OUTAGE, str(until), "convert", str(checkpoint), str(tmp_path / "store")],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
+    command = ("-c", OUTAGE, until, "convert", checkpoint, tmp_path / "store")
+    process = ForkedPython(*command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not until.with_suffix(".met").exists():
         assert time.monotonic() < deadline
@@ -196,13 +193,8 @@ def test_a_file_that_may_not_grow_is_a_full_disk(small_source, straight_files, t
     """A file size limit (ulimit -f) in the middle of a layer gives exit 3, and earlier layers are kept."""
     layer = straight_files["experts-00000.safetensors"]
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support", ROOT / "tests" / "support" / "files")))
-    limited = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(small_source), str(tmp_path / "store"), str(len(layer) // 2)],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ("-c", LIMITED, small_source, tmp_path / "store", len(layer) // 2)
+    limited = run_forked(*command, env=os.environ | {"PYTHONPATH": path})
     assert limited.returncode == 0, limited.stderr
     assert "experts-00000" in limited.stdout
     assert set(contents(tmp_path / "store")) == {"unfinished.json"}

@@ -121,7 +121,7 @@ def wide(values: torch.Tensor, group: int, cols: int) -> torch.Tensor:
     return values.repeat_interleave(group, 1)[:, :cols]
 
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.e2e

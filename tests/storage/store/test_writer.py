@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import xxhash
+from programs import run_forked
 from safetensors.torch import load_file
 from small_store import DENSE, EXPERTS, LAYERS, FailureError, convert, dense_tensors, geometry, record, writer
 
@@ -141,8 +140,9 @@ def test_sigkill_before_any_system_call_is_recovered_from(tmp_path, config):
     convert(tmp_path / "straight", config)
     expected = files(tmp_path / "straight")
     roots = [str(Path(atomic.__file__).parent.parent), str(Path(__file__).parents[2] / "support" / "files")]
-    argv = [sys.executable, "-c", KILLED, *roots, str(tmp_path), str(config)]
-    calls = int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    done = run_forked("-c", KILLED, *roots, tmp_path, config)
+    assert done.returncode == 0, done.stderr
+    calls = int(done.stdout)
     assert files(tmp_path / "0") == expected
     assert calls > 25
     for kill_at in range(1, calls + 1):

@@ -114,6 +114,7 @@ def requests(tmp_path: Path) -> list[dict[str, Any]]:
 
 @needs_cgroup
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_both_programs_run_under_the_limit(
     arguments: list[str],
     tmp_path: Path,

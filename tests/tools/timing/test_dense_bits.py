@@ -17,6 +17,7 @@ SIZES = {
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_rows_of_one_model(tmp_path, monkeypatch, capsys):
     """The first row is compared with itself; every row has times, and fewer bits have fewer bytes."""
     name = "qwen3-30b-a3b"

@@ -15,6 +15,7 @@ SMALL |= {"head_dim": 32, "num_experts_per_tok": 2, "shared_expert_intermediate_
 SMALL |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
 
 
+@pytest.mark.folders
 def test_every_kind_has_a_line(tmp_path, monkeypatch, capsys):
     """Qwen3-Next has gated delta nets and attention; products are a part of the time of either."""
     monkeypatch.setitem(family_sizes.MODELS, "qwen3-next-80b", ("qwen3_next", SMALL))

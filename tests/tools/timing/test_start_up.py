@@ -44,6 +44,7 @@ def test_times_are_those_of_real_processes(demo_cache):
     assert used[0] > 0
 
 
+@pytest.mark.folders
 def test_a_name_is_completed(monkeypatch, tmp_path):
     """The timed completion is a real one: the shell gets the name."""
     shown = []

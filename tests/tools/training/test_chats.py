@@ -38,6 +38,7 @@ def test_200_wordings_are_held_out() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_no_held_out_wording_is_drawn(trained: list[Turn]) -> None:
     """None of the 200 wordings is among the training questions, whatever their case, signs and spaces."""
     questions = {normalised(turn.question) for turn in trained}
@@ -89,6 +90,7 @@ def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_no_template_can_be_filled_to_a_held_out_wording() -> None:
     """No template yields one of the 200 wordings, with any subject and any polite words: a sample may miss it."""
     spell = pattern("[Spell|Write] {word}.", BEFORE, AFTER)

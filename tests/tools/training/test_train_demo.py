@@ -256,6 +256,7 @@ def test_batches_depend_on_seed_and_step_only(mixture: Mixture) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_threads_split_a_step(mixture: Mixture, tmp_path: Path) -> None:
     """Two threads, and more threads than rows, take the same step as one, up to rounding."""
     trained = []
@@ -271,6 +272,7 @@ def test_threads_split_a_step(mixture: Mixture, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_killed_run_resumes_to_the_same_weights(mixture: Mixture, tmp_path: Path) -> None:
     """A run killed after its checkpoint and resumed has the weights and the log of an uninterrupted run."""
     whole = build(TINY, seed=0, special=SPECIAL)
@@ -351,6 +353,7 @@ def test_corpus_without_books_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_standard_library_is_read_without_its_tests() -> None:
     """Known modules are read, test packages and installed packages are not."""
     texts = [*(domain := read_stdlib()).training, *domain.held_out]
@@ -446,6 +449,7 @@ def train(root: Path, *options: str) -> int:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_transformers_loads_the_checkpoint(demo: Path) -> None:
     """The written model is bf16, one tensor an expert's matrix, and computes the trained weights' logits."""
     shipped = AutoModelForCausalLM.from_pretrained(demo / "out" / "model")
@@ -468,6 +472,7 @@ def test_transformers_loads_the_checkpoint(demo: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_run_is_documented(demo: Path) -> None:
     """The log has every domain's losses, run.json the commands and the seed, and the curve is a PNG."""
     run = demo / "out" / "run"
@@ -487,6 +492,7 @@ def test_run_is_documented(demo: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_run_is_not_overwritten_and_needs_one_to_resume(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -501,6 +507,7 @@ def test_run_is_not_overwritten_and_needs_one_to_resume(
 @pytest.mark.parametrize(
     "change", [("--seed", "1"), ("--chat-tokens", "128"), ("--text-tokens", "1024"), ("--corpus", "more")]
 )
+@pytest.mark.folders
 def test_run_resumes_with_its_own_data(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str]
 ) -> None:
@@ -534,6 +541,7 @@ def train_from(demo: Path, model: Path, out: Path, *options: str, size: Size = T
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_a_run_starts_from_a_trained_model(demo: Path, trained: Path, tmp_path: Path) -> None:
     """With --from and no step, weights and tokenizer are the given model's; run.json adds up all runs before."""
     out = tmp_path / "out"
@@ -558,6 +566,7 @@ def test_a_run_starts_from_a_trained_model(demo: Path, trained: Path, tmp_path: 
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_another_family_starts_from_the_words_of_a_model(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -582,6 +591,7 @@ def test_another_family_starts_from_the_words_of_a_model(
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_a_model_to_start_from_must_fit(
     demo: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ SLACK = 8
         for kind in CLIENTS
     ],
 )
+@pytest.mark.folders
 def test_nothing_is_computed_twice(tiny_store, monkeypatch, kind):
     """A conversation, a change within it, another date, two agents in turn: only new tokens are computed."""
     pytest.importorskip("anthropic")
