@@ -94,8 +94,15 @@ def environment_with(place: Path, *package: Path | str) -> Path:
         (site / name).parent.mkdir(exist_ok=True)
         (site / name).write_text(text)
     into = ["--python", place / "bin" / "python", "install", "--no-deps", "--no-compile", *package]
+    builder = place / "builder"
+    builder.mkdir()
+    if (setuptools := find_spec("setuptools")) and setuptools.origin:
+        packages = Path(setuptools.origin).parents[1]
+        for part in (*packages.glob("setuptools*"), packages / "_distutils_hack"):
+            (builder / part.name).symlink_to(part)
     # No compiler: what runs is the kernel that comes with the package.
-    subprocess.run([*PIP, *into], check=True, timeout=100, env=os.environ | {"CC": "false"})
+    variables = {"CC": "false", "PYTHONPATH": str(builder)}
+    subprocess.run([*PIP, *into], check=True, timeout=100, env=os.environ | variables)
     # A directory that a .pth file names is searched, but the .pth files in it, such as this checkout's, are not read.
     torch = find_spec("torch")
     assert torch
