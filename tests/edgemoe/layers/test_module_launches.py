@@ -169,6 +169,7 @@ def test_limits_do_not_change_a_bit(open_on, monkeypatch):
 
 
 @pytest.mark.parametrize("store", ["qwen3_5_moe_text"], indirect=True)
+@pytest.mark.folders
 def test_sequences_keep_their_states(open_on):
     """Two sequences in turn, one that has no token before, and one that is cropped have the logits of each alone."""
     engine = open_on(levels=(4,), parallel=2)

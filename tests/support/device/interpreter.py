@@ -19,6 +19,9 @@ from edgemoe.kernels.triton.experts import INTERPRETED
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 """Where the kernels of this process run."""
 
+UNPATCHED = tl.load
+"""The function of triton.language outside of a kernel, where the interpreter replaces it."""
+
 NEEDS_TRITON = pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()), reason="neither a GPU nor Triton's interpreter"
 )
@@ -26,6 +29,8 @@ NEEDS_TRITON = pytest.mark.skipif(
 
 def round_like_a_gpu(monkeypatch) -> None:
     """Makes the interpreter's casts from float32 to bf16 round to even, as a GPU does, instead of truncating.
+
+    Casts from bf16 are exact, numbers below the normal ones too.
 
     On a GPU it does nothing. Loops may also end at a number in memory: the interpreter of Triton up to 3.6 fails at
     that with NumPy from 2.4 on.
@@ -38,10 +43,13 @@ def round_like_a_gpu(monkeypatch) -> None:
         if (source, target) == (tl.float32, tl.bfloat16):
             exact = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
             return exact.bfloat16().view(torch.int16).numpy().view(np.uint16)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return np.ascontiguousarray(data).view(np.uint16).astype(np.uint32) << 16
         return original(data, source, target, mode)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_inline_asm", run_instruction)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_make_range", make_range)
     patched = interpreter._patch_lang_tensor
 
     def patch(tensor: Any, *scope: Any) -> None:
@@ -55,7 +63,7 @@ def round_like_a_gpu(monkeypatch) -> None:
     call = interpreter.InterpretedFunction.__call__
 
     def call_patched(function: Any, *arguments: Any, **keywords: Any) -> Any:
-        if any(tl.core.is_builtin(language.load) for language in languages_of(function.fn)):
+        if any(language.load is UNPATCHED for language in languages_of(function.fn)):
             return call(function, *arguments, **keywords)
         return function.rewrite()(*arguments, **keywords)
 
@@ -137,6 +145,19 @@ def run_instruction(
         left, right = (bytes_of_words(each).view(kind).astype(np.int64) for each, kind in pairs)
         result = ((left * right).sum(-1) + words[2].astype(np.int64)).astype(np.uint32)
     return Instructed(interpreter.TensorHandle(result.view(np.int32), tl.int32))
+
+
+def make_range(builder: Any, *arguments: Any) -> Any:
+    """Numbers from `start` to `stop`, the last two arguments, as a tensor of the interpreter."""
+    return interpreter.TensorHandle(numbers(*map(int, arguments[-2:])), tl.int32)
+
+
+@cache
+def numbers(start: int, stop: int) -> Any:
+    """int32: numbers from `start` to `stop`, made once, as they take a quarter of a kernel's time. Read-only."""
+    made = np.arange(start, stop, dtype=np.int32)
+    made.flags.writeable = False
+    return made
 
 
 def bytes_of_words(words: Any) -> Any:
