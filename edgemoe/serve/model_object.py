@@ -9,7 +9,8 @@ from edgemoe.serve.slot import Slot
 
 
 def model_object(slot: Slot) -> dict[str, Any]:
-    """The entry of a model: its name, whether it is loaded, and its context and vocabulary once they are known."""
+    """The entry of a model: its name and whether it is loaded; once they are known its context and vocabulary, and
+    whether it takes pictures."""
     serving = slot.serving
     value = slot.state if slot.state in ("loaded", "loading") else "unloaded"
     if value == "unloaded" and slot.waiting:
@@ -25,7 +26,9 @@ def model_object(slot: Slot) -> dict[str, Any]:
         return entry
     context = serving.about.context
     meta = {"n_ctx": context, "n_vocab": serving.about.store.shape.vocab}
-    return entry | {"max_model_len": context, "meta": meta}
+    inputs = ["text", "image"] if serving.about.store.shape.vision else ["text"]
+    architecture = {"input_modalities": inputs, "output_modalities": ["text"]}
+    return entry | {"max_model_len": context, "meta": meta, "architecture": architecture}
 
 
 def model_list(slots: Iterable[Slot]) -> dict[str, Any]:

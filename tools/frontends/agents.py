@@ -1,11 +1,13 @@
 """Replays coding agents' conversations: which tokens are computed again, and how long the first one takes.
 
-    python -m tools.frontends.agents --work DIR [--json FILE]
+    python -m tools.frontends.agents --work DIR [--hybrid] [--client NAME] [--json FILE]
 
 Each of four clients (tools.frontends.agent_clients) has a system prompt of 8,000 tokens and a conversation of 20
 requests, in which a model of the demo's sizes with random weights answers by a script: it calls a tool three times,
 then says what it did. After that the user changes an earlier message, and the next day the system prompt has another
 date; at last two agents work in turn.
+
+With --hybrid two of three layers have linear attention, as in Qwen3-Next, where a state cannot be cropped.
 
 A token is needed if no earlier prompt, with its answer, begins with the same tokens up to it. What is computed beyond
 that is printed as "again". A prompt's last token is always computed, as its logits are wanted.
@@ -22,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from transformers import Qwen3MoeConfig
+from transformers import PretrainedConfig, Qwen3MoeConfig, Qwen3NextConfig
 
 from tools.frontends.agent_clients import Agent, Answered, Chat, Files, Messages, Responses, Tool
 from tools.frontends.conformance import call
@@ -202,8 +204,28 @@ def demo_config() -> Qwen3MoeConfig:
     )
 
 
+def hybrid_config() -> Qwen3NextConfig:
+    """The demo model's sizes, with linear attention in two of three layers."""
+    sizes = demo_config().to_dict()
+    same = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "num_experts_per_tok", "moe_intermediate_size"),
+        *("max_position_embeddings", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
+    )
+    return Qwen3NextConfig(
+        **{name: sizes[name] for name in same},
+        num_experts=sizes["num_local_experts"],
+        shared_expert_intermediate_size=sizes["moe_intermediate_size"],
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        layer_types=["linear_attention", "linear_attention", "full_attention"] * 2,
+    )
+
+
 def main() -> int:
-    """Replays all clients, prints the table; returns 0."""
+    """Replays the clients, prints the table; returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the model")
     parser.add_argument(
@@ -213,19 +235,25 @@ def main() -> int:
     parser.add_argument(
         "--parallel", type=int, default=2, help="conversations that the memory holds (default 2)"
     )
+    parser.add_argument("--hybrid", action="store_true", help="a model with linear attention")
+    names = {kind.__name__: kind for kind in CLIENTS}
+    parser.add_argument(
+        "--client", choices=names, action="append", help="this client; may be repeated (default all)"
+    )
     parser.add_argument("--json", type=Path, help="file for every request")
     options = parser.parse_args()
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(make_store(options.work, demo_config()))
+    config: PretrainedConfig = hybrid_config() if options.hybrid else demo_config()
+    tokenizer = AutoTokenizer.from_pretrained(make_store(options.work, config))
     with scripted_server(options.work, answer, context=options.context, parallel=options.parallel) as (
         url,
         prompts,
     ):
         replay, pieces = Replay(tokenizer, prompts), texts(tokenizer, RESULT)
         system = next(texts(tokenizer, SYSTEM))
-        for kind in CLIENTS:
-            replay_client(replay, kind, url, system, pieces, options.tasks)
+        for name in options.client or names:
+            replay_client(replay, names[name], url, system, pieces, options.tasks)
     if options.json:
         options.json.write_text(json.dumps([asdict(sample) for sample in replay.samples], indent=1) + "\n")
     print("\n".join(table(replay.samples)))

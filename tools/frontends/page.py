@@ -2,8 +2,9 @@
 
     python -m tools.frontends.page --work DIR --pictures docs/frontends
 
-The chat's answers are a script's, so that they show reasoning, code and a table; the monitor shows the demo under a
-limit that holds a part of its experts, while it answers. Needs playwright and Chromium.
+The chat's answers are a script's, so that they show reasoning, code and a table; the scripted model does not see the
+picture of a question. The monitor shows the demo under a limit that holds a part of its experts, while it
+answers. Needs playwright and Chromium.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ SAMPLES = 25
 MOST_BYTES = 120_000
 """Most bytes of a picture."""
 
+ABOUT_PICTURE = "Which layers use few experts?"
+
+SEEN = "Layers 0 and 1: most of their tokens go to a few experts, which are the bright cells of their rows."
+
 QUESTION = "How much faster is DRAM than an SSD?"
 
 ANSWER = """<think>
@@ -51,6 +56,11 @@ def seconds(expert_bytes: float, bytes_per_second: float) -> float:
 
 1. Experts that are used *often* stay in memory.
 2. The others are read while the token before is computed."""
+
+
+def answer(prompt: str) -> str:
+    """The script: an answer to each of the two questions."""
+    return SEEN if ABOUT_PICTURE in prompt else ANSWER
 
 
 @contextmanager
@@ -98,6 +108,35 @@ def picture_chat(browser: Any, url: str, pictures: Path) -> None:
         tab.close()
 
 
+def picture_attached(browser: Any, url: str, pictures: Path) -> None:
+    """A chat about a picture, on a phone in light, with the picture of a further question in the message box."""
+    tab = opened(browser, url, 390, 780, "light")
+    seeing = {"id": "scripted", "architecture": {"input_modalities": ["text", "image"]}}
+    tab.route("**/v1/models", lambda route: route.fulfill(json={"data": [seeing]}))
+    for path in ("**/tokenize", "**/v1/chat/completions"):
+        tab.route(path, without_pictures)
+    tab.evaluate("readModels()")
+    file = pictures / "page-experts-dark.png"
+    for question in (ABOUT_PICTURE, "And here?"):
+        tab.locator("#files").set_input_files(file)
+        tab.get_by_text("1 picture will go with the message.").wait_for()
+        tab.get_by_label("Message").fill(question)
+        if question == ABOUT_PICTURE:
+            tab.keyboard.press("Enter")
+            tab.get_by_text("first after").wait_for()
+    save(tab, pictures / "page-chat-picture.png")
+    tab.close()
+
+
+def without_pictures(route: Any) -> None:
+    """Sends a request on with the text of its messages alone: the scripted model has no vision tower."""
+    body = route.request.post_data_json
+    for message in body["messages"]:
+        if isinstance(message["content"], list):
+            message["content"] = "".join(part.get("text", "") for part in message["content"])
+    route.continue_(post_data=body)
+
+
 def picture_monitor(browser: Any, url: str, pictures: Path) -> None:
     """The monitor in dark, while the demo answers."""
     ended = threading.Event()
@@ -135,10 +174,11 @@ def main() -> int:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=[*CHROMIUM])
         try:
-            with scripted_server(options.work, ANSWER) as (url, _):
-                picture_chat(browser, url, options.pictures)
             with demo_server(options.work) as url:
                 picture_monitor(browser, url, options.pictures)
+            with scripted_server(options.work, answer) as (url, _):
+                picture_chat(browser, url, options.pictures)
+                picture_attached(browser, url, options.pictures)
         finally:
             browser.close()
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
 
 from edgemoe.engine.sampling import Sampler
 
@@ -113,7 +113,7 @@ def tiny_config() -> Qwen3MoeConfig:
     )
 
 
-def make_store(work: Path, config: Qwen3MoeConfig | None = None) -> Path:
+def make_store(work: Path, config: PretrainedConfig | None = None) -> Path:
     """Makes a model with random weights, and a tokenizer of this repository's texts; returns its store.
 
     Args:
@@ -136,7 +136,8 @@ def make_store(work: Path, config: Qwen3MoeConfig | None = None) -> Path:
     tokenizer.train_from_iterator((path.read_text(encoding="utf-8") for path in texts), trainer)
     torch.manual_seed(0)
     checkpoint = work / "scripted-checkpoint"
-    Qwen3MoeForCausalLM(config or tiny_config()).to(torch.bfloat16).save_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_config(config or tiny_config())
+    model.to(torch.bfloat16).save_pretrained(checkpoint)
     chatml(tokenizer).save_pretrained(checkpoint)
     convert_checkpoint(checkpoint, store, max_level=8, layout="auto", dense_bits=16)
     return store

@@ -54,16 +54,21 @@ const setEditing = (index) => {
 const edit = (index) => {
   setEditing(index);
   $("prompt").value = current.messages[index].content;
+  setAttached(current.messages[index].files || []);
   $("prompt").focus();
 };
 
 const noteOf = (messages) => `The context is full: the oldest ${plural(messages, "message")} left it. The page keeps them.`;
 
+const unseenNote = (count) => `This model takes no pictures: ${plural(count, "picture")} of the conversation ${count === 1 ? "is" : "are"} not in its prompt.`;
+
 // Counts what the context holds, then streams an answer to the last question.
 const stream = async (conversation, message, signal) => {
+  await loadPictures(conversation);
   const left = await leftOut(conversation, signal);
-  const question = conversation.messages.at(-1);
-  if (left > conversation.left) question.note = noteOf(left - conversation.left);
+  const question = conversation.messages.at(-1), unseen = takesPictures() ? 0 : filesOf(conversation.messages.slice(left)).length;
+  const notes = [...(left > conversation.left ? [noteOf(left - conversation.left)] : []), ...(unseen ? [unseenNote(unseen)] : [])];
+  if (notes.length) question.note = notes.join(" ");
   conversation.left = left;
   conversation.messages.push(message);
   if (current === conversation) showMessages(conversation);
@@ -79,7 +84,7 @@ const stream = async (conversation, message, signal) => {
 
 // Answers the last question. Without a word of an answer the conversation is as it was `before`, and the question goes
 // back to the message box.
-const respond = async (conversation, before, text) => {
+const respond = async (conversation, before, text, files = []) => {
   const message = { role: "assistant", content: "", model: modelChoice().model };
   const left = conversation.left;
   running = { controller: new AbortController(), conversation, message };
@@ -88,6 +93,7 @@ const respond = async (conversation, before, text) => {
   conversation.updated = Date.now();
   showMessages(conversation);
   saveConversation(conversation);
+  savePictures(conversation);
   showList();
   let problem = "";
   try {
@@ -98,13 +104,19 @@ const respond = async (conversation, before, text) => {
     message.end = stopped ? "stopped" : "cut off by an error";
     if (!message.content && !message.reasoning) {
       Object.assign(conversation, { messages: before, left });
-      if (!$("prompt").value && current === conversation) $("prompt").value = text;
+      if (!$("prompt").value && !attached.length && current === conversation) {
+        $("prompt").value = text;
+        setAttached(files);
+      }
     }
   }
   message.progress = undefined;
   running = null;
   busy(false);
-  if (conversations.has(conversation.id)) saveConversation(conversation);
+  if (conversations.has(conversation.id)) {
+    saveConversation(conversation);
+    savePictures(conversation);
+  }
   if (current === conversation) showMessages(conversation);
   showList();
   if (problem) fail(problem);
@@ -112,17 +124,19 @@ const respond = async (conversation, before, text) => {
 };
 
 const send = async () => {
-  const text = $("prompt").value.trim();
-  if (!text || running) return;
+  await adding;
+  const text = $("prompt").value.trim(), files = attached;
+  if (!text && !files.length || running) return;
   const before = [...current.messages];
   if (editing !== null) {
     current.messages = current.messages.slice(0, editing);
     if (current.left >= current.messages.length) current.left = 0;
   }
-  current.messages.push({ role: "user", content: text });
+  current.messages.push({ role: "user", content: text, ...(files.length && { files }) });
   setEditing(null);
   $("prompt").value = "";
-  await respond(current, before, text);
+  setAttached([]);
+  await respond(current, before, text, files);
 };
 
 const regenerate = async () => {
@@ -159,15 +173,12 @@ $("prompt").addEventListener("keydown", (event) => {
     }
   }
 });
-$("prompt").addEventListener("paste", (event) => {
-  const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-  if (file) fail("This page cannot send pictures: send them by another client, or in a terminal by /image.");
-});
 $("stop").addEventListener("click", () => running?.controller.abort());
 $("new").addEventListener("click", startNew);
 $("edit-cancel").addEventListener("click", () => {
   setEditing(null);
   $("prompt").value = "";
+  setAttached([]);
   $("prompt").focus();
 });
 $("drawer").addEventListener("click", () => {

@@ -1,7 +1,8 @@
 // Conversations, kept in the browser: a key for each, so that several tabs do not overwrite each other's.
 //
 // A conversation is {id, title, updated, left, messages}; `left` is the number of messages that have left the model's
-// context. A message is {role, content}, and for an answer reasoning, timings, counts, and `end` where it was cut off.
+// context. A message is {role, content}, for a question `files` where it has pictures (pictures.js), and for an answer
+// reasoning, timings, counts, and `end` where it was cut off.
 
 const PREFIX = "edgemoe:chat:";
 const CURRENT = "edgemoe:current";
@@ -24,7 +25,7 @@ const keep = (key, value) => {
 };
 
 const isConversation = (one) => one && typeof one.id === "string" && Array.isArray(one.messages)
-  && one.messages.every((message) => message && ["user", "assistant"].includes(message.role) && typeof message.content === "string");
+  && one.messages.every((message) => message && ["user", "assistant"].includes(message.role) && typeof message.content === "string" && Array.isArray(message.files ?? []));
 
 const readConversation = (key) => {
   const one = stored(() => JSON.parse(localStorage.getItem(key)), null);
@@ -54,8 +55,9 @@ const saveConversation = (one) => {
     deleteConversation(one);
     return;
   }
-  const question = one.messages.find((message) => message.role === "user")?.content || "";
-  one.title = question.replaceAll(/\s+/g, " ").slice(0, 60) || one.title;
+  const question = one.messages.find((message) => message.role === "user");
+  const title = (question?.content || "").replaceAll(/\s+/g, " ").slice(0, 60);
+  one.title = title || (question?.files ? "A picture" : one.title);
   conversations.set(one.id, one);
   if (!keep(PREFIX + one.id, one)) {
     fail("This browser has no room for the conversation: delete others, or it is gone after a reload.");
@@ -65,6 +67,7 @@ const saveConversation = (one) => {
 const deleteConversation = (one) => {
   conversations.delete(one.id);
   stored(() => localStorage.removeItem(PREFIX + one.id), null);
+  forgetPictures(one);
 };
 
 const rememberCurrent = (one) => stored(() => sessionStorage.setItem(CURRENT, one.id), null);

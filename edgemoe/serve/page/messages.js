@@ -82,13 +82,19 @@ const answerView = (message, box) => {
   };
 };
 
+const questionElements = (conversation, { content, files = [] }) => {
+  const row = make("div", undefined, "pictures"), body = make("div", content, "body");
+  row.append(...files.map((file, i) => pictureElement(conversation, file, `Picture ${i + 1} of ${files.length}`)));
+  return files.length ? (content ? [row, body] : [row]) : [body];
+};
+
 const messageElement = (conversation, message, index) => {
   const box = make("article", undefined, `message ${message.role}`);
   const gone = index < conversation.left;
   box.append(make("h2", `${message.role === "user" ? "You" : "Model"}${gone ? " (has left the context)" : ""}`, "who"));
   box.classList.toggle("gone", gone);
   let draw = () => {};
-  if (message.role === "user") box.append(make("div", message.content, "body"));
+  if (message.role === "user") box.append(...questionElements(conversation, message));
   else draw = answerView(message, box);
   const actions = make("div", undefined, "actions");
   const pressed = button("Copy", () => copy(message.content, pressed));

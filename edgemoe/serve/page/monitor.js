@@ -109,6 +109,7 @@ const showStatus = (status) => {
   document.title = `edgemoe · ${status.model}`;
   say(status.state);
   if (status.state !== "ready") return;
+  if (before?.model !== status.model) readModels().catch(() => {}); // what a model takes is known once it is loaded
   const sample = record(status);
   if (running) $("live").textContent = sample.tokens ? `${sample.tokens.toFixed(1)} tokens/s` : "";
   if (!isShown("monitor")) return;

@@ -16,10 +16,11 @@ async function* events(response) {
   }
 }
 
-const sent = (messages) => [...systemMessages(), ...messages.map(({ role, content }) => ({ role, content }))];
+const sent = (messages) => [...systemMessages(), ...messages.map((message) => ({ role: message.role, content: contentOf(message) }))];
 
-// Tokens of a prompt, and of the context. More text than any prompt may have counts as endless.
+// Tokens of a prompt, and of the context. More text or pictures than any prompt may have count as endless.
 const counted = async (messages, signal) => {
+  if (filesOf(messages).length > MOST_SENT) return { tokens: Number.POSITIVE_INFINITY, context: 0 };
   const { reasoning_effort: effort, chat_template_kwargs: given } = thinking();
   const template = given || (effort ? { reasoning_effort: effort } : undefined);
   const body = { messages: sent(messages), ...modelChoice(), ...(template && { chat_template_kwargs: template }) };

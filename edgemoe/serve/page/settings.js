@@ -42,8 +42,13 @@ const systemMessages = () => (setting("system") ? [{ role: "system", content: se
 // A server of several models has a choice of them.
 const modelChoice = () => ($("model").hidden || !$("model").value ? {} : { model: $("model").value });
 
+// Names of models that take pictures, as the server says.
+let seeing = [];
+
+const takesPictures = () => seeing.includes($("model").value);
+
 const readModels = async () => {
-  const names = (await get("v1/models")).data.map((model) => model.id);
+  const { data } = await get("v1/models"), names = data.map((model) => model.id);
   const select = $("model"), chosen = select.value;
   if (JSON.stringify(names) !== JSON.stringify([...select.options].map((option) => option.value))) {
     select.replaceChildren(...names.map((name) => make("option", name)));
@@ -51,6 +56,8 @@ const readModels = async () => {
   }
   select.hidden = names.length < 2;
   $("model-name").hidden = !select.hidden;
+  seeing = data.filter((model) => model.architecture?.input_modalities.includes("image")).map((model) => model.id);
+  showAttach();
 };
 
 $("settings-open").addEventListener("click", () => $("settings").showModal());

@@ -26,6 +26,7 @@ $("skip").addEventListener("click", () => setTimeout(() => $("prompt").focus()))
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (pictures) drawPicture(); });
 readConversations();
 readSettings();
+tidyPictures().catch(() => {});
 showConversation(lastCurrent() || newConversation());
 showView();
 readModelsLater();

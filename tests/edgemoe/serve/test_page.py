@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from browsers import chromium
 from scripted import chatml_model, script
 from servers import server_of
 
 from edgemoe.serve.guard import Access
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 KEY = "page-key"
 
 HOSTILE = """<think>
@@ -31,13 +30,8 @@ plan <b>x</b>
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        one = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as one:
         yield one
-        one.close()
 
 
 @pytest.fixture(scope="module")
