@@ -32,7 +32,7 @@ def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[
     """The forms in which a conversation may be given to a template, in the order in which they are tried.
 
     The first is transformers': what is null is left out, and arguments are objects. Some templates join arguments with
-    text, and some have no place for an answer without text.
+    text, some have no place for an answer without text, and some have one system message, at the beginning.
 
     Args:
         messages: the conversation, as edgemoe.api.template.Message.
@@ -52,7 +52,35 @@ def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[
         forms += [
             [{**message, "content": message.get("content") or ""} for message in form] for form in forms
         ]
+    if any(message["role"] == "system" for message in given[1:]):
+        forms += [_with_one_system(form) for form in forms]
     return forms
+
+
+def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with later system messages as a part of the message before them, or as messages of the user."""
+    changed = list[dict[str, Any]]()
+    for message in messages:
+        if message["role"] != "system" or not changed:
+            changed.append(message)
+        elif changed[-1]["role"] in ("system", "user"):
+            changed[-1] = changed[-1] | {
+                "content": _joined(changed[-1].get("content"), message.get("content"))
+            }
+        else:
+            changed.append(message | {"role": "user"})
+    return changed
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two contents, each a text or parts, as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [
+        *(part for content in (first, second) for part in (
+            [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        ))
+    ]  # fmt: skip
 
 
 def _present(message: Mapping[str, Any], template: str) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest
 from edgemoe.serve.request.fields import Known, Name, Whole, checked
 from edgemoe.serve.request.sampling import MOST_STOPS, StopString
 
+_BILLING = "x-anthropic-billing-header:"
+"""A block of Claude Code's system prompt, for Anthropic's accounts. It may differ in every request."""
+
 
 class Cached(Known):
     """A part of a prompt. `cache_control` has no effect: every prompt is kept for later ones that begin alike."""
@@ -98,8 +101,8 @@ class ToolResultBlock(Cached):
         """The message of a chat. Chat templates have no place for `is_error`: the text says it."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(block.text for block in content)
-        text = f"Error: {text}" if self.is_error else text
-        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text}
+        before = "Error: " if self.is_error else ""
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": before + text}
 
 
 Block = Annotated[
@@ -134,9 +137,8 @@ class Turn(Known):
         allowed = _ALLOWED[self.role]
         wrong = next((block.type for block in self.content if block.type not in allowed), None)
         if wrong:
-            message = (
-                f"expected blocks of type {' or '.join(allowed)} of the {self.role}, got {wrong!r}: move it"
-            )
+            wanted = f"blocks of type {' or '.join(allowed)} of the {self.role}"
+            message = f"expected {wanted}, got {wrong!r}: move it"
             raise ApiError(400, message, param="messages")
         if self.role == "assistant":
             return [self._of_assistant(self.content)]
@@ -209,8 +211,8 @@ class Thinking(Known):
     def as_fields(self) -> Shape:
         """The fields of a chat that mean the same."""
         on = self.type != "disabled"
-        budget = self.budget_tokens if on else 0
-        return {"chat_template_kwargs": {"enable_thinking": on}, "thinking_budget": budget}
+        kwargs = {"enable_thinking": on}
+        return {"chat_template_kwargs": kwargs, "thinking_budget": self.budget_tokens if on else 0}
 
 
 class OutputFormat(Known):
@@ -230,8 +232,7 @@ class OutputConfig(Known):
 class CountFields(Known):
     """The body of /v1/messages/count_tokens.
 
-    What says how prompts are kept, billed or served has no effect, and neither has `context_management`: every message
-    that a client sends is a part of the prompt.
+    Fields of caches, bills and service have no effect, nor has `context_management`: every message is in the prompt.
     """
 
     model: Name
@@ -254,19 +255,17 @@ class CountFields(Known):
             ApiError: a field that chats do not have, or a wrong one.
         """
         if self.messages[-1].role == "assistant":
-            message = (
-                "expected a last message of the user, got one of the assistant: its text cannot be continued"
-            )
+            message = "expected a last message of the user, got one of the assistant: it cannot be continued"
             raise ApiError(400, message, param="messages")
         given = {name: value for name, value in self._as_chat().items() if value is not None}
         return checked(ChatRequest, given)
 
     def _as_chat(self) -> Shape:
         turns = [message for turn in self.messages for message in turn.as_messages()]
-        system = self.system
+        system: Any = self.system
         if isinstance(system, list):
-            turns.insert(0, {"role": "system", "content": [block.as_part() for block in system]})
-        elif system:
+            system = [block.as_part() for block in system if not block.text.startswith(_BILLING)]
+        if system:
             turns.insert(0, {"role": "system", "content": system})
         choice, output = self.tool_choice, self.output_config
         form = output.format if output else None
@@ -296,5 +295,6 @@ class MessagesFields(CountFields):
 
     def _as_chat(self) -> Shape:
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k")
-        more = {name: getattr(self, name) for name in same}
-        return {**super()._as_chat(), **more, "stop": self.stop_sequences}
+        return (
+            super()._as_chat() | {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
+        )

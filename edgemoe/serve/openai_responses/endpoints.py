@@ -23,7 +23,9 @@ class Responses(Exchange[ResponsesFields]):
 
     def reply(self, fields: ResponsesFields, serving: Serving, job: Job) -> ResponseReply:
         """The shapes of the response."""
-        return ResponseReply(fields.echo(), job.readers[0], lambda text: len(serving.tokens_of(text)))
+        return ResponseReply(
+            fields.echo(), job.readers[0], lambda text: len(serving.tokens_of(text)), fields.namespaces()
+        )
 
     def delivery(self, fields: ResponsesFields) -> Delivery:
         """By default the response is one object."""

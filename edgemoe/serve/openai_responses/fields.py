@@ -10,7 +10,7 @@ from edgemoe.serve.errors import ApiError
 from edgemoe.serve.openai_responses.items import INPUT, InputItem
 from edgemoe.serve.protocol.reply import Shape
 from edgemoe.serve.request.chat import MOST_TOOLS, ChatRequest, FunctionFields, NamedFunction
-from edgemoe.serve.request.fields import Known, Limit, Name, checked
+from edgemoe.serve.request.fields import Fields, Known, Limit, Name, checked
 from edgemoe.serve.request.thinking import Effort
 
 
@@ -23,6 +23,24 @@ class FunctionTool(FunctionFields):
         """The tool of a chat."""
         given = self.model_dump(exclude_none=True, exclude={"type"})
         return {"type": "function", "function": given}
+
+
+class Namespace(Known):
+    """Functions with a common name. A model gets them by their own names; a call of one says its namespace."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)]
+
+
+class WebSearch(Fields):
+    """A search of OpenAI's servers, which agents offer with every request. It is not in the prompt."""
+
+    type: Literal["web_search"]
+
+
+Tool = Annotated[FunctionTool | Namespace | WebSearch, Field(discriminator="type")]
 
 
 class NamedTool(NamedFunction):
@@ -72,7 +90,7 @@ class ResponsesFields(Known):
     model: Name
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -115,13 +133,27 @@ class ResponsesFields(Known):
         same = ("parallel_tool_calls", "temperature", "top_p", "stream")
         return {
             "messages": self._messages(),
-            "tools": [tool.as_tool() for tool in self.tools] if self.tools else None,
+            "tools": [tool.as_tool() for tool, _ in self._functions()] or None,
             "tool_choice": choice.as_choice() if isinstance(choice, NamedTool) else choice,
             "response_format": form.as_format() if form else None,
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "max_tokens": self.max_output_tokens,
             **{name: getattr(self, name) for name in same},
         }
+
+    def _functions(self) -> list[tuple[FunctionTool, str | None]]:
+        """The functions that the model may call, each with its namespace."""
+        found = list[tuple[FunctionTool, str | None]]()
+        for tool in self.tools or ():
+            if isinstance(tool, FunctionTool):
+                found.append((tool, None))
+            elif isinstance(tool, Namespace):
+                found += [(each, tool.name) for each in tool.tools]
+        return found
+
+    def namespaces(self) -> dict[str, str]:
+        """Function -> its namespace, where it has one."""
+        return {tool.name: namespace for tool, namespace in self._functions() if namespace}
 
     def _messages(self) -> list[Shape]:
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []

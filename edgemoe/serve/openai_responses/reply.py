@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgemoe.serve.errors import ApiError
@@ -30,10 +30,17 @@ class ResponseReply(Reply):
         echo: fields of the request that the response repeats.
         reader: finds the answer's parts; None: the answer is text.
         count: tokens of a text.
+        namespaces: function -> its namespace, where it has one.
     """
 
-    def __init__(self, echo: Shape, reader: AnswerReader | None, count: Callable[[str], int]) -> None:
-        self._reader, self._count = reader, count
+    def __init__(
+        self,
+        echo: Shape,
+        reader: AnswerReader | None,
+        count: Callable[[str], int],
+        namespaces: Mapping[str, str],
+    ) -> None:
+        self._reader, self._count, self._namespaces = reader, count, namespaces
         self._head = {"id": _named("resp"), "object": "response", "created_at": int(time.time()), **echo}
         self._events = 0
         self._output: list[Shape] = []
@@ -47,7 +54,7 @@ class ResponseReply(Reply):
         kinds = [kind for kind in _ITEMS if texts.get(kind)]
         status = _status(answer)
         items = [_item(_Open(kind, texts[kind]), status if not calls else "completed") for kind in kinds]
-        return self._end(answer, [*items, *(_called(call, "completed") for call in calls)])
+        return self._end(answer, [*items, *(self._called(call) for call in calls)])
 
     def first(self, index: int) -> list[Shape]:
         """response.created and response.in_progress."""
@@ -62,7 +69,7 @@ class ResponseReply(Reply):
         """Text, reasoning, or an item of a call."""
         if delta.call is None:
             return self._text(delta.kind, delta.text)
-        closed, done = self._close("completed"), _called(delta.call, "completed")
+        closed, done = self._close("completed"), self._called(delta.call)
         arguments, place = done["arguments"], {"item_id": done["id"], "output_index": len(self._output)}
         begun = {**done, "arguments": "", "status": "in_progress"}
         name = "response.function_call_arguments"
@@ -73,6 +80,19 @@ class ResponseReply(Reply):
             self._event(f"{name}.done", **place, name=delta.call.name, arguments=arguments),
             self._done(done),
         ]
+
+    def _called(self, call: Call) -> Shape:
+        """The item of a call, which is complete."""
+        namespace = self._namespaces.get(call.name)
+        return {
+            "type": "function_call",
+            "id": _named("fc"),
+            "call_id": call.id,
+            "name": call.name,
+            **({"namespace": namespace} if namespace else {}),
+            "arguments": json.dumps(call.arguments, ensure_ascii=False),
+            "status": "completed",
+        }
 
     def last(self, index: int, answer: Answer, tokens: Sequence[TokenLogprobs]) -> list[Shape]:
         """The end of the open item, and response.completed or response.incomplete with all items."""
@@ -191,18 +211,6 @@ def _item(of: _Open, status: str) -> Shape:
         }
     part |= {"annotations": [], "logprobs": []}
     return {"type": "message", "id": of.id, "status": status, "role": "assistant", "content": [part]}
-
-
-def _called(call: Call, status: str) -> Shape:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {
-        "type": "function_call",
-        "id": _named("fc"),
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": arguments,
-        "status": status,
-    }
 
 
 def _logprobs(kind: Kind) -> Shape:

@@ -134,7 +134,7 @@ def test_pictures_come_by_button_paste_and_drop(tab, model):
 
 
 def test_large_pictures_are_made_smaller(tab):
-    """One beyond the server's size has fewer pixels, one of many bytes fewer of them; no picture and a sixth are alerts."""
+    """In pixels, or in bytes; a file that is no picture and a sixth one are alerts."""
     for picture, form, size in (
         (a_plain_picture(1300, 900), "PNG", (1230, 852)),
         (a_picture(4, 600, 560), "JPEG", (600, 560)),

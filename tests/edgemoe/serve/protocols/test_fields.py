@@ -150,7 +150,7 @@ WRONG: list[tuple[type[Exchange[Any]], dict[str, Any], str | None, str]] = [
     (Responses, {"background": True}, "background", "background"),
     (Responses, {"truncation": "auto"}, "truncation", "truncation"),
     (Responses, {"include": ["file_search_call.results"]}, "include", "file_search_call"),
-    (Responses, {"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+    (Responses, {"tools": [{"type": "file_search"}]}, "tools", "'file_search'"),
     (Responses, {"input": user({"type": "input_file"})}, "input", "'input_file'"),
     (Responses, {"input": user({"type": "input_file", "file_id": "x"})}, "input", "'input_file'"),
     (Responses, {"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),
