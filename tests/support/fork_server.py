@@ -17,10 +17,12 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import runpy
 import signal
 import socket
 import sys
+import tempfile
 import termios
 import types
 from pathlib import Path
@@ -40,6 +42,29 @@ IMPORTED = (
     "torch.fx.experimental.symbolic_shapes",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 )
+
+
+def one_measurement(directory: Path) -> None:
+    """Lets programs take the times of kernels that the first of them has measured, which are half a second each.
+
+    Args:
+        directory: where the times of each number of threads are kept.
+    """
+    from edgemoe.kernels import probe
+    from edgemoe.kernels.native import library
+
+    measure = probe.measure
+
+    def measured_once() -> list[Any]:
+        path = directory / f"threads-{library.thread_count()}"
+        if not path.exists():
+            times = measure()
+            made = path.with_name(f"{path.name}-{os.getpid()}")
+            made.write_bytes(pickle.dumps(times))
+            made.replace(path)
+        return list(pickle.loads(path.read_bytes()))
+
+    probe.measure = measured_once
 
 
 def imports() -> None:
@@ -134,7 +159,13 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a program that is forked has Python's handler
     with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as served:
         imports()
+        kept = tempfile.TemporaryDirectory(prefix="edgemoe-times-")
+        one_measurement(Path(kept.name))
         own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         request = serve(served)
+    if request is None:
+        kept.cleanup()
+    else:
+        kept._finalizer.detach()  # type: ignore[attr-defined]  # the server's, and not a program's
     if request is not None:
         run(become(request, [path for path in sys.path[1:] if path not in own]))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +43,7 @@ with without_compiler():
     from edgemoe.engine.engine import Engine, StoreModel
     from edgemoe.errors import EdgemoeError
     from edgemoe.families.base import Family
+    from edgemoe.kernels import probe
     from edgemoe.kv.formats import KVFormat
     from edgemoe.layers import skeleton
     from edgemoe.machine.process import disk_read_bytes
@@ -97,6 +98,14 @@ def codes_as_they_are_rounded() -> Iterator[None]:
     """Leaves the calibration of a first use out, which takes seconds, except in the tests that show it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first_codes, "LONGEST", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_measurement() -> Iterator[None]:
+    """Measures the paths of kernels once, and not for each of the caches that tests make: half a second each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "measure", cache(probe.measure))
         yield
 
 

@@ -43,7 +43,7 @@ def test_rows(damageable, checkpoint, tmp_path):
     arms.append(replace(next(arm for arm in front if arm.settings.levels == (4,)), cache=0.9))
     by_memory = [arm for arm in study_arms("cache-front-dram") if arm.variation.name == "by memory"]
     arms.append(replace(by_memory[0], cache=0.5))
-    report = run_eval(StoreModel.open(damageable), EvalRequest(text, checkpoint, 96, 48, 0, 0, tuple(arms)))
+    report = run_eval(StoreModel.open(damageable), EvalRequest(text, checkpoint, 64, 32, 0, 0, tuple(arms)))
     own = [row for row in report.rows if row.study == "cache-front"]
     rows = {(row.cache, row.levels, row.variation): row for row in own}
     assert len(rows) == len(own) == 8 + 1

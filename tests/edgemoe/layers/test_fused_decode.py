@@ -152,9 +152,9 @@ LIMITS = {
 
 ALIKE = (
     *("qwen2_moe", "qwen3_moe, 8 bits", "axk2, 8 bits", "glm4_moe_lite", "bailing_hybrid, 8 bits"),
-    *("dots1", "solar_open", "granitemoeshared", "granitemoe_swa", "exaone_moe", "laguna, 8 bits"),
-    *("ernie4_5_moe", "hunyuan_v1_moe", "kolibri1", "aria_text", "qwen3_vl_moe_text", "glm4v_moe_text"),
-    *("hy_v3", "flint", "cohere2_moe, 8 bits", "glm_moe_dsa"),
+    *("dots1", "solar_open", "granitemoeshared", "granitemoe_swa", "laguna, 8 bits"),
+    *("ernie4_5_moe", "hunyuan_v1_moe", "aria_text", "qwen3_vl_moe_text", "glm4v_moe_text"),
+    *("hy_v3", "cohere2_moe, 8 bits", "glm_moe_dsa"),
 )
 """Models of MODELS whose kinds of layers others have too, for `make test-folders` alone."""
 
