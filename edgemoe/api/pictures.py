@@ -16,7 +16,7 @@ from edgemoe.models.store_model import StoreModel
 from edgemoe.storage.convert.config import WRAPPED_IN
 from edgemoe.storage.files.untrusted import shortened
 from edgemoe.storage.store.dense import VISION_NAME
-from edgemoe.vision.forms import form_of
+from edgemoe.vision.forms import form_of, lacks_kernel
 from edgemoe.vision.prompt import Pictures
 from edgemoe.vision.reader import MOST_BYTES, Picture
 
@@ -187,4 +187,7 @@ class ModelPictures:
                 "add it with `edgemoe convert CHECKPOINT STORE`, which leaves all else in the store as it is"
             )
             raise UserError(wanted, f"a store of {name} without its vision tower", action)
+        if lacks_kernel(config, self._store.device):
+            wanted = f"the compiled kernel on a CPU, for pictures of {name}"
+            raise UserError(wanted, "a GPU" if self._store.device else "none", "run the model on the CPU")
         raise UserError(wanted, "--no-vision", "leave the option out")

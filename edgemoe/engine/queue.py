@@ -139,8 +139,10 @@ class RequestQueue:
         """
         started = time.perf_counter()
         if request.pictures:
+            tokens = self._next_tokens(request, rows)
+            request.pictures.require(range(tokens))
             request.pictures.release(request.length)
-            if missing := self._missing_picture(request, self._next_tokens(request, rows)):
+            if missing := self._missing_picture(request, tokens):
                 missing.prepare()
         return time.perf_counter() - started
 
@@ -169,7 +171,7 @@ class RequestQueue:
             if (chosen and (alone or tokens > left)) or (after and ranked and sums > plan.context):
                 break
             ends = request.length + tokens == request.prompt_tokens
-            if self._missing_picture(request, tokens) or (after and not ends):
+            if not tokens or self._missing_picture(request, tokens) or (after and not ends):
                 continue
             chosen.append((request, tokens))
             left -= tokens
@@ -178,7 +180,9 @@ class RequestQueue:
     def _next_tokens(self, request: Request, rows: int) -> int:
         """Number of a prompt's tokens in its next step of at most `rows` tokens."""
         most = min(rows, self._engine.plan.scored_rows) if request.on_rows else rows
-        return min(most, request.prompt_tokens - request.length)
+        end = min(request.length + most, request.prompt_tokens)
+        tokens = range(request.length, end)
+        return len(request.pictures.whole(tokens) if request.pictures else tokens)
 
     def reserve(self, request: Request, tokens: int) -> None:
         """Reserves the memory of a request's next tokens.

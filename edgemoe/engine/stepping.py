@@ -181,14 +181,15 @@ class Stepping:
         self.require_prompt(tokens)
         sequence.require(len(tokens))
         prompt = PromptAttention()
-        rows = self.plan.prefill_rows
+        rows, done = self.plan.prefill_rows, 0
         sequence.whole = sequence.length + len(tokens)
         pictures = own.of_another_prompt() if (own := pictures_of(tokens)) else None
-        for start in range(0, len(tokens), rows):
-            segment = Segment(sequence, tuple(tokens[start : start + rows]), prompt, pictures=pictures)
+        while done < len(tokens):
+            part = range(sequence.length, sequence.length + min(rows, len(tokens) - done))
             if pictures:
-                pictures.prepare(segment.numbers)
-            logits = self.step(Step((segment,)))
+                pictures.prepare(part := pictures.whole(part))
+            segment = Segment(sequence, tuple(tokens[done : done + len(part)]), prompt, pictures=pictures)
+            logits, done = self.step(Step((segment,))), done + len(part)
         return logits[0]
 
     def require_prompt(self, tokens: Sequence[int]) -> None:

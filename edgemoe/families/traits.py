@@ -196,7 +196,7 @@ TRAITS = {
         fused_gqa=FusedGQA(_all_tokens),
     ),
     "qwen3_vl_moe_text": _normalised("Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B", FusedGQA(_all_tokens)),
-    "glm4v_moe_text": _like_glm("GLM-4.5V, GLM-4.6V, without images"),
+    "glm4v_moe_text": _like_glm("GLM-4.5V, GLM-4.6V"),
     "afmoe": Traits(
         "Trinity-Nano, Trinity-Mini, Trinity-Large",
         rms_norm=True,
@@ -223,7 +223,7 @@ TRAITS = {
         fused_gqa=FusedGQA(_window_by_layer),
     ),
     "gemma4_text": Traits(
-        "Gemma-4-26B-A4B, without images",
+        "Gemma-4-26B-A4B",
         expert_names=(
             "model.layers.{layer}.experts.{expert}.gate_proj.weight",
             "model.layers.{layer}.experts.{expert}.up_proj.weight",

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from edgemoe.errors import UserError
+
 FIRST_ID = 1 << 62
 """Ids of pictures' tokens begin here, far above every vocabulary."""
 
@@ -88,10 +90,13 @@ class PromptPictures:
         placed: the pictures, ascending.
         positions: int64 [3, tokens], the position of each of the prompt's tokens in time, height and width; None: a
             token's position is its number in the sequence.
+        both_ways: whether a picture's tokens attend to each other in both directions, in layers with a window. A step
+            must have all tokens of a picture that it begins with then, or all but the first ones that have run.
     """
 
     placed: tuple[PlacedPicture, ...]
     positions: torch.Tensor | None = None
+    both_ways: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -131,11 +136,43 @@ class PromptPictures:
         """Computes the pictures that some tokens belong to, and frees the pictures before them.
 
         Raises:
-            DamagedData, DoesNotFit, UserError: as PlacedPicture.prepare.
+            DamagedData, DoesNotFit, UserError: as PlacedPicture.prepare; as `require`.
         """
+        self.require(tokens)
         self.release(tokens.start)
         for each, _ in self.within(tokens):
             each.prepare()
+
+    def whole(self, tokens: range) -> range:
+        """Returns as many of some tokens as a step may have that divides no picture which has to be whole.
+
+        None of them are left where the picture that they begin with has more tokens.
+        """
+        ahead = self.ahead(tokens) if self.both_ways else []
+        while ahead and ahead[-1]:
+            ahead.pop()
+        return tokens[: len(ahead)] if self.both_ways else tokens
+
+    def require(self, tokens: range) -> None:
+        """Refuses a picture that is larger than a step.
+
+        Args:
+            tokens: the result of `whole`.
+
+        Raises:
+            UserError: no token is left.
+        """
+        if not tokens:
+            wanted = "pictures of at most as many tokens as a step of the prompt has"
+            raise UserError(wanted, "a larger one", "raise --prefill-rows, or send a smaller picture")
+
+    def ahead(self, tokens: range) -> list[int]:
+        """Returns, for each of some tokens of the sequence, the number of its picture's later tokens."""
+        counts = [0] * len(tokens)
+        for each, rows in self.within(tokens):
+            first = each.first + rows.start - tokens.start
+            counts[first : first + len(rows)] = [each.count - 1 - row for row in rows]
+        return counts
 
     def release(self, end: int | None = None) -> None:
         """Frees the features of the pictures that end before a token's number; None: of all pictures."""
@@ -148,7 +185,7 @@ class PromptPictures:
         placed = tuple(
             PlacedPicture(each.first, each.count, each.compute, each.nbytes) for each in self.placed
         )
-        return PromptPictures(placed, self.positions)
+        return PromptPictures(placed, self.positions, self.both_ways)
 
 
 class PictureTokens(list[int]):

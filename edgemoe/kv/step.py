@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,6 +142,8 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
         """int32 [1, rows, K], tokens that the last layer's index chose for the layers after it; None: it chose none."""
         self.prompts = [segment.prompt for segment in step.segments]
         """The prompt of each span; None: it is a new token."""
+        self.ahead = _ahead_of(step.segments)
+        """int32 [rows], how many of the rows after it a row sees in layers with a window; None: none."""
         self.spans: list[tuple[SequenceKV, int, int]] = []
         """(sequence, its first row in the step, rows); within `block` of its rows."""
         self.rows, self.places = step.rows, list[SpanPlace]()
@@ -182,6 +184,13 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
             own = slice(place.row, place.row + place.rows)
             self.ranks[own] = prompt.ranks(layer, place.rows, window, self.signal)
 
+    def end_of_block(self, rows: range) -> int:
+        """Returns the end of the longest block of first rows among `rows` that divides no picture, if there is one."""
+        end = rows.stop
+        while self.ahead is not None and end < len(self.ahead) and end > rows.start and self.ahead[end - 1]:
+            end -= 1
+        return end if end > rows.start else rows.stop
+
     @contextmanager
     def block(self, rows: range) -> Iterator[None]:
         """Makes some of the step's rows the whole step, for one module of one layer that takes them block by block.
@@ -190,7 +199,7 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
 
         The tokens before them count as tokens of their sequences, whose keys and values the module has written.
         """
-        whole = self.spans, self.prompts, self.places
+        whole, ahead = (self.spans, self.prompts, self.places), self.ahead
         spans, prompts, places, before = [], [], [], list[tuple[SequenceKV, int]]()
         for (sequence, row, count), prompt, place in zip(*whole, strict=True):
             first, end = max(row, rows.start), min(row + count, rows.stop)
@@ -202,10 +211,11 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
                 before.append((sequence, sequence.length))
                 sequence.length += first - row
         self.spans, self.prompts, self.places = spans, prompts, places
+        self.ahead = None if ahead is None else ahead[rows.start : rows.stop]
         try:
             yield
         finally:
-            self.spans, self.prompts, self.places = whole
+            (self.spans, self.prompts, self.places), self.ahead = whole, ahead
             for sequence, length in before:
                 sequence.length = length
 
@@ -237,3 +247,12 @@ class StepKV(Cache):  # type: ignore[misc]  # transformers ships no types
             segment.sequence.commit(rows)
             if segment.prompt:
                 segment.prompt.commit(rows)
+
+
+def _ahead_of(segments: Sequence[Segment]) -> torch.Tensor | None:
+    """StepKV.ahead of a step."""
+    counts = list[int]()
+    for each in segments:
+        both_ways = each.pictures if each.pictures and each.pictures.both_ways else None
+        counts += both_ways.ahead(each.numbers) if both_ways else [0] * len(each.tokens)
+    return torch.tensor(counts, dtype=torch.int32) if any(counts) else None

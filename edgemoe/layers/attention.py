@@ -66,20 +66,33 @@ def attention(
         [1, rows, heads, V], contiguous, and no attention weights.
 
     Raises:
-        ModelRefused: the model passes an argument that is not known here.
+        ModelRefused: the model passes an argument that is not known here, or a picture attends in both directions.
     """
     assert kv is not None
     _refuse_unknown(module, kwargs)
-    how = scaling, (window := window_of(attention_mask)), s_aux
-    compute, out = _compute(query, indices), []
+    out, how = [], (scaling, (window := window_of(attention_mask)), s_aux)
     if isinstance(kv, StaticKV):
         return kv.attend(module, query, how), None
+    _refuse_both_ways(module, kv, window)
     for index, (sequence, row, rows) in enumerate(kv.spans):
         sequence.pass_window(module.layer_idx, window, rows)
         queries, keys, values = (each[0, :, row : row + rows] for each in (query, key, value))
-        out.append(compute(module, kv, index, (queries, keys, values), how))
+        out.append(_compute(query, indices)(module, kv, index, (queries, keys, values), how))
     whole = torch.cat(out, dim=1) if len(out) > 1 else out[0]  # float32 where stored keys are rotated
     return whole.to(query.dtype).transpose(0, 1).contiguous().unsqueeze(0), None
+
+
+def _refuse_both_ways(module: torch.nn.Module, kv: StepKV, window: int | None) -> None:
+    """Refuses a step whose pictures attend in both directions: layers.gqa alone computes that.
+
+    Raises:
+        ModelRefused: naming the module.
+    """
+    if window and kv.ahead is not None:
+        wanted = (
+            f"the compiled kernel in {type(module).__name__}, for pictures that attend in both directions"
+        )
+        raise ModelRefused(wanted, "heads of a size that it does not take", "send text")
 
 
 def window_of(mask: torch.Tensor | None) -> int | None:

@@ -107,6 +107,7 @@ class GroupedQueryAttention(nn.Module):
         window = None if attention_mask is None else int(attention_mask)
         if position_embeddings is None or not self.native.rotated:
             position_embeddings = hidden_states[..., :0].contiguous(), hidden_states[..., :0].contiguous()
+        ahead = kv.ahead if window else None
         cosine, sine = self.form.tables(position_embeddings, self.native.rotated)
         projected = self.qkv(hidden_states[0])
         attended = []
@@ -114,9 +115,9 @@ class GroupedQueryAttention(nn.Module):
             sequence.pass_window(self.layer, window, rows)
             part = slice(row, row + rows)
             rotation, received = (cosine[0, part], sine[0, part]), sums_of(kv, index)
-            attended.append(
-                self.native(projected[part], rotation, layer_kv(sequence, self.layer), window, received)
-            )
+            seen = None if ahead is None else ahead[part]
+            stored = layer_kv(sequence, self.layer)
+            attended.append(self.native(projected[part], rotation, stored, window, received, seen))
             if received:
                 kv.receive(kv.places[index], kv.prompts[index], self.layer, received.sums, window)
         whole = torch.cat(attended) if len(attended) > 1 else attended[0]

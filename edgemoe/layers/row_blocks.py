@@ -17,7 +17,7 @@ from edgemoe.kv.step import StepKV
 
 
 class RowBlocks(nn.Module):
-    """Runs a module block by block. A row's result depends on earlier rows alone, through the KV.
+    """Runs a module block by block. A row's result depends on earlier rows alone, through the KV, or on its picture's.
 
     Args:
         module: its first argument, or `hidden_states`, is [..., rows, H]; it returns a tensor [..., rows, N], or a
@@ -44,10 +44,13 @@ class RowBlocks(nn.Module):
         kv = next((value for value in kwargs.values() if isinstance(value, StepKV)), None)
         whole: list[torch.Tensor | None] = []
         single = False
-        for start in range(0, rows, blocks.BLOCK_ROWS):
-            block = range(start, min(start + blocks.BLOCK_ROWS, rows))
+        end = 0
+        while end < rows:
+            block = range(end, min(end + blocks.BLOCK_ROWS, rows))
             if kv is not None:
                 kv.check_cancelled()
+                block = range(end, kv.end_of_block(block))
+            end = block.stop
             with nullcontext() if kv is None else kv.block(block):
                 part = self.module(
                     *(rows_of(arg, block, rows) for arg in args),

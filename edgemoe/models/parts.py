@@ -18,6 +18,7 @@ from edgemoe.models.store_check import (
     check_vocabulary,
     planned_vision,
     vision_of,
+    vision_on,
 )
 from edgemoe.models.store_head import StoreHead
 from edgemoe.storage.convert.checkpoint import Checkpoint
@@ -79,6 +80,10 @@ class StoreParts:
         dense, vision = [tensor.spec for tensor in tensors.values()], vision_of(directory, config, manifest)
         head = StoreHead.read(directory, manifest, family, config)
         return cls(manifest, config, family, experts, dense, vision, head)
+
+    def vision_on(self, device: Device | None) -> VisionSize | None:
+        """Returns the bytes of the vision tower; None: there is none, or the device computes no pictures with it."""
+        return vision_on(self.vision, self.config, device)
 
     @classmethod
     def planned(cls, checkpoint: Checkpoint, layout: str) -> StoreParts:

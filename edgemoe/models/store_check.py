@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edgemoe.errors import BadManifest
 from edgemoe.families.base import Family
+from edgemoe.machine.device import Device
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.config import Config
 from edgemoe.storage.convert.expert_weights import matrix_sides
@@ -19,7 +20,7 @@ from edgemoe.storage.store import dense_shapes
 from edgemoe.storage.store.dense import VISION_NAME, VisionTensors
 from edgemoe.storage.store.manifest import HEAD_NAME, MANIFEST_NAME, Manifest
 from edgemoe.storage.store.verify import check_file
-from edgemoe.vision.forms import form_of, read_vision_config
+from edgemoe.vision.forms import VisionForm, form_of, lacks_kernel, read_vision_config
 from edgemoe.vision.sizes import VisionSize, vision_size
 
 _ACTION = "convert the model again"
@@ -100,19 +101,25 @@ def vision_of(directory: Path, config: Config, manifest: Manifest) -> VisionSize
         BadHeader, TruncatedFile, MissingTensor: the tower's file is damaged, or missing.
         ModelRefused: a value of config.json is out of bounds.
     """
-    if form_of(config) is None or VISION_NAME not in manifest.files:
+    if (form := form_of(config)) is None or VISION_NAME not in manifest.files:
         return None
     found = read_header(directory / VISION_NAME).tensors.values()
-    return _vision_size(directory, config, [tensor.spec for tensor in found])
+    return _vision_size(directory, config, form, [tensor.spec for tensor in found])
+
+
+def vision_on(size: VisionSize | None, config: Config, device: Device | None) -> VisionSize | None:
+    """Returns the bytes of a vision tower where a device computes pictures with it; elsewhere None."""
+    return None if lacks_kernel(config, device) else size
 
 
 def planned_vision(checkpoint: Checkpoint) -> VisionSize | None:
     """Returns the bytes of the vision tower that a conversion would store; None and errors as vision_of."""
     form = form_of(checkpoint.config)
-    specs = VisionTensors(checkpoint.others, form.modules).specs().values() if form else ()
-    return _vision_size(checkpoint.directory, checkpoint.config, specs) if specs else None
+    if form is None or not (specs := VisionTensors(checkpoint.others, form.modules).specs().values()):
+        return None
+    return _vision_size(checkpoint.directory, checkpoint.config, form, specs)
 
 
-def _vision_size(directory: Path, config: Config, specs: Collection[Spec]) -> VisionSize:
-    _, vision = read_vision_config(directory)
+def _vision_size(directory: Path, config: Config, form: VisionForm, specs: Collection[Spec]) -> VisionSize:
+    _, vision = read_vision_config(directory, form)
     return vision_size(vision, config["hidden_size"], sum(tensor_bytes(*spec) for spec in specs))

@@ -49,7 +49,8 @@ class StoreModel:
         form: the form in which experts lie in memory for the kernel here.
         compute: the kernel here.
         device: where the model will be computed; None: on the CPU.
-        vision: bytes of its vision tower; None: it has none. A plan counts it with `with_vision`.
+        vision: bytes of its vision tower, which a plan counts with `with_vision`; None: it has none, or the device
+            computes no pictures with it.
         head: the head for further tokens; None: the store has none. Shape and manifest are without it.
     """
 
@@ -97,7 +98,7 @@ class StoreModel:
     def _of(cls, directory: Path, parts: StoreParts, kernel: Compute, device: Device | None) -> StoreModel:
         manifest = parts.manifest
         form = kernel.form(manifest.geometry, LAYOUTS[manifest.layout], kernel.layout)
-        further = parts.vision, parts.head
+        further = parts.vision_on(device), parts.head
         return cls(directory, manifest, parts.config, parts.shape(device), form, kernel, device, *further)
 
     def with_manifest(self, manifest: Manifest) -> StoreModel:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from edgemoe.errors import ModelRefused, UserError
+from edgemoe.kv.blocks import BLOCK_ROWS
 from edgemoe.machine.packages import install_extra
 from edgemoe.storage.files.untrusted import CHECK_ORIGIN, foreign_code, shortened
 from edgemoe.vision.forms import VisionForm
@@ -30,6 +31,9 @@ _MOST_RATIO = 200
 
 _MOST_GRIDS = 1024
 """Number of pictures that are in memory with their size in patches, without their bytes."""
+
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""Bounds on a picture's tokens that a processor with `max_soft_tokens` accepts."""
 
 _WANTED = "a picture as PNG, JPEG, WebP or GIF"
 
@@ -83,13 +87,12 @@ class PictureReader:
         with self._grids_lock:
             grid = self._grids.pop(digest, None)
         if grid is None:
-            time, height, width = self.pixels(data)["image_grid_thw"][0].tolist()
-            grid = time, height, width
+            grid = _grid_of(self.pixels(data))
         with self._grids_lock:
             self._grids[digest] = grid
             if len(self._grids) > _MOST_GRIDS:
                 del self._grids[next(iter(self._grids))]
-        return Picture(data, digest, grid, math.prod(grid) // self._vision["spatial_merge_size"] ** 2)
+        return Picture(data, digest, grid, math.prod(grid) // self._vision[self._form.merge] ** 2)
 
     def pixels(self, data: bytes) -> dict[str, torch.Tensor]:
         """Makes the named tensors of a picture that the tower takes; raises as `read`."""
@@ -98,15 +101,22 @@ class PictureReader:
             with foreign_code(
                 f"a picture that {self._form.processor} can divide into patches", "send another picture"
             ):
-                options = {"size": self._size, "do_resize": True, "return_tensors": "pt"}
+                options = {"do_resize": True, "return_tensors": "pt"} | self._bounds
                 return dict(self._processor(images=[picture], **options))
 
     @cached_property
-    def _size(self) -> dict[str, int]:
-        """The fewest and the most pixels of a picture, as the processor takes them."""
-        own = self._processor.size
-        most = min(own["longest_edge"] or MOST_PIXELS, MOST_PIXELS)
-        return {"shortest_edge": min(own["shortest_edge"] or 1, most), "longest_edge": most}
+    def _bounds(self) -> dict[str, Any]:
+        """The bounds of a picture's size, as the processor takes them: fewest and most pixels, or most tokens."""
+        own = self._processor
+        if given := getattr(own, "max_soft_tokens", None):
+            pixels = (self._vision["patch_size"] * self._vision[self._form.merge]) ** 2
+            fits = [
+                tokens for tokens in _SOFT_TOKENS if tokens <= min(given, MOST_PIXELS // pixels, BLOCK_ROWS)
+            ]
+            return {"max_soft_tokens": max(fits, default=_SOFT_TOKENS[0])}
+        bound = MOST_PIXELS * self._form.frames
+        most = min(own.size["longest_edge"] or bound, bound)
+        return {"size": {"shortest_edge": min(own.size["shortest_edge"] or 1, most), "longest_edge": most}}
 
     @cached_property
     def _processor(self) -> Any:
@@ -129,6 +139,15 @@ class PictureReader:
                     CHECK_ORIGIN,
                 )
         return made
+
+
+def _grid_of(pixels: dict[str, torch.Tensor]) -> tuple[int, int, int]:
+    """Patches of a picture in time, height and width."""
+    if "image_grid_thw" in pixels:
+        time, height, width = pixels["image_grid_thw"][0].tolist()
+        return time, height, width
+    columns, rows = (pixels["image_position_ids"][0].amax(0) + 1).tolist()  # -1 where patches fill up
+    return 1, rows, columns
 
 
 def _pillow() -> Any:

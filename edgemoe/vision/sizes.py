@@ -53,7 +53,7 @@ def vision_size(vision: Mapping[str, Any], hidden: int, weights: int) -> VisionS
     """
     size, patch = vision["hidden_size"], vision["patch_size"]
     patches = MOST_PIXELS // patch**2
-    numbers = vision["in_channels"] * vision["temporal_patch_size"] * patch**2
+    numbers = vision.get("in_channels", 3) * vision.get("temporal_patch_size", 1) * patch**2
     layers = 1 + len(vision.get("deepstack_visual_indexes") or ())
     merged = layers * (size + hidden) * 2
     step = patches * (size * _STATES + vision["intermediate_size"] * _INNER + numbers * _PIXEL + merged)

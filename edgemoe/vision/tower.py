@@ -75,7 +75,8 @@ class Tower:
                 model = AutoModel.from_config(
                     config, dtype=torch.bfloat16, attn_implementation="sdpa", trust_remote_code=False
                 )
-            del model.language_model
+            for name in [name for name, _ in model.named_children() if name not in self._form.modules]:
+                delattr(model, name)
             return model.eval()
 
     def positions(self, tokens: Sequence[int], picture: int, grids: Sequence[tuple[int, int, int]]) -> Any:
@@ -92,7 +93,7 @@ class Tower:
         ids, types, sizes = torch.tensor([tokens]), [0] * len(tokens), torch.tensor(grids)
         first = 0
         for number, (time, height, width) in enumerate(grids):
-            count = time * height * width // self._whole["vision_config"]["spatial_merge_size"] ** 2
+            count = time * height * width // self._whole["vision_config"][self._form.merge] ** 2
             first = tokens.index(picture, first)
             # transformers joins neighbours of one type: a video of one moment has a picture's positions.
             types[first : first + count] = [1 + number % 2] * count
@@ -119,7 +120,7 @@ class Tower:
             taking(self._device, "a picture", self._least),
         ):
             self._load()
-            inputs = {name: value.to(place) for name, value in pixels.items()}
+            inputs = {name: pixels[name].to(place) for name in self._form.inputs}
             found = self._model.get_image_features(**inputs, return_dict=True)
             rows = torch.cat([*found.pooler_output])
             layers = tuple(torch.cat([*each]) for each in getattr(found, "deepstack_features", None) or ())

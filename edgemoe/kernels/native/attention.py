@@ -26,6 +26,21 @@ def kernel_fits(heads: int, kv_heads: int, dim: int) -> bool:
     return native.available() and dim % 16 == 0 and dim <= MOST_DIM and heads <= MOST_SHARING * kv_heads
 
 
+def _address_of(ahead: torch.Tensor | None, rows: int) -> int | None:
+    """The address of the counts of tokens that rows see after them; None: they see none.
+
+    Raises:
+        ValueError: another dtype, or another number of rows.
+    """
+    if ahead is None:
+        return None
+    if ahead.dtype != torch.int32 or ahead.shape != (rows,):
+        raise ValueError(
+            f"expected {rows} int32 counts of tokens ahead, got {ahead.dtype} {list(ahead.shape)}"
+        )
+    return ahead.data_ptr()
+
+
 class _Attention:
     """Causal grouped-query attention over a preallocated KV.
 
@@ -63,6 +78,7 @@ class _Attention:
         kv: LayerKV,
         window: int | None,
         received: Received | None,
+        ahead: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Calls the kernel for consecutive tokens.
 
@@ -70,8 +86,7 @@ class _Attention:
             rows: bf16 [R, N], contiguous: what the kernel reads of each token.
             rotation: Cosine and sine of each row's position, [R, rotated] each; None: the queries are rotated already.
             kv: Keys and values of earlier tokens. Where rotation is None it also has these tokens' own.
-            window: Latest tokens that a row sees, itself included; None: all.
-            received: Overwritten; None: the attention that tokens receive is not counted.
+            window, received, ahead: see NativeAttention.__call__.
 
         Returns:
             bf16 [R, heads * value_dim].
@@ -80,7 +95,7 @@ class _Attention:
             MemoryError: no memory for a block of keys and values.
             ValueError: sizes that do not go with this attention's, with the context or with each other.
         """
-        count, library = len(rows), native.library()
+        count, library, seen = len(rows), native.library(), _address_of(ahead, len(rows))
         if received:
             received.check(kv.past + count)
         out = rows.new_empty(count, self.heads * self.value_dim)
@@ -92,7 +107,7 @@ class _Attention:
             result = library.edgemoe_attention(*common, 1, *addresses)
         else:
             counts = received.addressed(kv.moved) if received else (0, None)
-            result = library.edgemoe_attention_rows(*common, count, window or 0, *addresses, *counts)
+            result = library.edgemoe_attention_rows(*common, count, window or 0, seen, *addresses, *counts)
         if result:
             raise native.failure(result, "attention's blocks")
         return out
@@ -202,6 +217,7 @@ class NativeAttention(_Attention):
         kv: LayerKV,
         window: int | None,
         received: Received | None = None,
+        ahead: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norms, clips and rotates queries and keys, writes keys and values into the KV, attends.
 
@@ -213,6 +229,7 @@ class NativeAttention(_Attention):
             kv: Keys and values, written from `past` on.
             window: Latest tokens that a row sees, itself included; None: all.
             received: Overwritten; None: the attention that tokens receive is not counted.
+            ahead: int32 [R], how many of the tokens after it a row sees too; their ends ascend. None: none.
 
         Returns:
             bf16 [R, heads * value_dim].
@@ -226,7 +243,7 @@ class NativeAttention(_Attention):
                 f"expected rows of {self.heads} heads of {self.dim} and {self.kv_heads} of keys, got {qkv.shape[1]}"
             )
         check_tables(rotation, len(qkv), self.rotated, self._shape.pairing)
-        return self._attend(qkv, rotation, kv, window, received)
+        return self._attend(qkv, rotation, kv, window, received, ahead)
 
 
 class StoredAttention(_Attention):

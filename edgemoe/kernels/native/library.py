@@ -25,7 +25,7 @@ from edgemoe.kernels.native.structures import DenseHeads
 from edgemoe.machine.cgroups import cores
 from edgemoe.storage.record.layout import LAYOUTS
 
-INTERFACE = 48
+INTERFACE = 49
 """Version of the functions, structures and results of csrc/: a library of another version is not used."""
 
 LAYOUT = LAYOUTS["cpu-avx2-paired"]

@@ -24,7 +24,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgemoe_add_rows": (ctypes.c_int, [_P, _P, _P, _P, _N, _N, _P]),
     "edgemoe_norm_rows": (ctypes.c_int, [_P, _P, _P, ctypes.c_int, ctypes.c_float, _N, _N, _P]),
     "edgemoe_attention": (ctypes.c_int, [_P, _P, _P, _N, _P, _P, _P, _P]),
-    "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _N, _P]),
+    "edgemoe_attention_rows": (ctypes.c_int, [_P, _P, _P, _N, _N, _P, _P, _P, _P, _P, _N, _P]),
     "edgemoe_attention_scratch": (_N, [_N] * 3),
     "edgemoe_decode_layers": (ctypes.c_int, [_P, _P, _P, _N, _P, _N, _P, _N, _P]),
     "edgemoe_embed": (ctypes.c_int, [_P, _N, _P, _N]),

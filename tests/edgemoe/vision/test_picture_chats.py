@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import torch
 from picture_models import PICTURE, a_picture, question
 
 from edgemoe.api.pictures import picture_part
@@ -86,7 +87,7 @@ def test_a_chat_says_that_a_refused_turn_drops_its_pictures(model, capsys):
 def test_other_prompts_are_made_while_a_picture_is_computed(store, monkeypatch):
     """The positions of a prompt need nothing that the tower's run holds."""
     manifest, form = Manifest.load(store), FORMS["qwen3_vl_moe"]
-    tower = Tower(store, manifest.files[VISION_NAME], form, read_vision_config(store)[0], None)
+    tower = Tower(store, manifest.files[VISION_NAME], form, read_vision_config(store, form)[0], None)
 
     def run(**inputs: object) -> SimpleNamespace:
         with ThreadPoolExecutor(1) as others:
@@ -94,4 +95,5 @@ def test_other_prompts_are_made_while_a_picture_is_computed(store, monkeypatch):
         return SimpleNamespace(pooler_output=[found.float()])
 
     monkeypatch.setattr(tower._model, "get_image_features", run)
-    assert tower.features({}).rows.shape == (3, 3)
+    pixels = dict.fromkeys(form.inputs, torch.zeros(1))
+    assert tower.features(pixels).rows.shape == (3, 3)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from availability import needs_native
 from folder_models import load_folder_model
 from picture_models import (
     BEGIN,
@@ -21,6 +22,7 @@ from picture_models import (
     SIDES,
     a_picture,
     a_plain_picture,
+    model_type_of,
     opened,
     picture_model,
     pictures_of,
@@ -54,6 +56,12 @@ from edgemoe.vision.reader import PictureReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+SMALL = [(90, 70), (40, 100)]
+"""Sizes of two pictures."""
+
+LONG = 128
+"""Tokens of a context for pictures of more tokens."""
+
 
 def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Divergence of each row of softmax(logits) from softmax(want), nats."""
@@ -63,50 +71,58 @@ def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 def test_logits_are_transformers(source, store):
     """Two pictures in a row, whose steps divide one of them, then new tokens: as transformers' model in bf16."""
-    compare(source, store)
+    compare(source, store, SMALL, [6, 3])
 
 
 @pytest.mark.folders
-@pytest.mark.parametrize("model_type", ["qwen3_5_moe"])
-def test_logits_of_other_families_are_transformers(tmp_path, model_type):
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "tokens"),
+    [
+        ("qwen3_5_moe", SMALL, [6, 3]),
+        ("glm4v_moe", SMALL, [6, 4]),
+        # A picture is enlarged up to 70 tokens; long ones have fewer, and more than the window.
+        pytest.param("gemma4", [(180, 10), (10, 300)], [35, 45], marks=needs_native),
+    ],
+)
+def test_logits_of_other_families_are_transformers(tmp_path, model_type, sizes, tokens):
     """Other families as well."""
     found = picture_model(model_type, tmp_path / "model")
     convert_checkpoint(found, tmp_path / "store", max_level=8, layout="auto", dense_bits=16)
-    compare(found, tmp_path / "store")
+    compare(found, tmp_path / "store", sizes, tokens)
 
 
-def compare(source: Path, store: Path) -> None:
-    """Compares logits of a store with transformers' own."""
-    files, new = [a_picture(1), a_picture(2, 40, 100)], [11, 12, 13, 14]
-    with opened(store) as engine:
+def compare(source: Path, store: Path, sizes: list[tuple[int, int]], counts: list[int]) -> None:
+    """Compares logits of a store with transformers' own, for pictures of these sizes and numbers of tokens."""
+    files, new = [a_picture(seed, *size) for seed, size in enumerate(sizes)], [11, 12, 13, 14]
+    with opened(store, context=LONG) as engine:
         pictures = pictures_of(engine)
         read = [pictures.read(file) for file in files]
-        assert [each.tokens for each in read] == [6, 3]
+        assert [each.tokens for each in read] == counts
         # As the published chat templates write two pictures in a row.
-        text = [5, 6, 7, BEGIN, PICTURE, END, BEGIN, PICTURE, END, 8, 9]
+        text = written = [5, 6, 7, BEGIN, PICTURE, END, BEGIN, PICTURE, END, 8, 9]
+        if model_type_of(source) == "gemma4":  # whose template writes no tokens around a picture
+            written = [token for token in text if token not in (BEGIN, END)]
         tokens, sequence, prompt = (
-            pictures.placed(text, read),
-            SequenceKV(engine.shape.kv, CONTEXT),
+            pictures.placed(written, read),
+            SequenceKV(engine.shape.kv, LONG),
             PromptAttention(),
         )
         tokens.pictures.prepare(range(len(tokens)))
+        cut = tokens.pictures.whole(range(7)).stop
+        assert cut == (4 if pictures.both_ways else 7)
         got = [
             engine.step(
                 Step((Segment(sequence, tuple(part), prompt, pictures=tokens.pictures),)), all_rows=True
             )
-            for part in (tokens[:7], tokens[7:])
+            for part in (tokens[:cut], tokens[cut:])
         ]
         got += [engine.step(Step((Segment(sequence, (k,), pictures=tokens.pictures),))) for k in new]
-    plain = [*text[:4], *[PICTURE] * 6, *text[5:7], *[PICTURE] * 3, *text[8:], *new]
-    want = reference(load_folder_model(source_type(source), source), plain, pixels_of(source, files))
+    plain = [*text[:4], *[PICTURE] * counts[0], *text[5:7], *[PICTURE] * counts[1], *text[8:], *new]
+    whole, pixels = load_folder_model(model_type_of(source), source), pixels_of(source, files)
+    want = reference(whole, plain, pixels)
     assert float(kl(want, torch.cat(got)).median()) < 0.0005
-    other = reference(load_folder_model(source_type(source), source), plain, pixels_of(source, files[::-1]))
-    assert float(kl(want, other).mean()) > 0.01
-
-
-def source_type(source: Path) -> str:
-    """The model_type of a checkpoint."""
-    return str(json.loads((source / "config.json").read_text())["model_type"])
+    black = {**pixels, "pixel_values": torch.zeros_like(pixels["pixel_values"])}
+    assert float(kl(want, reference(whole, plain, black)).mean()) > 0.01
 
 
 def test_answers_are_transformers_greedy_tokens(source, model):
@@ -114,7 +130,7 @@ def test_answers_are_transformers_greedy_tokens(source, model):
     file = a_picture(3)
     answer = model.generate(question(file))
     text = [token if token < FIRST_ID else PICTURE for token in model.encode(question(file))]
-    whole, pixels = load_folder_model(source_type(source), source), pixels_of(source, [file])
+    whole, pixels = load_folder_model(model_type_of(source), source), pixels_of(source, [file])
     want = reference(whole, [*text, *answer.tokens], pixels)[len(text) - 1 : -1]
     # Tokens that rounding makes equally likely are a few hundredths apart.
     chosen = want.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
@@ -257,7 +273,7 @@ def test_settings_of_a_checkpoint_do_not_lift_the_bound_of_a_picture(source, tmp
     """A large picture is reduced although the checkpoint's processor leaves pictures as they are."""
     path = shutil.copytree(source, tmp_path / "model") / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_resize": False}))
-    whole, vision = read_vision_config(path.parent)
+    whole, vision = read_vision_config(path.parent, FORMS["qwen3_vl_moe"])
     reader = PictureReader(path.parent, FORMS[whole["model_type"]], vision)
     time, height, width = reader.read(a_plain_picture(640, 480)).grid
     assert time * height * width * 16 * 16 <= SIDES["longest_edge"]

@@ -70,7 +70,7 @@ _GEMMA_VISION = {
         "num_key_value_heads": 2,
         "head_dim": 16,
         "model_type": "gemma4_vision",
-        "position_embedding_size": 16,
+        "position_embedding_size": 256,
     },
 }
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from folder_models import folder_model, save_folder_model
 from PIL import Image
 from small_tokenizer import SPECIAL
-from transformers import Qwen2VLImageProcessorPil
+from transformers import Gemma4ImageProcessorPil, Glm4vImageProcessorPil, Qwen2VLImageProcessorPil
 
 from edgemoe.api.pictures import picture_part
 from edgemoe.engine.engine import Engine
@@ -58,18 +59,41 @@ def picture_model(model_type: str, directory: Path) -> Path:
     """Saves a small random model that takes pictures, with a tokenizer and the settings of a processor."""
     model = folder_model(model_type)
     tokens = {"image_token_id": PICTURE, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
-    for name, token in (tokens | {"video_token_id": VIDEO}).items():
+    tokens |= {"video_token_id": VIDEO, "boi_token_id": BEGIN, "eoi_token_id": END}
+    for name, token in tokens.items():
         setattr(model.config, name, token)
+    if model_type == "gemma4":
+        model.config.text_config.use_bidirectional_attention = "vision"
     save_folder_model(model, directory)
-    sizes = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
-    Qwen2VLImageProcessorPil(**sizes, size=SIDES).save_pretrained(directory)
+    _processors()[model_type].save_pretrained(directory)
     return directory
+
+
+def _processors() -> dict[str, Any]:
+    """Processors of the small models' pictures, by model_type."""
+    merged = {"merge_size": 2, "temporal_patch_size": 2}
+    twice = {name: 2 * pixels for name, pixels in SIDES.items()}  # a pixel counts for each of two frames
+    qwen = Qwen2VLImageProcessorPil(patch_size=16, size=SIDES, **merged)
+    return {
+        "qwen3_vl_moe": qwen,
+        "qwen3_5_moe": qwen,
+        "glm4v_moe": Glm4vImageProcessorPil(patch_size=14, size=twice, **merged),
+        "gemma4": Gemma4ImageProcessorPil(max_soft_tokens=70),
+    }
 
 
 def pixels_of(directory: Path, files: list[bytes]) -> dict[str, Any]:
     """Makes pixels of pictures by transformers' own processor."""
     pictures = [Image.open(BytesIO(file)).convert("RGB") for file in files]
-    return dict(Qwen2VLImageProcessorPil.from_pretrained(directory)(images=pictures, return_tensors="pt"))
+    processor = type(_processors()[model_type_of(directory)]).from_pretrained(directory)
+    made = dict(processor(images=pictures, return_tensors="pt"))
+    made.pop("num_soft_tokens_per_image", None)
+    return made
+
+
+def model_type_of(directory: Path) -> str:
+    """The model_type of a checkpoint."""
+    return str(json.loads((directory / "config.json").read_text())["model_type"])
 
 
 def reference(model: Any, tokens: list[int], pixels: dict[str, Any]) -> torch.Tensor:
@@ -80,10 +104,10 @@ def reference(model: Any, tokens: list[int], pixels: dict[str, Any]) -> torch.Te
     return found.logits[0].float()
 
 
-def opened(store: Path, parallel: int = 1) -> Engine:
+def opened(store: Path, parallel: int = 1, context: int = CONTEXT) -> Engine:
     """An engine of the store for so many requests at once, with its vision tower."""
     found = StoreModel.open(store).with_vision()
-    plan = found.plan(vram_limit=None, settings=SETTINGS, context=CONTEXT, parallel=parallel)
+    plan = found.plan(vram_limit=None, settings=SETTINGS, context=context, parallel=parallel)
     return Engine(found, plan, SETTINGS)
 
 

@@ -452,7 +452,10 @@ def attention_calls() -> Iterator[Call]:
         kv = Structures(c.AttentionKV, fields | {"past": past})
         qkv, rotation = bf16(rows, 10 * dim, scale=0.5), [bf16(rows, dim, outliers=False) for _ in range(2)]
         received = np.zeros(past + rows, np.float32) if counted else None
-        arguments = (POOL, shape, kv, rows, window, qkv, *rotation, np.zeros((rows, 6 * dim), np.uint16))
+        # Rows 3 to 11 see each other in both directions.
+        ahead = np.array([max(11 - row, 0) if row >= 3 else 0 for row in range(rows)], np.int32)
+        out = np.zeros((rows, 6 * dim), np.uint16)
+        arguments = (POOL, shape, kv, rows, window, ahead if window else None, qkv, *rotation, out)
         yield Call("attention_rows", (*arguments, rows // 2, received))
     for more, reads in (
         ({"value_dim": 20, "v_scale": 0.7, "clip": 0.5}, 6 * 32 + 2 * (32 + 20)),
@@ -462,14 +465,14 @@ def attention_calls() -> Iterator[Call]:
             shape, fields = _attention(0, 32, 64, True, 9, **more)
             kv, rotation = Structures(c.AttentionKV, fields | {"past": 9}), [bf16(rows, 32) for _ in range(2)]
             out = np.zeros((rows, 6 * more.get("value_dim", 32)), np.uint16)
-            arguments = (POOL, shape, kv, rows, 0, bf16(rows, reads, scale=0.5), *rotation, out)
+            arguments = (POOL, shape, kv, rows, 0, None, bf16(rows, reads, scale=0.5), *rotation, out)
             yield Call("attention_rows", (*arguments, 0, None))
     sinks = _generator.normal(size=6).astype(np.float32)
     shape, fields = _attention(0, 32, 128, False, 90, sinks=sinks, prepared=1)
     for past, rows in ((89, 1), (60, 30)):
         kv = Structures(c.AttentionKV, fields | {"past": past})
         out = np.zeros((rows, 6 * 32), np.uint16)
-        arguments = (POOL, shape, kv, rows, 0, bf16(rows, 6 * 32, scale=0.5), None, None, out)
+        arguments = (POOL, shape, kv, rows, 0, None, bf16(rows, 6 * 32, scale=0.5), None, None, out)
         yield Call("attention_rows", (*arguments, 0, np.zeros(past + rows, np.float32)))
 
 

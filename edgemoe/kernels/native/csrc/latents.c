@@ -138,7 +138,7 @@ static int attend_block(pool *p, const latent_attention *l, const attention_shap
                                         table_of(l, r->sine, from), r->as_keys);
     if (failed) return failed;
     if (rows == 1 && !r->received) failed = edgemoe_attention(p, shape, &of_rows, 1, r->as_keys, NULL, NULL, r->summed);
-    else failed = edgemoe_attention_rows(p, shape, &of_rows, rows, r->window, r->as_keys, NULL, NULL, r->summed, r->counted, r->received);
+    else failed = edgemoe_attention_rows(p, shape, &of_rows, rows, r->window, NULL, r->as_keys, NULL, NULL, r->summed, r->counted, r->received);
     return failed ? failed : edgemoe_latent_values(p, l, &of_rows, 0, rows, r->summed, r->out + from * l->heads * l->value);
 }
 

@@ -114,9 +114,9 @@ int64_t pool_units_per_task(const pool *p, int64_t units, int64_t most) {
 void pool_release(pool *p) { pthread_mutex_unlock(&p->caller); }
 
 #if defined(__x86_64__)
-int edgemoe_supported_48(void) { return has_avx2(); }
+int edgemoe_supported_49(void) { return has_avx2(); }
 #else
-int edgemoe_supported_48(void) { return 1; }
+int edgemoe_supported_49(void) { return 1; }
 #endif
 
 void edgemoe_close(pool *p) {
@@ -150,5 +150,5 @@ pool *edgemoe_open(int threads) {
     return NULL;
 }
 #else
-int edgemoe_supported_48(void) { return 0; }
+int edgemoe_supported_49(void) { return 0; }
 #endif

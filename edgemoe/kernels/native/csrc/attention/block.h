@@ -24,9 +24,10 @@ typedef struct {
     int64_t row, step;
 } operand;
 
-/* A panel's queries of a prompt, in lanes: their positions, the tokens that each sees (0: all), and the running state of softmax. */
+/* A panel's queries of a prompt, in lanes: their positions and the last tokens that they see, both ascending, the tokens
+ * that each sees up to its own (0: all), and the running state of softmax. */
 typedef struct {
-    const int32_t *position;
+    const int32_t *position, *last;
     int64_t window;
     float scaling;
     float *largest, *total;
@@ -56,7 +57,7 @@ static inline int64_t padded(int64_t n) { return ceil_div(n, DEPTH) * DEPTH; }
 
 /* Whether a query of the panel does not see one of `keys` keys from t. */
 static inline int hides_keys(const panel_state *s, int64_t t, int64_t keys) {
-    return t + keys - 1 > s->position[0] || (s->window && s->position[LANES - 1] - s->window + 1 > t);
+    return t + keys - 1 > s->last[0] || (s->window && s->position[LANES - 1] - s->window + 1 > t);
 }
 
 /* Of four numbers, those in the upper and in the lower halves of two pairs. */

@@ -28,6 +28,7 @@ typedef struct {
     const attention_kv *kv;
     const block_path *path;
     int64_t rows, window, task_rows; /* task_rows: tokens of a task */
+    const int32_t *ahead; /* [rows], tokens after a row that it sees; NULL: none */
     uint16_t *qkv;
     const void *cosine, *sine;
     uint16_t *out;
@@ -45,7 +46,7 @@ typedef struct {
     uint16_t *rounded;         /* [KEYS, dim] */
     float scores[KEYS * LANES];
     float largest[PANELS * LANES], total[PANELS * LANES];
-    int32_t position[PANELS * LANES];
+    int32_t position[PANELS * LANES], last[PANELS * LANES]; /* of the tokens that a lane sees */
     int64_t *received; /* of the job, this thread's */
 } workspace;
 
@@ -83,8 +84,9 @@ AVX2 static void add_weights(const float *scores, int64_t t, int64_t keys, const
         __m256 sum = _mm256_setzero_ps();
         for (int l = 0; l < LANES; l += 8) {
             const __m256i at = _mm256_loadu_si256((const __m256i *)(s->position + l)), key = _mm256_set1_epi32((int32_t)(t + k));
+            const __m256i last = _mm256_loadu_si256((const __m256i *)(s->last + l));
             const __m256i first = s->window ? _mm256_sub_epi32(at, _mm256_set1_epi32((int32_t)s->window - 1)) : _mm256_setzero_si256();
-            const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, at), _mm256_cmpgt_epi32(first, key));
+            const __m256i hidden = _mm256_or_si256(_mm256_cmpgt_epi32(key, last), _mm256_cmpgt_epi32(first, key));
             const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(scores + k * LANES + l), _mm256_set1_ps(s->scaling));
             const __m256 weight = rounded_to_bf16(exponential(_mm256_sub_ps(scaled, _mm256_loadu_ps(s->largest + l))));
             sum = _mm256_fmadd_ps(_mm256_andnot_ps(_mm256_castsi256_ps(hidden), weight), _mm256_loadu_ps(share + l), sum);
@@ -103,7 +105,7 @@ static operand block_of(const block_path *path, const attention_kv *kv, int keys
 
 static panel_state panel_of(const rows_job *job, workspace *w, int64_t panel) {
     const int64_t at = panel * LANES;
-    return (panel_state){w->position + at, job->window, job->shape->scaling, w->largest + at, w->total + at};
+    return (panel_state){w->position + at, w->last + at, job->window, job->shape->scaling, w->largest + at, w->total + at};
 }
 
 /* Adds the attention that the `count` queries of a task give to each key, from key `from` to `end`, to w->received. */
@@ -121,7 +123,7 @@ AVX2 static void count_received(const rows_job *job, int64_t kv_head, int64_t ro
         float received[KEYS] = {0};
         for (int64_t p = 0; p < panels; p++) {
             const panel_state state = panel_of(job, w, p);
-            const int64_t keys = min_of(state.position[LANES - 1] + 1 - t, block);
+            const int64_t keys = min_of(state.last[LANES - 1] + 1 - t, block);
             if (keys <= 0) continue;
             job->path->multiply(of_keys, w->queries + p * LANES * padded(dim), LANES, keys, padded(dim), NULL, w->scores);
             add_weights(w->scores, t, keys, &state, share + p * LANES, received);
@@ -130,16 +132,20 @@ AVX2 static void count_received(const rows_job *job, int64_t kv_head, int64_t ro
     }
 }
 
+/* The last token that a row sees. */
+static int64_t last_of(const rows_job *job, int64_t row) { return job->kv->past + row + (job->ahead ? job->ahead[row] : 0); }
+
 /* Attention of the `count` queries of one key head from token `row` on, `sharing` per token. */
 AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, int64_t count, workspace *w) {
     const attention_shape *shape = job->shape;
     const attention_kv *kv = job->kv;
     const block_path *path = job->path;
     const int64_t dim = shape->dim, own = shape->value_dim, width = padded(dim), sharing = shape->heads / shape->kv_heads, panels = ceil_div(count, LANES);
-    const int64_t end = kv->past + row + ceil_div(count, sharing), window_start = kv->past + row + 1 - job->window;
+    const int64_t end = last_of(job, row + ceil_div(count, sharing) - 1) + 1, window_start = kv->past + row + 1 - job->window;
     for (int64_t i = 0; i < panels * LANES; i++) {
         const int64_t query = min_of(i, count - 1), token = row + query / sharing; /* surplus lanes repeat the last query */
         w->position[i] = (int32_t)(kv->past + token);
+        w->last[i] = (int32_t)last_of(job, token);
         attention_start(shape, kv_head * sharing + query % sharing, w->largest + i, w->total + i);
         uint16_t rotated[KV_MOST_DIM];
         attention_query(job->qkv + token * attention_row_size(shape) + (kv_head * sharing + query % sharing) * dim, dim, kv->rotation, rotated);
@@ -153,7 +159,7 @@ AVX2 static void attend_rows(const rows_job *job, int64_t kv_head, int64_t row, 
         const operand of_keys = block_of(path, kv, 1, kv_head, t, block, dim, w), of_values = block_of(path, kv, 0, kv_head, t, block, dim, w);
         for (int64_t p = 0; p < panels; p++) {
             const panel_state state = panel_of(job, w, p);
-            const int64_t keys = min_of(state.position[LANES - 1] + 1 - t, block);
+            const int64_t keys = min_of(state.last[LANES - 1] + 1 - t, block);
             if (keys <= 0) continue;
             float factor[LANES];
             path->multiply(of_keys, w->queries + p * LANES * width, LANES, keys, width, NULL, w->scores);
@@ -193,17 +199,24 @@ AVX2 static void thread_task(void *argument, int64_t thread) {
     restore_small(before);
 }
 
+/* Whether the ends of what rows see ascend within the call. */
+static int ahead_fits(const int32_t *ahead, int64_t rows) {
+    for (int64_t row = 0; ahead && row < rows; row++)
+        if (ahead[row] < 0 || row + ahead[row] >= rows || (row && ahead[row] + 1 < ahead[row - 1])) return 0;
+    return 1;
+}
+
 AVX2 int edgemoe_attention_rows(pool *p, const attention_shape *shape, const attention_kv *kv, int64_t rows, int64_t window,
-                                uint16_t *qkv, const void *cosine, const void *sine, uint16_t *out, int64_t counted,
+                                const int32_t *ahead, uint16_t *qkv, const void *cosine, const void *sine, uint16_t *out, int64_t counted,
                                 float *received) {
-    if (!attention_fits(shape, kv, rows) || shape->heads > PANELS * LANES * shape->kv_heads || window < 0) return WRONG_SHAPE;
+    if (!attention_fits(shape, kv, rows) || shape->heads > PANELS * LANES * shape->kv_heads || window < 0 || !ahead_fits(ahead, rows)) return WRONG_SHAPE;
     const int64_t sharing = shape->heads / shape->kv_heads, threads = pool_threads(p), tokens = kv->past + rows;
     float *scratch = pool_acquire(p, (size_t)edgemoe_attention_scratch(threads, shape->dim, received ? tokens : 0));
     if (!scratch) return OUT_OF_MEMORY;
     int64_t *sums = received ? (int64_t *)((char *)scratch + workspaces_bytes(threads, shape->dim)) : NULL;
     if (sums) memset(sums, 0, (size_t)(threads * tokens) * sizeof *sums);
     const block_path *path = block_path_of(path_of(WORK_ATTENTION, SEVERAL_UP_TO + 1));
-    rows_job job = {.shape = shape, .kv = kv, .path = path, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .qkv = qkv,
+    rows_job job = {.shape = shape, .kv = kv, .path = path, .rows = rows, .window = window, .task_rows = PANELS * LANES / sharing, .ahead = ahead, .qkv = qkv,
                     .cosine = cosine, .sine = sine, .out = out, .scratch = scratch, .counted = counted, .received = sums};
     if (!shape->prepared) pool_run(p, prepare_task, &job, ceil_div(rows, PREPARE_ROWS));
     pool_run(p, thread_task, &job, threads);

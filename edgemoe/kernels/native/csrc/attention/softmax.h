@@ -1,5 +1,5 @@
-/* block_path.softmax in vectors of BITS bits (vectors/exponential.h), with HIDE(score, t, at, first), which is MASKED where a
- * query at position `at` does not see key t, and UNLESS_MASKED(score, weight), which is 0 where score is MASKED. */
+/* block_path.softmax in vectors of BITS bits (vectors/exponential.h), with HIDE(score, t, last, first), which is MASKED where a
+ * query does not see key t, because it lies outside first to last, and UNLESS_MASKED(score, weight), which is 0 where score is MASKED. */
 
 /* The order is horizontal_sum's, so that eight keys may also lie in lanes (softmax_head). */
 INLINE_VECTOR VECTOR NAME(sum_of_eight)(const VECTOR v[8]) {
@@ -10,14 +10,14 @@ INLINE_VECTOR VECTOR NAME(sum_of_eight)(const VECTOR v[8]) {
 /* keys % 8 == 0. */
 INLINE_VECTOR void NAME(softmax_keys)(float *scores, int64_t t, int64_t keys, const panel_state *s, int hides, float *factor) {
     for (int l = 0; l < LANES; l += BITS / 32) {
-        const INTEGERS at = LOAD_INTEGERS(s->position + l);
+        const INTEGERS at = LOAD_INTEGERS(s->position + l), last = LOAD_INTEGERS(s->last + l);
         const INTEGERS first = s->window ? MM(sub_epi32)(at, MM(set1_epi32)((int32_t)s->window - 1)) : MM_BITS(setzero_si)();
         const VECTOR before = MM(loadu_ps)(s->largest + l), scaling = MM(set1_ps)(s->scaling);
         VECTOR most = before, sum[8];
         for (int i = 0; i < 8; i++) sum[i] = MM(setzero_ps)();
         for (int64_t k = 0; k < keys; k++) {
             VECTOR score = MM(mul_ps)(MM(loadu_ps)(scores + k * LANES + l), scaling);
-            if (hides) score = HIDE(score, MM(set1_epi32)((int32_t)(t + k)), at, first);
+            if (hides) score = HIDE(score, MM(set1_epi32)((int32_t)(t + k)), last, first);
             MM(storeu_ps)(scores + k * LANES + l, score);
             most = MM(max_ps)(most, score);
         }
