@@ -178,7 +178,7 @@ class StepLoop:
             if r.sequence
         ]
         context = self._run(requests, lambda: self._run_tokens(Step(tuple(segments)), requests), drafts)
-        self.drafting.charge(requests[0], context.record if context else None)
+        self.drafting.charge(requests, context.record if context else None)
         if context is None or context.logits is None:
             return
         record, together = context.record, tuple(requests)

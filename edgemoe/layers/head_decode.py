@@ -1,4 +1,4 @@
-"""Runs a model's head for further tokens by the compiled kernel, up to four tokens in one call."""
+"""Runs a model's head for further tokens by the compiled kernel: tokens of one or more sequences in one call."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from edgemoe.families.base import FusedGQA
 from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.program import NORMED
 from edgemoe.layers.fused_decode import FusedDecode
-from edgemoe.policy.settings import MOST_HEAD_DRAFTS
 
 
 class HeadDecode(FusedDecode):
-    """Runs steps of consecutive tokens of one sequence through a head. Used by one thread at a time.
+    """Runs steps of consecutive tokens of some sequences through a head. Used by one thread at a time.
 
     Args:
         model: the head, from layers.head.build_head.
         traits: the traits of the model's family.
         runtime: the state that the model's MoE layers share.
         kernel: the runtime's kernel, or the kernel that it wraps.
-        rows: most tokens of a step of the model. The head takes at most 1 + MOST_HEAD_DRAFTS of them in one call.
+        rows: most tokens of a step.
         first: number of the head's layer. It follows the numbers of the model's layers.
     """
 
@@ -37,13 +36,13 @@ class HeadDecode(FusedDecode):
         rows: int,
         first: int = 0,
     ) -> None:
-        super().__init__(model, traits, runtime, kernel, min(rows, 1 + MOST_HEAD_DRAFTS), first)
+        super().__init__(model, traits, runtime, kernel, rows, first)
         self._head, self._given = model, torch.empty(0)
 
     def run(
         self, tokens: Sequence[int], states: torch.Tensor, step: StepContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends rows to the step's sequence, which are committed by the caller.
+        """Appends rows to the step's sequences, which are committed by the caller.
 
         Args:
             tokens: token ids, at most `most_rows`.

@@ -10,6 +10,7 @@ from edgemoe.errors import BadManifest
 from edgemoe.families.base import Family
 from edgemoe.families.head import HeadFamily, head_family, head_of
 from edgemoe.kv.shape import KVShape
+from edgemoe.memory.limits import decode_rows
 from edgemoe.memory.model_shape import ModelShape
 from edgemoe.policy.settings import MOST_HEAD_DRAFTS
 from edgemoe.storage.convert.checkpoint import Checkpoint
@@ -19,10 +20,7 @@ from edgemoe.storage.files.header import Spec, read_header, tensor_bytes
 from edgemoe.storage.store.manifest import HEAD_NAME, MANIFEST_NAME, Manifest
 
 HEAD_TOKENS = 1024
-"""Latest tokens of a sequence that the head's keys and values have room for."""
-
-HEAD_ROWS = 1 + MOST_HEAD_DRAFTS
-"""Most rows of a step of the head: a longer run takes several steps."""
+"""Latest tokens of each sequence that the head's keys and values have room for."""
 
 HEAD_STATES = 64
 """Latest states of each sequence that are kept for the head."""
@@ -98,11 +96,11 @@ class StoreHead:
 
         Args:
             shape: the sizes of the model without it.
-            parallel: sequences that run at once, whose latest states are kept.
+            parallel: sequences that run at once, whose latest states, keys and values are kept.
         """
         states = (parallel + 1) * 2 * HEAD_STATES * shape.hidden * 2
-        own = self.dense_bytes + self.kv(shape.kv).bytes_for(HEAD_TOKENS) + states
-        own += HEAD_ROWS * self._row_bytes(shape)
+        own = self.dense_bytes + parallel * self.kv(shape.kv).bytes_for(HEAD_TOKENS) + states
+        own += decode_rows(parallel, MOST_HEAD_DRAFTS) * self._row_bytes(shape)
         return replace(
             shape, experts=shape.experts + self.family.experts, dense_bytes=shape.dense_bytes + own
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -41,4 +41,11 @@ class Drafter(Protocol):
         Args:
             tokens: ids of the prompt and of the answer so far; they begin with the tokens of the call before.
             limit: most guesses, at least 1.
+        """
+
+    def propose_all(self, parts: Sequence[tuple[Self, Sequence[int], int]]) -> list[list[int]]:
+        """Returns the guesses of several drafters of one engine; where they compute, they do so together.
+
+        Args:
+            parts: a drafter, its tokens and its most guesses, once per answer; 0: it is to have none.
         """

@@ -40,6 +40,8 @@ class Drafting:
         self._drafter, self._gate = drafter, gate or DraftGate()
         self._requests = WeakKeyDictionary[Request, tuple[Drafter, Acceptance]]()
         self._stopped = WeakKeyDictionary[Request, bool]()
+        self._made = list[tuple[Acceptance, int]]()
+        """The numbers of guesses that were computed last."""
         self._lost = 0.0
         """Seconds of unchecked guesses in the record of the step whose tokens are chosen next."""
 
@@ -53,8 +55,8 @@ class Drafting:
         if not self._limit() or most < 1 or not self._gate.open(len(requests)):
             return [()] * len(requests)
         if self._of(requests[0])[0].computes:
-            alone = len(requests) == 1
-            return [self._allowed(each, self._proposed(each) if alone else []) for each in requests]
+            computed = zip(requests, self._computed(requests, most), strict=True)
+            return [self._allowed(request, guesses) for request, guesses in computed]
         proposed = [self._proposed(request) for request in requests]
         if not any(proposed):
             return [()] * len(requests)
@@ -67,24 +69,46 @@ class Drafting:
 
     def _proposed(self, request: Request) -> list[int]:
         """The guesses of a request's drafter, before it is decided how many pay."""
-        sequence = request.sequence
-        if sequence is None or request in self._stopped:
-            return []
-        left = request.sampler.sampling.max_new_tokens - (len(request.tokens) - request.prompt)
-        limit = min(self._limit(), left - 1, sequence.context - sequence.length - 1)
-        if self._lengths:
-            limit = self._lengths.alike(sequence.length + 1, limit)
+        limit = self._limit_of(request)
         if limit < 1:
             return []
         try:
-            drafter, acceptance = self._of(request)
-            if drafter.computes:  # their number is decided first
-                limit = self._gate.counts([acceptance], [limit], limit, computed=True)[0]
-            guesses = drafter.propose(request.tokens, limit) if limit else []
+            guesses = self._of(request)[0].propose(request.tokens, limit)
             return list(takewhile(lambda token: token < FIRST_ID, guesses))
         except Exception:
             self.stop(request)
             return []
+
+    def _limit_of(self, request: Request) -> int:
+        """The most guesses that a request may have in the next step."""
+        sequence = request.sequence
+        if sequence is None or request in self._stopped:
+            return 0
+        left = request.sampler.sampling.max_new_tokens - (len(request.tokens) - request.prompt)
+        limit = max(min(self._limit(), left - 1, sequence.context - sequence.length - 1), 0)
+        return self._lengths.alike(sequence.length + 1, limit) if self._lengths else limit
+
+    def _computed(self, requests: Sequence[Request], total: int) -> list[list[int]]:
+        """The guesses of drafters that compute them, whose number is decided first: at most `total` in all."""
+        limits, self._made = [self._limit_of(request) for request in requests], []
+        known = [self._of(request) for request in requests]
+        if not any(limits):
+            return [[] for _ in requests]
+        counts = self._gate.counts([acceptance for _, acceptance in known], limits, total, computed=True)
+        counts = [min(count, limit) for count, limit in zip(counts, limits, strict=True)]
+        if not any(counts):
+            return [[] for _ in requests]
+        self._made = [(known[i][1], count) for i, count in enumerate(counts) if count]
+        try:
+            parts = [(known[i][0], request.tokens, counts[i]) for i, request in enumerate(requests)]
+            return [
+                list(takewhile(lambda token: token < FIRST_ID, guesses))
+                for guesses in known[0][0].propose_all(parts)
+            ]
+        except Exception:
+            for request in requests:
+                self.stop(request)
+            return [[] for _ in requests]
 
     def _allowed(self, request: Request, guesses: list[int]) -> tuple[int, ...]:
         """The first of some guesses, as far as the answer's grammar allows them."""
@@ -104,28 +128,28 @@ class Drafting:
             assert request.sequence
             self.saw(request, request.sequence.length - 1, rows)
 
-    def charge(self, request: Request, record: StepRecord | None) -> None:
-        """Adds the time and the transfers of a request's guesses to the record of the step that follows them.
+    def charge(self, requests: Sequence[Request], record: StepRecord | None) -> None:
+        """Adds the time and the transfers of computed guesses to the record of the step that follows them.
 
         Where the step checks none of them, since the grammar forbids them all or the step failed, their time is lost
         and they count as wrong.
 
         Args:
-            request: the first request of the step; a drafter that computes guesses for a request alone.
+            requests: the requests of the step.
             record: the step's record; None: it failed.
         """
-        if request not in self._requests:
+        if requests[0] not in self._requests:
             return
-        drafter, acceptance = self._of(request)
-        spent = drafter.take_spent()
+        spent = self._of(requests[0])[0].take_spent()
         if not spent.steps:
             return
         if record:
             record.seconds += spent.seconds
             record.transfers = record.transfers + spent.transfers
         if record is None or not record.drafted:
-            self._gate.lose(1, spent.seconds)
-            acceptance.observe(spent.steps, 0)
+            self._gate.lose(len(requests), spent.seconds)
+            for acceptance, guesses in self._made:
+                acceptance.observe(guesses, 0)
             self._lost = spent.seconds if record else 0.0
 
     def observe(self, request: Request, drafted: int, accepted: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
 from edgemoe.engine.drafts.base import Drafter
-from edgemoe.engine.drafts.head_runner import HeadRunner
+from edgemoe.engine.drafts.head_runner import HeadPart, HeadRunner
 from edgemoe.engine.drafts.ngram import NgramDrafter
 from edgemoe.errors import EdgemoeError
 from edgemoe.experts.records import StepTotals
@@ -39,7 +40,7 @@ class HeadDrafter:
         self._states = deque[tuple[int, torch.Tensor]]()
         """The position of the first of some consecutive states, and the states, in the order of their positions."""
         self._first = 0
-        """The position of the head's first token's state, while this is the runner's owner."""
+        """The position of the head's first token's state, while the runner has keys and values of this drafter."""
 
     def saw(self, first: int, states: torch.Tensor) -> None:
         """Takes the states bf16 [rows, H] of consecutive tokens, from position `first` on; later ones are forgotten."""
@@ -55,39 +56,58 @@ class HeadDrafter:
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Returns guesses, as Drafter.propose: `limit` of them, or none where states are missing or a read fails."""
-        end = len(tokens) - 1
-        self._cut(end)
-        if not self._states or self._states[-1][0] + len(self._states[-1][1]) != end:
-            return []
-        try:
-            return self._guesses(tokens, end, limit)
-        except EdgemoeError:
-            self._runner.owner = None
-            return []
+        return self.propose_all([(self, tokens, limit)])[0]
 
-    def _guesses(self, tokens: Sequence[int], end: int, limit: int) -> list[int]:
-        runner = self._runner
-        begin = self._begin(tokens, limit)
-        logits, state = runner.run(tokens[begin + 1 : end + 1], runner.normed(self._from(begin)))
-        guesses, length = [int(logits.argmax())], runner.length
-        while len(guesses) < limit:
-            logits, state = runner.run(guesses[-1:], state)
-            guesses.append(int(logits.argmax()))
-        runner.crop(length)
+    def propose_all(self, parts: Sequence[tuple[Self, Sequence[int], int]]) -> list[list[int]]:
+        """Returns guesses, as Drafter.propose_all: the rows of all answers go through the head together."""
+        able = [(*part, i) for i, part in enumerate(parts) if part[2] and part[0]._has_states(part[1])]
+        guesses = [list[int]() for _ in parts]
+        try:
+            for own, (*_, i) in zip(self._guesses([part[:3] for part in able]), able, strict=True):
+                guesses[i] = own
+        except EdgemoeError:
+            for drafter, *_ in able:
+                self._runner.forget(drafter)
         return guesses
 
-    def _begin(self, tokens: Sequence[int], limit: int) -> int:
-        """The position of the first state that the head has to compute; it forgets what does not lead there."""
-        runner, oldest, end = self._runner, self._states[0][0], len(tokens) - 1
-        begin = self._first + runner.length
-        room = runner.length + end - begin + limit <= HEAD_TOKENS
-        if runner.owner is not self or not oldest <= begin < end or not room:
+    def _has_states(self, tokens: Sequence[int]) -> bool:
+        """Whether the state before the last token is there; forgets states of tokens that were wrong."""
+        end = len(tokens) - 1
+        self._cut(end)
+        return bool(self._states) and self._states[-1][0] + len(self._states[-1][1]) == end
+
+    def _guesses(self, parts: Sequence[tuple[Self, Sequence[int], int]]) -> list[list[int]]:
+        runner = self._runner
+        run = [drafter._part(tokens, limit) for drafter, tokens, limit in parts]
+        guesses, lengths = (
+            [list[int]() for _ in parts],
+            [part.sequence.length + len(part.tokens) for part in run],
+        )
+        numbers = list(range(len(parts)))
+        while numbers:
+            following = list[HeadPart]()
+            for i, part, (logits, state) in zip(numbers, run, runner.run(run), strict=True):
+                guesses[i].append(int(logits.argmax()))
+                following.append(HeadPart(part.sequence, guesses[i][-1:], state))
+            more = [len(guesses[i]) < parts[i][2] for i in numbers]
+            for part, i, going_on in zip(run, numbers, more, strict=True):
+                if not going_on:
+                    part.sequence.crop(lengths[i])
+            numbers = [each for each, on in zip(numbers, more, strict=True) if on]
+            run = [each for each, on in zip(following, more, strict=True) if on]
+        return guesses
+
+    def _part(self, tokens: Sequence[int], limit: int) -> HeadPart:
+        """The tokens that the head has not seen, with their states; keys and values that do not lead there go."""
+        sequence, oldest, end = self._runner.sequence_of(self), self._states[0][0], len(tokens) - 1
+        begin = self._first + sequence.length
+        room = sequence.length + end - begin + limit <= HEAD_TOKENS
+        if not sequence.length or not oldest <= begin < end or not room:
             first = max(oldest, end - HEAD_STATES)
             pictures = (number for number in range(end - 1, first, -1) if tokens[number] >= FIRST_ID)
-            runner.owner, self._first = self, next(pictures, first)
-            runner.crop(0)
-            begin = self._first
-        return begin
+            begin = self._first = next(pictures, first)
+            sequence.crop(0)
+        return HeadPart(sequence, tokens[begin + 1 : end + 1], self._runner.normed(self._from(begin)))
 
     def _from(self, position: int) -> torch.Tensor:
         """The kept states from a position on, [rows, H]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -29,8 +29,22 @@ if TYPE_CHECKING:
     from edgemoe.prefetch.base import ExpertSource
 
 
+class HeadPart(NamedTuple):
+    """Tokens of one sequence that the head computes.
+
+    Args:
+        sequence: the head's keys and values of the sequence.
+        tokens: token ids, at least one.
+        states: bf16 [rows, H], for each token the normed state after the token before it.
+    """
+
+    sequence: SequenceKV
+    tokens: Sequence[int]
+    states: torch.Tensor
+
+
 class HeadRunner:
-    """Runs the head of an engine, with keys and values of its own for the latest tokens of one sequence.
+    """Runs the head of an engine, with keys and values of its own for the latest tokens of some sequences.
 
     Args:
         model: the head's modules.
@@ -38,10 +52,10 @@ class HeadRunner:
         source: reads the head's experts from the store.
         shape: the shape of its keys and values.
         policy: the rule of its experts' levels.
+        parallel: sequences that have keys and values at once.
 
     Attributes:
         states_kept: number of latest states that each sequence keeps for its drafter.
-        owner: the drafter that the keys and values belong to. None: they belong to no drafter.
     """
 
     states_kept = HEAD_STATES
@@ -53,10 +67,13 @@ class HeadRunner:
         source: ExpertSource,
         shape: KVShape,
         policy: LevelPolicy,
+        parallel: int,
     ) -> None:
         self._model, self._decode, self._source, self._policy = model, decode, source, policy
-        self._sequence = SequenceKV(shape, HEAD_TOKENS)
-        self.owner: Drafter | None = None
+        self._owners: list[tuple[Drafter | None, SequenceKV]] = [
+            (None, SequenceKV(shape, HEAD_TOKENS)) for _ in range(parallel)
+        ]
+        """Keys and values, and the drafter that they belong to; the least recently used ones come first."""
         self._spent = StepTotals()
 
     @classmethod
@@ -75,47 +92,75 @@ class HeadRunner:
         assert store.head
         settings = RunSettings.uniform(plan.levels[0])
         policy = LevelPolicy(settings, [store.head.family.layer], store.shape.experts_per_layer)
-        return cls(model, decode, source, store.head.kv(store.shape.kv), policy)
+        return cls(model, decode, source, store.head.kv(store.shape.kv), policy, plan.parallel)
 
-    @property
-    def length(self) -> int:
-        """Tokens that the keys and values have."""
-        return self._sequence.length
+    def sequence_of(self, drafter: Drafter) -> SequenceKV:
+        """Returns the keys and values of a drafter; empty ones in place of another drafter's if it has none."""
+        at = next((i for i, (owner, _) in enumerate(self._owners) if owner is drafter), 0)
+        owner, sequence = self._owners.pop(at)
+        if owner is not drafter:
+            sequence.crop(0)
+        self._owners.append((drafter, sequence))
+        return sequence
 
-    def crop(self, length: int) -> None:
-        """Drops all tokens after the first `length`."""
-        self._sequence.crop(length)
+    def forget(self, drafter: Drafter) -> None:
+        """Empties the keys and values of a drafter."""
+        self.sequence_of(drafter).crop(0)
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         """States bf16 [rows, H] of the model's last layer after its last norm, as `run` takes them."""
         with torch.inference_mode():
             return self._model.normed(states)
 
-    def run(self, tokens: Sequence[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Appends tokens to the keys and values.
-
-        Args:
-            tokens: token ids.
-            states: bf16 [rows, H], for each token the normed state after the token before it.
+    def run(self, parts: Sequence[HeadPart]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Appends tokens to the keys and values of some sequences, together as far as they fit into a step.
 
         Returns:
-            float32 [vocab], the logits of the token after the last one; bf16 [1, H], the normed state that they are of.
+            for each sequence the float32 [vocab] logits of the token after its last one, and bf16 [1, H], the normed
+            state that they are of.
 
         Raises:
-            DamagedData: an expert could not be read; the keys and values are as before.
+            DamagedData: an expert could not be read; a part of the tokens may have been appended.
         """
-        most, logits, normed = self._decode.most_rows, states, states
-        for start in range(0, len(tokens), most):
-            rows = tuple(tokens[start : start + most])
-            with self._running(rows) as context:
-                logits, normed = self._decode.run(rows, states[start : start + most], context)
-            self._sequence.commit(len(rows))
-        return logits[-1], normed[-1:]
+        done, last = (
+            [0] * len(parts),
+            list[tuple[torch.Tensor, torch.Tensor]]([(torch.empty(0),) * 2] * len(parts)),
+        )
+        while taken := self._next_rows(
+            [len(part.tokens) - count for part, count in zip(parts, done, strict=True)]
+        ):
+            segments, states = list[Segment](), list[torch.Tensor]()
+            for i, rows in taken:
+                part, own = parts[i], slice(done[i], done[i] + rows)
+                segments.append(Segment(part.sequence, tuple(part.tokens[own]), drafts=rows - 1))
+                states.append(part.states[own])
+                done[i] += rows
+            tokens = tuple(token for segment in segments for token in segment.tokens)
+            with self._running(Step(tuple(segments))) as context:
+                logits, normed = self._decode.run(tokens, torch.cat(states), context)
+            end = 0
+            for i, rows in taken:
+                parts[i].sequence.commit(rows)
+                end += rows
+                last[i] = logits[end - 1], normed[end - 1 : end]
+        return last
+
+    def _next_rows(self, counts: Sequence[int]) -> list[tuple[int, int]]:
+        """The parts of the next step by number, and how many rows of each fit.
+
+        Args:
+            counts: tokens of each part that are not computed yet.
+        """
+        taken, room = list[tuple[int, int]](), self._decode.most_rows
+        for i, count in enumerate(counts):
+            if rows := min(count, room):
+                taken.append((i, rows))
+                room -= rows
+        return taken
 
     @contextmanager
-    def _running(self, rows: tuple[int, ...]) -> Iterator[StepContext]:
+    def _running(self, step: Step) -> Iterator[StepContext]:
         """The context of a step of the head, and the state of this thread while it runs."""
-        step = Step((Segment(self._sequence, rows, drafts=len(rows) - 1),))
         context, started = StepContext(self._source, step, self._policy, Study()), time.perf_counter()
         try:
             with DeferredInterrupt(), torch.inference_mode(), torch_rules.one_thread(), context.entered():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
@@ -48,3 +49,7 @@ class NgramDrafter:
         while length < min(end, MOST_MATCH) and tokens[end - length - 1] == tokens[last - length - 1]:
             length += 1
         return list(tokens[end : end + min(limit, length)])
+
+    def propose_all(self, parts: Sequence[tuple[Self, Sequence[int], int]]) -> list[list[int]]:
+        """Returns guesses, as Drafter.propose_all."""
+        return [drafter.propose(tokens, limit) if limit else [] for drafter, tokens, limit in parts]

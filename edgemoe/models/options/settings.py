@@ -88,9 +88,9 @@ class RunOptions(HotLimitOptions, LevelOptions):
         "Guess the next tokens of an answer, check the guesses in one step, and keep the right ones: the answer "
         "stays the same. ngram: the tokens that followed the last ones before, in prompt or answer, which gains where "
         "a text comes again, such as in edits of code. mtp: by the head for further tokens (multi-token prediction) "
-        "that checkpoints such as GLM-4.5, Qwen3.6 and DeepSeek-V3 bring, where one answer runs alone. off: no "
-        "guesses. Guesses are made where they save time, by what is measured. It needs the CPU's compiled kernel and a "
-        "family whose tokens run as a list of operations. Default: off.",
+        "that checkpoints such as GLM-4.5, Qwen3.6 and DeepSeek-V3 bring. off: no guesses. Guesses are made where "
+        "they save time, by what is measured. It needs the CPU's compiled kernel and a family whose tokens run as a "
+        "list of operations. Default: off.",
         autocompletion=one_of("off", "ngram", "mtp"),
     )
     in_place: str | None = option(

@@ -64,9 +64,9 @@ def test_guesses_of_a_failed_step_are_no_cost_of_another_request():
     drafting.observe_step(StepRecord(True, 1, 1, seconds=1.0))
     drafting.saw(request, 0, torch.empty(1, 4))
     drafter.propose(PROMPT, 3)
-    drafting.charge(request, None)
+    drafting.charge([request], None)
     record = StepRecord(True, 1, 1, seconds=1.0)
-    drafting.charge(request, record)
+    drafting.charge([request], record)
     drafting.observe_step(record)
     assert (record.seconds, drafting._gate._times[1].plain) == (1.0, 1.0)
     assert drafting._gate._balance < -99

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from greedy import assert_right, run
+from greedy import GREEDY, assert_right, run
 from head_models import LAYERS, guesses_of, model_with_head, save_with_head, wrap
 
 from edgemoe.engine.drafts.base import Drafter
@@ -16,8 +17,10 @@ from edgemoe.engine.drafts.drafting import Drafting
 from edgemoe.engine.drafts.gate import Acceptance, DraftGate
 from edgemoe.engine.drafts.head import HeadDrafter, new_drafter
 from edgemoe.engine.engine import Engine, StoreModel
+from edgemoe.engine.request import Request
+from edgemoe.engine.sampling import Sampler
 from edgemoe.engine.scheduler import Scheduler
-from edgemoe.errors import BadManifest, UserError
+from edgemoe.errors import BadManifest, DamagedData, UserError
 from edgemoe.kv.pictures import FIRST_ID
 from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
@@ -121,7 +124,7 @@ def test_guesses_are_those_of_transformers_in_float32(open_engine, glm, tmp_path
 
     def record_logits(*arguments: Any) -> Any:
         out = ran(*arguments)
-        rows.append(out[0])
+        rows.append(out[0][0])
         return out
 
     drafter._runner.run = record_logits
@@ -160,6 +163,79 @@ def test_guesses_begin_after_the_last_picture_of_a_prompt(open_engine, glm):
         drafter.saw(first, context.states[0][first:])
         guesses.append(drafter.propose(tokens, 3))
     assert guesses[0] == guesses[1] != []
+
+
+def test_guesses_of_several_answers_are_computed_together(open_engine, glm):
+    """Each has the guesses that it has alone, in few steps of the head; more drafters than sequences take turns."""
+    engine = open_engine(glm.store, drafts="mtp", parallel=2)
+    texts = [PROMPT, [*PROMPT[::-1], 40, 41], [7, 7, 90]]
+    alone, together = ([new_drafter(engine.head) for _ in texts] for _ in range(2))
+    for drafters in (alone, together):
+        for drafter, tokens in zip(drafters, texts, strict=True):
+            show_states(engine, drafter, tokens[:-1])
+    want = [drafter.propose(tokens, 3) for drafter, tokens in zip(alone, texts, strict=True)]
+    engine.head.take_spent()
+    parts = [(together[0], texts[0], 3), (together[1], texts[1], 2)]
+    assert together[0].propose_all(parts) == [want[0], want[1][:2]]
+    # 16 rows do not fit into 8; then one row each, and one of the first.
+    assert engine.head.take_spent().steps == 4
+    assert together[2].propose_all([(together[2], texts[2], 1), (together[0], texts[0], 0)]) == [
+        want[2][:1],
+        [],
+    ]
+    for drafter, tokens, guesses in zip(together, texts, want, strict=True):
+        show_states(engine, drafter, tokens[:-1])
+        assert drafter.propose(tokens, 3) == guesses
+
+
+def has_tokens(request: Request, count: int) -> bool:
+    return len(request.tokens) >= count
+
+
+def test_answers_at_once_are_those_without_guesses(open_engine, glm):
+    """Three requests with a head's guesses, of which the second is drawn and the third comes later."""
+    prompts = [PROMPT, PROMPT[::-1], [7, 7, 90]]
+    sampling = [GREEDY, replace(GREEDY, temperature=0.9, seed=3), GREEDY]
+    answers = dict[str, list[list[int]]]()
+    for way in ("off", "mtp"):
+        engine = open_engine(glm.store, drafts=way, parallel=3)
+        scheduler = Scheduler(engine)
+        if way == "mtp":
+            scheduler.loop.drafting = guessing(engine)
+        requests = [
+            Request(list(prompt), Sampler(replace(each, max_new_tokens=NEW)))
+            for prompt, each in zip(prompts, sampling, strict=True)
+        ]
+        for request in requests[:2]:
+            scheduler.submit(request)
+        scheduler.wait(requests[0], until=partial(has_tokens, requests[0], len(PROMPT) + 5))
+        scheduler.submit(requests[2])
+        for request in requests:
+            scheduler.wait(request)
+        answers[way] = [request.tokens for request in requests]
+    assert answers["mtp"] == answers["off"]
+    assert all(request.trace.drafted > NEW / 2 for request in requests)
+
+
+def test_a_read_that_fails_costs_the_guesses_of_all_answers_alone(open_engine, glm, monkeypatch):
+    """The head forgets what it has seen then, and guesses again afterwards as before."""
+    engine = open_engine(glm.store, drafts="mtp", parallel=2)
+    drafters = [new_drafter(engine.head) for _ in range(2)]
+    for drafter in drafters:
+        show_states(engine, drafter, PROMPT[:-1])
+    want = drafters[0].propose(PROMPT, 3)
+    with monkeypatch.context() as patch:
+        run, calls = engine.head._decode.run, list[int]()
+
+        def failing(*arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 2:
+                raise DamagedData("an expert", "none", "verify the store")
+            return run(*arguments)
+
+        patch.setattr(engine.head._decode, "run", failing)
+        assert drafters[0].propose_all([(each, PROMPT, 3) for each in drafters]) == [[], []]
+    assert drafters[0].propose_all([(each, PROMPT, 3) for each in drafters]) == [want, want]
 
 
 @pytest.mark.parametrize(
