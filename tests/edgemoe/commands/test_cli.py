@@ -270,13 +270,13 @@ def test_model_and_prompt_need_no_option(run, tiny_store):
         assert (code, out, message in err) == (2, "", True)
 
 
-def test_chat_at_scheduled_levels(checkpoint, tmp_path):
+def test_chat_at_scheduled_levels(tiny_store, tmp_path):
     """4/0 skips experts and reports their number; /set changes the levels of later turns and is no turn itself."""
     turns = "the quick brown fox\n/set levels 4\nand the lazy dog\n/set levels 4/2\n/set retention 0.5\nonce more\n"
     done = edgemoe(
         tmp_path,
-        *("chat", "--model", checkpoint, "--json", "--max-new-tokens", 3, "--temperature", 0),
-        *("--levels", "4/0", "--retention", "0.75", "--plain-codes"),
+        *("chat", "--model", tiny_store, "--json", "--max-new-tokens", 3, "--temperature", 0),
+        *("--levels", "4/0", "--retention", "0.75"),
         stdin=turns,
     )
     assert done.returncode == 0

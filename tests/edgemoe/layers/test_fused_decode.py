@@ -112,14 +112,8 @@ LATENT = (
 """Models of MODELS without grouped-query attention."""
 
 OWN_ATTENTION = (
-    "gpt_oss",
-    "minimax_m2",
-    "afmoe",
-    "mimo_v2_flash",
-    "laguna",
-    "gemma4_text",
-    "glm4_moe",
-    "beam",
+    *("gpt_oss", "minimax_m2", "afmoe", "mimo_v2_flash", "laguna", "gemma4_text", "glm4_moe", "beam"),
+    *("flint", "kolibri1", "exaone_moe", "cohere2_moe", "mellum", "hunyuan_v1_moe", "phimoe", "ernie4_5_moe"),
 )
 """Models with heads, norms, rotations or gates of their own."""
 
