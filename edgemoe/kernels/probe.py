@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -133,13 +134,18 @@ def measure_and_keep(directory: Path) -> list[Timing]:
 
 def machine() -> dict[str, Any]:
     """The parts of a machine on which a measurement depends: processor, library and threads."""
-    library = Path(native.library()._name)
     return {
         **identity(),
         "paths": paths.available(),
-        "library": hashlib.sha256(library.read_bytes()).hexdigest()[:16],
+        "library": _digest(Path(native.library()._name)),
         "threads": native.thread_count(),
     }
+
+
+@cache
+def _digest(library: Path) -> str:
+    """Hash of the compiled library's file, which a process loads once."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
 
 
 def _file(directory: Path, key: Mapping[str, Any]) -> Path:
