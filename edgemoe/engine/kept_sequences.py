@@ -106,9 +106,9 @@ class KeptSequences:
         blocks = self._disk.held(hashes) if self._disk else 0
         if blocks * BLOCK >= done + LEAST_TOKENS:
             self._reading[sequence] = Reading(wanted, hashes, done // BLOCK, blocks)
-        if sequence.windows:
+        if sequence.windows or sequence.states:
             shared = max(best.shared, self._disk.begun(hashes) * BLOCK if self._disk else 0)
-            # Others have these tokens, but not the window before their end any more: it stays this time.
+            # Others have these tokens, but neither the window before their end nor the state: it stays this time.
             missing = shared >= max(done, blocks * BLOCK) + LEAST_TOKENS
             sequence.mark(shared if missing else None, whole)
         return sequence, done

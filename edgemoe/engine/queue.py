@@ -170,7 +170,7 @@ class RequestQueue:
             after = chosen or request is not self.prompts[0]
             if (chosen and (alone or tokens > left)) or (after and ranked and sums > plan.context):
                 break
-            ends = request.length + tokens == request.prompt_tokens
+            ends = request.length + tokens == _next_end(request)
             if not tokens or self._missing_picture(request, tokens) or (after and not ends):
                 continue
             chosen.append((request, tokens))
@@ -180,7 +180,7 @@ class RequestQueue:
     def _next_tokens(self, request: Request, rows: int) -> int:
         """Number of a prompt's tokens in its next step of at most `rows` tokens."""
         most = min(rows, self._engine.plan.scored_rows) if request.on_rows else rows
-        end = min(request.length + most, request.prompt_tokens)
+        end = min(request.length + most, _next_end(request))
         tokens = range(request.length, end)
         return len(request.pictures.whole(tokens) if request.pictures else tokens)
 
@@ -224,6 +224,14 @@ class RequestQueue:
             self._kept.discard(sequence, tokens)
         else:
             self._kept.keep(sequence, tokens)
+
+
+def _next_end(request: Request) -> int:
+    """The most tokens that a prompt has after its next step: up to a checkpoint of a state, or all."""
+    whole = request.pictures and request.pictures.both_ways  # a mark may be within a picture
+    states = request.sequence.states if request.sequence and not whole else None
+    mark = states.checkpoints.following(request.length) if states else None
+    return min(mark or request.prompt_tokens, request.prompt_tokens)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

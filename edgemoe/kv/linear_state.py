@@ -1,4 +1,4 @@
-"""The state of linear-attention layers: its size is fixed, and each token changes it, so it cannot be cropped."""
+"""The state of linear-attention layers: its size is fixed, and each token changes it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from edgemoe.kv.checkpoints import COUNT, Checkpoints
 from edgemoe.kv.shape import LinearState
 
 
@@ -20,13 +21,17 @@ class LinearStates:
     Args:
         shape: the shape of the states.
         place: the device.
+        checkpoints: number of states after earlier tokens that there is memory for.
 
     Attributes:
         valid: the copy that a step reads.
         accepted: the first guesses of the last step that were right; their rows are not in the state yet.
+        checkpoints: the states after some earlier tokens.
     """
 
-    def __init__(self, shape: LinearState, place: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, shape: LinearState, place: torch.device | str = "cpu", *, checkpoints: int = COUNT
+    ) -> None:
         layers = len(shape.layers)
         self._slots = {layer: slot for slot, layer in enumerate(shape.layers)}
         conv = 2, layers, 1, shape.channels, shape.kernel
@@ -37,6 +42,7 @@ class LinearStates:
             (2, layers, shape.guesses * shape.row), dtype=torch.bfloat16, device=place
         )
         self.valid = self.accepted = 0
+        self.checkpoints = Checkpoints(self._state, checkpoints)
 
     def of(self, layer: int, *, fresh: bool, continued: bool = False) -> LayerState:
         """Returns a layer's state for the current step, or for a block of its rows.
@@ -79,6 +85,39 @@ class LinearStates:
         if self.accepted:
             self._guesses[self.valid] = other._guesses[other.valid]
 
+    def copy_prefix(self, other: LinearStates, length: int, end: int) -> None:
+        """Takes the states after another sequence's first tokens, and its checkpoints up to there.
+
+        Args:
+            other: the states of the other sequence.
+            length: number of tokens: `end`, or one of the checkpoints.
+            end: number of all tokens of the other sequence.
+        """
+        if length == end:
+            self.copy(other)
+        else:
+            other.checkpoints.load(self._state, length)
+            self.accepted = 0
+        self.checkpoints.copy(other.checkpoints, length)
+
+    def reach(self, length: int, end: int) -> int:
+        """Returns the most tokens, at most `length`, after which there is a state; `end` is the number of all."""
+        return length if length == end else self.checkpoints.reach(length)
+
+    def crop(self, length: int, end: int) -> None:
+        """Makes the state after the first tokens valid: after all (`end`), after a checkpoint, or after none."""
+        if length == end:
+            return
+        if length:
+            self.checkpoints.load(self._state, length)
+        self.checkpoints.crop(length)
+        self.accepted = 0
+
+    @property
+    def _state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The valid copy."""
+        return self._conv[self.valid], self._recurrent[self.valid]
+
     def copy_next(self, other: LinearStates) -> None:
         """Takes the states that a step of another sequence has written, in the copy that a step writes."""
         self._conv[1 - self.valid] = other._conv[1 - other.valid]
@@ -90,15 +129,17 @@ class LinearStates:
         self._recurrent[self.valid].zero_()
         self.accepted = 0
 
-    def commit(self, guesses: int | None = None) -> None:
+    def commit(self, guesses: int | None = None, *, length: int = 0) -> None:
         """Makes the copy that the step wrote the valid one; of its guesses none is accepted yet.
 
         Args:
+            length: number of tokens after the step; a checkpoint is saved where they are a mark.
             guesses: number of further guesses of the last step that were right: the next step takes them into the
                 state; None: the step has ended.
         """
         if guesses is None:
             self.valid, self.accepted = 1 - self.valid, 0
+            self.checkpoints.save(self._state, length)
         else:
             self.accepted += guesses
 

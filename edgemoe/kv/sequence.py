@@ -21,8 +21,7 @@ from edgemoe.machine.pages import return_pages, sparse_tensor
 class SequenceKV:
     """Keys and values of one sequence in every layer, in the shape's format. Not thread-safe.
 
-    A step writes after the `length` valid tokens, and increases `length` after it has succeeded; an error or Ctrl-C
-    within a step does not change the sequence.
+    A step writes after the `length` valid tokens, and increases `length` once it has succeeded; otherwise all stays.
 
     Args:
         shape: the shape of the KV.
@@ -118,34 +117,34 @@ class SequenceKV:
     def reach(self, length: int) -> int:
         """Returns the most tokens, at most `length`, that the sequence can be cropped to.
 
-        Linear-attention layers have the state after the last token alone: all tokens or none. Layers with a window have
-        the windows of some numbers of tokens (Windows).
+        Linear-attention layers have the states after some numbers of tokens, and others the windows before some.
 
         Args:
             length: number of tokens, at most the valid ones.
         """
-        if self.states and length < self.length:
-            return 0
-        return self.windows.reach(length) if self.windows else length
+        left = self.states.reach(length, self.length) if self.states else length
+        left = self.windows.reach(left) if self.windows else left
+        return left if left in (0, length) else self.reach(left)
 
     def crop(self, length: int) -> int:
-        """Drops every token from `length` on, and the ones before it that cannot be continued.
+        """Crops the sequence to as many tokens as `reach` returns, and returns their number.
 
         Args:
             length: number of tokens, at most the valid ones.
-
-        Returns:
-            The number of tokens that are left; see `reach`.
         """
         assert 0 <= length <= self.length
-        self.length, self.changes = self.reach(length), self.changes + 1
+        before, self.length, self.changes = self.length, self.reach(length), self.changes + 1
+        if self.states:
+            self.states.crop(self.length, before)
         if self.windows:
             self._forget(self.windows.crop(self.length))
         self.whole = self.whole if self.length else 0
         return self.length
 
     def mark(self, shared: int | None, prompt: int) -> None:
-        """Has layers with a window keep the windows before two numbers of tokens, as Windows.mark."""
+        """Has layers keep what a crop to two numbers of tokens needs, as Windows.mark and Checkpoints.mark."""
+        if self.states:
+            self.states.checkpoints.mark(shared, prompt, self.length)
         if self.windows:
             self._forget(self.windows.mark(shared, prompt))
 
@@ -212,7 +211,7 @@ class SequenceKV:
         assert length <= min(other.length, self.reserved)
         length = other.reach(length)
         if self.states and other.states and length:
-            self.states.copy(other.states)
+            self.states.copy_prefix(other.states, length, other.length)
         for own, theirs in zip(self._whole(), other._whole(), strict=True):
             own[:, :, :length] = theirs[:, :, :length]
         if self.windows and other.windows:
@@ -295,6 +294,6 @@ class SequenceKV:
         """Makes the next `tokens` tokens of the last step valid; with `guesses`, guesses that were right."""
         self.length, self.changes = self.length + tokens, self.changes + 1
         if self.states:
-            self.states.commit(tokens if guesses else None)
+            self.states.commit(tokens if guesses else None, length=self.length)
         if self.windows and (gone := self.windows.commit(self.length)):
             self._forget(gone)

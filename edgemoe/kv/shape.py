@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field, replace
 
+from edgemoe.kv.checkpoints import COUNT
 from edgemoe.kv.formats import KVFormat, row_bytes
 from edgemoe.kv.window_rows import most_rows
 from edgemoe.kv.windows import most_tokens
@@ -52,8 +53,18 @@ class LinearState:
     @property
     def bytes(self) -> int:
         """Bytes of all layers' states in two copies: a step writes one, so that the other can undo the step."""
+        return 2 * (self._copy + 2 * len(self.layers) * self.guesses * self.row)
+
+    @property
+    def bytes_with_checkpoints(self) -> int:
+        """Bytes of both copies, and of the states after earlier tokens (Checkpoints)."""
+        return self.bytes + COUNT * self._copy
+
+    @property
+    def _copy(self) -> int:
+        """Bytes of one copy of all layers' states."""
         each = 2 * self.channels * self.kernel + 4 * self.heads * self.key_dim * self.value_dim
-        return 2 * len(self.layers) * (each + 2 * self.guesses * self.row)
+        return len(self.layers) * each
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ class KVShape:
 
     def _bytes(self, tokens: int, context: int, *, whole: bool) -> int:
         """Bytes of the states, and of a sequence's first tokens; with `whole`, bytes of the whole context."""
-        total = self.linear.bytes if self.linear else 0
+        total = self.linear.bytes_with_checkpoints if self.linear else 0
         for part in self._stored:
             for row in filter(None, part._row_bytes()):
                 most = self.rows_for(part, context) * row

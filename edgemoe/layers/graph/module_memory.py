@@ -31,7 +31,7 @@ class ModuleMemory(TokenMemory):
         self, device: Device, sizes: Sizes, shape: KVShape, biases: tuple[int, int] | None = None
     ) -> None:
         super().__init__(device, sizes)
-        self.states = LinearStates(shape.linear, device.place) if shape.linear else None
+        self.states = LinearStates(shape.linear, device.place, checkpoints=0) if shape.linear else None
         self.biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if biases:
             self.biases = self._bf16(sizes.slots, biases[0]), self._bf16(sizes.slots, biases[1])
