@@ -9,6 +9,7 @@ import pytest
 from device_double import DoubleDevice, poisoned
 from device_rig import DeviceRig, turmoil
 from fetch_rig import broken
+from pairwise import pairwise as few_cases
 from toys import MERGED, SLICED, WholeToy, disk_bytes, expected
 
 from edgemoe.cache.device_arena import pinned
@@ -46,14 +47,12 @@ SHAPES = {
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("threaded", [False, True], ids=["in calls", "in a thread"])
-@pytest.mark.parametrize(("vram", "dram"), SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("haste", [0.0, 0.3, 0.9])
-def test_kernels_see_their_own_experts(rig, vram, dram, haste, threaded):
+@few_cases(alone=["haste"], threaded=[False, True], shape=SHAPES, haste=[0.0, 0.3, 0.9])
+def test_kernels_see_their_own_experts(rig, shape, haste, threaded):
     """In any order of copies and kernels a kernel reads its own expert, and no block is overwritten under it."""
     for seed in range(2):
         device = DoubleDevice(seed, haste=haste, threaded=threaded)
-        turmoil(rig(device, vram, dram), seed)
+        turmoil(rig(device, *SHAPES[shape]), seed)
 
 
 @pytest.mark.e2e

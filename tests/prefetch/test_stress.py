@@ -265,8 +265,13 @@ class Crowd:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("base", [12, 5])
-@pytest.mark.parametrize(("dram", "mode"), [(None, "off"), (6, "full")])
+@pytest.mark.parametrize(
+    ("base", "dram", "mode"),
+    [
+        *((12, None, "off"), (5, 6, "full")),
+        *(pytest.param(*how, marks=pytest.mark.folders) for how in ((5, None, "off"), (12, 6, "full"))),
+    ],
+)
 def test_changes_of_level_in_any_order(base: int, dram: int | None, mode: str) -> None:
     """5,000 requests, looks, steps and ends: no block is lost or used twice, nothing hangs, every byte is counted."""
     r = Rig(SMALL, {"base": base, "d4": 4, "d8": 2}, dram, look_ahead=mode)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from integrity import check_integrity
+from pairwise import pairwise
 
 from edgemoe.kernels.registry import compute
 from edgemoe.kv.step import Segment, Step
@@ -106,8 +107,7 @@ def test_a_token_has_the_bits_that_it_has_in_a_prompt(open_engine, tiny_store, l
     assert torch.equal(run(*range(3, 181)), whole)
 
 
-@pytest.mark.parametrize("level", [8, 4, 2])
-@pytest.mark.parametrize("other", ["cpu-avx2", "cpu-avx512"])
+@pairwise(alone=["level", "other"], level=[8, 4, 2], other=["cpu-avx2", "cpu-avx512"])
 def test_a_store_of_another_layout_answers_the_same_and_warns(
     checkpoint, tiny_store, open_engine, tmp_path, caplog, other, level
 ):

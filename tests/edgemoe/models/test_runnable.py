@@ -69,7 +69,7 @@ DAMAGES: dict[str, Damage] = {
         f"{key} {values[0]!r}": put("generation_config.json", do_sample=True, **{key: values[0]})
         for key, values in GENERATIONS.items()
     },
-    **{f"mutation {seed}": random_config(seed) for seed in range(5)},
+    **{f"mutation {seed}": random_config(seed) for seed in range(2)},
 }
 
 

@@ -51,6 +51,7 @@ def test_a_500_and_an_unanswered_request_are_failures(server, capsys, monkeypatc
     assert "the good request after 99 was not answered" in out
 
 
+@pytest.mark.folders
 def test_load_reports_times_and_ends(server, capsys):
     """Two clients for a second: answers, percentiles of both times, no failure; JSON has equal figures."""
     command = ["load", "--clients", "2", "--minutes", "0.02", "--url", server.url]
@@ -67,6 +68,7 @@ def test_load_reports_times_and_ends(server, capsys):
         assert 0 < report[name]["p50"] <= report[name]["p99"]
 
 
+@pytest.mark.folders
 def test_load_on_models_that_change_places(tiny_store, capsys):
     """Questions go to both models, each of which is loaded again and again; growth of memory is a failure."""
     from servers import a_model, running

@@ -28,6 +28,7 @@ def test_transformers_and_convert_read_every_weight(tmp_path, capsys):
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_equal_arguments_give_equal_weights(tmp_path):
     """Equal arguments give equal files, in which no two experts' tensors are equal."""
     for name in ("a", "b"):

@@ -12,6 +12,7 @@ from tools.timing import heat
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.folders
 def test_report(damageable, tmp_path, capsys):
     text = tmp_path / "a.txt"
     text.write_text(" ".join(random.Random(1).choices(("a", "quick", "fox", "jumps", "over", "dogs"), k=400)))

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.e2e
+@pytest.mark.folders
 def test_every_path_stands_beside_the_plain_loops(capsys):
     """The plain loops multiply 4-bit codes and multiples of 16 rows only; the choice of paths is left as it was."""
     before = paths.choice()

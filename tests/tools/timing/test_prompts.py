@@ -11,6 +11,7 @@ from tools.timing import prompts
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.folders
 def test_one_step_reads_each_expert_once_and_several_read_more(tiny_store, capsys, monkeypatch):
     """A limit of a few experts: one step reads at most all of them, steps of 8 rows read more; both stay below it."""
     monkeypatch.setattr(
