@@ -385,3 +385,15 @@ def test_the_gate_tries_computed_guesses_and_leaves_them_where_they_do_not_pay()
             acceptance.observe(count, 0)
     assert sum(0.5 * count for count in counted) < 0.02 * steps
     assert any(counted[100:])
+
+
+def test_an_answer_of_a_hybrid_is_that_without_guesses(open_engine, tmp_path):
+    """States of delta nets leave wrong guesses out, and the head's layer keeps keys and values alone."""
+    store = make_store("qwen3_next", tmp_path, **HYBRID).store
+    simple = run(Scheduler(open_engine(store)), PROMPT, NEW)
+    engine = open_engine(store, drafts="mtp")
+    scheduler = Scheduler(engine)
+    scheduler.loop.drafting = guessing(engine)
+    request = run(scheduler, PROMPT, NEW)
+    assert torch.equal(torch.stack(request.rows), torch.stack(simple.rows))
+    assert request.trace.decode.drafted > NEW
