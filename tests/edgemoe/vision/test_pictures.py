@@ -14,18 +14,17 @@ import torch
 from availability import needs_native
 from folder_models import load_folder_model
 from picture_models import (
-    BEGIN,
     CONTEXT,
-    END,
     PICTURE,
     SETTINGS,
     SIDES,
+    SMALL,
+    Sizes,
     a_picture,
     a_plain_picture,
+    divergences,
     model_type_of,
-    opened,
     picture_model,
-    pictures_of,
     pixels_of,
     question,
     reference,
@@ -38,11 +37,8 @@ from edgemoe.errors import DoesNotFit, UserError
 from edgemoe.families.table import family_of
 from edgemoe.kv.pictures import FIRST_ID
 from edgemoe.kv.pictures import pictures_of as pictures_within
-from edgemoe.kv.sequence import SequenceKV
-from edgemoe.kv.step import Segment, Step
 from edgemoe.models.conversion.run import convert_checkpoint
 from edgemoe.models.store_model import StoreModel
-from edgemoe.policy.importance import PromptAttention
 from edgemoe.storage.convert.checkpoint import Checkpoint
 from edgemoe.storage.convert.run import convert
 from edgemoe.storage.files.lock import StoreLock
@@ -55,18 +51,6 @@ from edgemoe.vision.forms import FORMS, read_vision_config
 from edgemoe.vision.reader import PictureReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-SMALL = [(90, 70), (40, 100)]
-"""Sizes of two pictures."""
-
-LONG = 128
-"""Tokens of a context for pictures of more tokens."""
-
-
-def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Divergence of each row of softmax(logits) from softmax(want), nats."""
-    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1)
 
 
 def test_logits_are_transformers(source, store):
@@ -91,38 +75,11 @@ def test_logits_of_other_families_are_transformers(tmp_path, model_type, sizes, 
     compare(found, tmp_path / "store", sizes, tokens)
 
 
-def compare(source: Path, store: Path, sizes: list[tuple[int, int]], counts: list[int]) -> None:
+def compare(source: Path, store: Path, sizes: Sizes, counts: list[int]) -> None:
     """Compares logits of a store with transformers' own, for pictures of these sizes and numbers of tokens."""
-    files, new = [a_picture(seed, *size) for seed, size in enumerate(sizes)], [11, 12, 13, 14]
-    with opened(store, context=LONG) as engine:
-        pictures = pictures_of(engine)
-        read = [pictures.read(file) for file in files]
-        assert [each.tokens for each in read] == counts
-        # As the published chat templates write two pictures in a row.
-        text = written = [5, 6, 7, BEGIN, PICTURE, END, BEGIN, PICTURE, END, 8, 9]
-        if model_type_of(source) == "gemma4":  # whose template writes no tokens around a picture
-            written = [token for token in text if token not in (BEGIN, END)]
-        tokens, sequence, prompt = (
-            pictures.placed(written, read),
-            SequenceKV(engine.shape.kv, LONG),
-            PromptAttention(),
-        )
-        tokens.pictures.prepare(range(len(tokens)))
-        cut = tokens.pictures.whole(range(7)).stop
-        assert cut == (4 if pictures.both_ways else 7)
-        got = [
-            engine.step(
-                Step((Segment(sequence, tuple(part), prompt, pictures=tokens.pictures),)), all_rows=True
-            )
-            for part in (tokens[:cut], tokens[cut:])
-        ]
-        got += [engine.step(Step((Segment(sequence, (k,), pictures=tokens.pictures),))) for k in new]
-    plain = [*text[:4], *[PICTURE] * counts[0], *text[5:7], *[PICTURE] * counts[1], *text[8:], *new]
-    whole, pixels = load_folder_model(model_type_of(source), source), pixels_of(source, files)
-    want = reference(whole, plain, pixels)
-    assert float(kl(want, torch.cat(got)).median()) < 0.0005
-    black = {**pixels, "pixel_values": torch.zeros_like(pixels["pixel_values"])}
-    assert float(kl(want, reference(whole, plain, black)).mean()) > 0.01
+    own, black = divergences(source, store, sizes, counts)
+    assert float(own.median()) < 0.0005
+    assert float(black.mean()) > 0.01
 
 
 def test_answers_are_transformers_greedy_tokens(source, model):

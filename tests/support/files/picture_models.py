@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from folder_models import folder_model, save_folder_model
+from folder_models import folder_model, load_folder_model, save_folder_model
 from PIL import Image
 from small_tokenizer import SPECIAL
 from transformers import Gemma4ImageProcessorPil, Glm4vImageProcessorPil, Qwen2VLImageProcessorPil
 
 from edgemoe.api.pictures import picture_part
 from edgemoe.engine.engine import Engine
+from edgemoe.kv.pictures import PictureTokens
+from edgemoe.kv.step import Segment, Step
+from edgemoe.machine.device import Device
 from edgemoe.models.store_model import StoreModel
+from edgemoe.policy.importance import PromptAttention
 from edgemoe.policy.settings import RunSettings
 from edgemoe.vision.forms import form_of
 from edgemoe.vision.prompt import Pictures
@@ -32,6 +36,14 @@ SETTINGS = RunSettings(levels=(8,), exact=True)
 CONTEXT = 64
 
 GREEDY: dict[str, Any] = {"top_p": None, "seed": 0, "max_new_tokens": 4}
+
+Sizes = list[tuple[int, int]]
+"""Width and height of some pictures."""
+
+SMALL: Sizes = [(90, 70), (40, 100)]
+
+LONG = 128
+"""Tokens of a context for pictures of more tokens."""
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
@@ -104,9 +116,9 @@ def reference(model: Any, tokens: list[int], pixels: dict[str, Any]) -> torch.Te
     return found.logits[0].float()
 
 
-def opened(store: Path, parallel: int = 1, context: int = CONTEXT) -> Engine:
+def opened(store: Path, parallel: int = 1, context: int = CONTEXT, device: Device | None = None) -> Engine:
     """An engine of the store for so many requests at once, with its vision tower."""
-    found = StoreModel.open(store).with_vision()
+    found = StoreModel.open(store, device).with_vision()
     plan = found.plan(vram_limit=None, settings=SETTINGS, context=context, parallel=parallel)
     return Engine(found, plan, SETTINGS)
 
@@ -115,7 +127,7 @@ def pictures_of(engine: Engine) -> Pictures:
     """The pictures of an engine's prompts."""
     form = form_of(engine.store.config)
     assert form
-    return Pictures(engine.store.directory, engine.store.manifest, form, None, 0)
+    return Pictures(engine.store.directory, engine.store.manifest, form, engine.device, 0)
 
 
 def question(*files: bytes) -> list[dict[str, object]]:
@@ -126,3 +138,59 @@ def question(*files: bytes) -> list[dict[str, object]]:
         {"type": "text", "text": " fox"},
     ]
     return [{"role": "user", "content": parts}]
+
+
+def kl(want: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Divergence of each row of softmax(logits) from softmax(want), nats."""
+    p, q = want.double().log_softmax(-1), logits.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def divergences(
+    source: Path, store: Path, sizes: Sizes, counts: list[int], device: Device | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two pictures in a row, whose steps divide one of them where they may, then new tokens.
+
+    Args:
+        source, store: a checkpoint and its store.
+        sizes, counts: the sizes of two pictures, and their numbers of tokens.
+        device: the device that computes; None: the CPU.
+
+    Returns:
+        KL of each row from transformers' logits in bf16: of the store's logits, and of transformers' own for black
+        pictures.
+    """
+    files, new = [a_picture(seed, *size) for seed, size in enumerate(sizes)], [11, 12, 13, 14]
+    # As the published chat templates write two pictures in a row.
+    text = [5, 6, 7, BEGIN, PICTURE, END, BEGIN, PICTURE, END, 8, 9]
+    with opened(store, context=LONG, device=device) as engine:
+        pictures = pictures_of(engine)
+        read = [pictures.read(file) for file in files]
+        assert [each.tokens for each in read] == counts
+        # Gemma 4's template writes no tokens around a picture.
+        bare = model_type_of(source) == "gemma4"
+        tokens = pictures.placed([each for each in text if not (bare and each in (BEGIN, END))], read)
+        tokens.pictures.prepare(range(len(tokens)))
+        got = _rows_of(engine, tokens, new)
+    plain = [*text[:4], *[PICTURE] * counts[0], *text[5:7], *[PICTURE] * counts[1], *text[8:], *new]
+    whole, pixels = load_folder_model(model_type_of(source), source), pixels_of(source, files)
+    want = reference(whole, plain, pixels)
+    black = {**pixels, "pixel_values": torch.zeros_like(pixels["pixel_values"])}
+    return kl(want, got), kl(want, reference(whole, plain, black))
+
+
+def _rows_of(engine: Engine, tokens: PictureTokens, new: list[int]) -> torch.Tensor:
+    """Logits of a prompt in two steps, and of new tokens, float32 [tokens, vocabulary]."""
+    cut = tokens.pictures.whole(range(7)).stop
+    assert cut == (4 if tokens.pictures.both_ways else 7)
+    sequence, prompt = engine.sequences.new(), PromptAttention()
+    rows = [
+        engine.step(
+            Step((Segment(sequence, tuple(part), prompt, pictures=tokens.pictures),)), all_rows=True
+        ).clone()
+        for part in (tokens[:cut], tokens[cut:])
+    ]
+    rows += [
+        engine.step(Step((Segment(sequence, (token,), pictures=tokens.pictures),))).clone() for token in new
+    ]
+    return torch.cat(rows)
