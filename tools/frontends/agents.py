@@ -182,17 +182,23 @@ def replay_client(
         running = [each for each in running if next(each, running) is None]
 
 
-def table(samples: list[Sample]) -> Iterator[str]:
-    """The lines of a table of samples, by client and part."""
-    yield "| client | part | requests | prompt | needed | computed | again | ms to the first token |"
-    yield "|---|---|---|---|---|---|---|---|"
+HEAD = (
+    "| client | part | requests | prompt | needed | computed | again | ms to the first token |",
+    "|---|---|---|---|---|---|---|---|",
+)
+"""The first lines of a table. Tokens are means of a request."""
+
+
+def rows(samples: list[Sample]) -> Iterator[str]:
+    """The lines of a table of samples, one for each client and part."""
     for client, part in dict.fromkeys((sample.client, sample.part) for sample in samples):
         mine = [sample for sample in samples if (sample.client, sample.part) == (client, part)]
         prompt, needed, computed = (
-            sum(getattr(sample, name) for sample in mine) for name in ("prompt", "new", "computed")
+            sum(getattr(sample, name) for sample in mine) / len(mine)
+            for name in ("prompt", "new", "computed")
         )
         times = f"{median(sample.first_ms for sample in mine):.0f} (most {max(s.first_ms for s in mine):.0f})"
-        tokens = f"{prompt:,} | {needed:,} | {computed:,} | {computed - needed:,}"
+        tokens = f"{prompt:,.0f} | {needed:,.0f} | {computed:,.0f} | {computed - needed:,.0f}"
         yield f"| {client} | {part} | {len(mine)} | {tokens} | {times} |"
 
 
@@ -252,11 +258,14 @@ def main() -> int:
     ):
         replay, pieces = Replay(tokenizer, prompts), texts(tokenizer, RESULT)
         system = next(texts(tokenizer, SYSTEM))
+        print("\n".join(HEAD), flush=True)
         for name in options.client or names:
+            before = len(replay.samples)
             replay_client(replay, names[name], url, system, pieces, options.tasks)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(sample) for sample in replay.samples], indent=1) + "\n")
-    print("\n".join(table(replay.samples)))
+            print("\n".join(rows(replay.samples[before:])), flush=True)
+            if options.json:
+                written = json.dumps([asdict(sample) for sample in replay.samples], indent=1)
+                options.json.write_text(written + "\n", encoding="utf-8")
     return 0
 
 
