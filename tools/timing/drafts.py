@@ -135,13 +135,18 @@ def timed(engine: Engine, scheduler: Scheduler, exchange: Exchange, count: int) 
 
 
 def opened(options: argparse.Namespace, way: str) -> edgemoe.Model:
-    """The model with a share of the experts in memory, for answers with guesses as --draft has them."""
-    how = {"exact": options.exact, "context": options.context, "draft": way, "parallel": options.requests}
-    model = str(options.model)
-    with edgemoe.load(model, **how) as whole:
-        plan = whole.engine.plan
-    limit = plan.vram_limit_bytes - int((1 - options.resident) * plan.plane_bytes)
-    return edgemoe.load(model, vram_limit=limit, **how)
+    """The model for answers with guesses as --draft has them.
+
+    A share of its experts below 1 is in memory without guesses. With them the limit is the same, so that a head and its
+    experts take memory from the model's.
+    """
+    how = {"exact": options.exact, "context": options.context, "parallel": options.requests}
+    model, limit = str(options.model), None
+    if options.resident < 1:
+        with edgemoe.load(model, draft="off", **how) as whole:
+            plan = whole.engine.plan
+        limit = plan.vram_limit_bytes - int((1 - options.resident) * plan.plane_bytes)
+    return edgemoe.load(model, vram_limit=limit, draft=way, **how)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
