@@ -4,10 +4,11 @@
 
 Each of four clients (tools.frontends.agent_clients) has a system prompt of 8,000 tokens and a conversation of 20
 requests, in which a model of the demo's sizes with random weights answers by a script: it calls a tool three times,
-then says what it did. After that the user changes an earlier message, and the next day the system prompt has another
-date; at last two agents work in turn.
+then says what it did, each after a thought. After that the user changes an earlier message, and the next day the system
+prompt has another date; at last two agents work in turn.
 
-With --hybrid two of three layers have linear attention, as in Qwen3-Next, where a state cannot be cropped.
+With --hybrid the model is smaller, and two of its three layers have linear attention, as in Qwen3-Next, whose states
+cannot be cropped (docs/decisions/0081).
 
 A token is needed if no earlier prompt, with its answer, begins with the same tokens up to it. What is computed beyond
 that is printed as "again". A prompt's last token is always computed, as its logits are wanted.
@@ -52,7 +53,7 @@ def answer(prompt: str) -> str:
     results = len(begun) - 1 - max(number for number, result in enumerate(begun) if not result)
     if not prompt.startswith("<|im_start|>system\ntools:") or results == CALLS:
         return (
-            "It is done: the file has the change, and its test passes."
+            "<think>\nAll results are there.\n</think>\n\nIt is done: the file has the change, and its test passes."
             + " Nothing else is other than before." * 4
         )
     path = f"src/part_{len(begun)}.py"
@@ -211,22 +212,27 @@ def demo_config() -> Qwen3MoeConfig:
 
 
 def hybrid_config() -> Qwen3NextConfig:
-    """The demo model's sizes, with linear attention in two of three layers."""
-    sizes = demo_config().to_dict()
-    same = (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "num_experts_per_tok", "moe_intermediate_size"),
-        *("max_position_embeddings", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
-    )
+    """A model of three layers, two of them with linear attention."""
     return Qwen3NextConfig(
-        **{name: sizes[name] for name in same},
-        num_experts=sizes["num_local_experts"],
-        shared_expert_intermediate_size=sizes["moe_intermediate_size"],
-        linear_num_key_heads=4,
-        linear_num_value_heads=8,
+        vocab_size=4096,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
-        layer_types=["linear_attention", "linear_attention", "full_attention"] * 2,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        max_position_embeddings=131072,
+        eos_token_id=2,
+        pad_token_id=0,
     )
 
 
