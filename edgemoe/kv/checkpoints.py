@@ -20,7 +20,8 @@ class Checkpoints:
     """The states of one sequence after some earlier tokens.
 
     They are at two marks, as the windows of other layers are (edgemoe.kv.windows): where other requests went on in
-    another way, and shortly before the end of the prompt. A step of a prompt ends at a mark (`following`).
+    another way, and shortly before the end of the prompt. A step of a prompt ends at a mark (`following`). Until other
+    requests are known, the first place has the second one's state of the prompt before: the last turn may be edited.
 
     A mark is worth a step of its own from a block of tokens on: fewer are computed again.
 
@@ -43,6 +44,8 @@ class Checkpoints:
         """
         if shared is not None and shared >= length + BLOCK:
             self._marks[0] = shared
+        elif shared is None and not self._marks[0] and self._tokens[1]:
+            self._write(0, [stored[1] for stored in self._stored], self._tokens[1])
         self._marks[1] = prompt - TAIL if prompt >= BLOCK else 0
 
     def following(self, length: int) -> int | None:
@@ -80,6 +83,7 @@ class Checkpoints:
         self._marks, self._tokens = [0] * COUNT, [0] * COUNT
         for slot, tokens in enumerate(other._tokens):
             if 0 < tokens <= length:
+                self._marks[slot] = tokens if other._marks[slot] == tokens else 0
                 self._write(slot, [stored[slot] for stored in other._stored], tokens)
 
     def _write(self, slot: int, parts: Sequence[torch.Tensor], tokens: int) -> None:

@@ -94,7 +94,7 @@ class PrefixCache:
         """
         if shape.linear:
             wanted = "a model whose KV can be cut after any token, for a prefix cache"
-            found = "one whose linear-attention layers have a state after the last token alone"
+            found = "one whose linear-attention layers have a state after a few tokens alone"
             raise UserError(wanted, found, "leave --prefix-cache-dir out")
         if shape.moves and shape.longest_window:
             wanted = "layers that keep all tokens, or a model on the CPU, for a prefix cache"

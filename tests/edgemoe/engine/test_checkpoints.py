@@ -68,6 +68,21 @@ def test_the_third_prompt_with_one_beginning_takes_it(open_engine, store):
     assert_right(engine, both[1])
 
 
+def test_an_edit_of_the_last_message_goes_back_to_the_prompt_before(open_engine, store):
+    """Also once more in the next turn; an edit where others went on goes back to there."""
+    engine = open_engine(store, parallel=3, context=96)
+    scheduler = Scheduler(engine, keep=True)
+    first = run(scheduler, STEM)
+    second = run(scheduler, [*first.tokens, *range(5, 15)], 12)
+    third = run(scheduler, [*second.tokens, *range(5, 15)])
+    edits = [run(scheduler, [*second.tokens, *[number] * 10]) for number in (3, 4)]
+    assert [each.cached for each in (second, third)] == [33, 55]
+    assert [each.cached for each in edits] == [41, 56]
+    scheduler.forget()
+    for request in edits:
+        assert_right(engine, request)
+
+
 def test_a_sequence_without_room_for_a_copy_goes_back_itself(open_engine, store):
     """Where memory holds one sequence, it is cropped to its checkpoint."""
     engine = open_engine(store)
