@@ -58,17 +58,16 @@ def forms_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[list[
 
 
 def _with_one_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with later system messages as a part of the message before them, or as messages of the user."""
-    changed = list[dict[str, Any]]()
+    """The conversation with later system messages as a part of the message before them, or of the user's next one."""
+    changed, of_user = list[dict[str, Any]](), False
     for message in messages:
-        if message["role"] != "system" or not changed:
-            changed.append(message)
-        elif changed[-1]["role"] in ("system", "user"):
-            changed[-1] = changed[-1] | {
-                "content": _joined(changed[-1].get("content"), message.get("content"))
-            }
+        late, last = message["role"] == "system" and bool(changed), changed[-1] if changed else {}
+        if (late and last["role"] in ("system", "user")) or (of_user and message["role"] == "user"):
+            changed[-1] = last | {"content": _joined(last.get("content"), message.get("content"))}
+            of_user = of_user and late
         else:
-            changed.append(message | {"role": "user"})
+            of_user = late
+            changed.append(message | {"role": "user"} if late else message)
     return changed
 
 

@@ -108,15 +108,15 @@ def test_ids_of_nine_characters():
 
 
 def test_a_template_with_one_system_message_gets_later_ones_as_the_users():
-    """A part of the user's message before it, or of the system prompt; after an answer it is a message of the user."""
+    """They are a part of the message before them, and after an answer of the user's next one."""
     tokenizer = a_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
         "[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
         "{% for p in m.content %}{{ p.text }};{% endfor %}{% endif %}{% endfor %}"
     )
-    roles = ("system", "system", "user", "system", "assistant", "system")
+    roles = ("system", "system", "user", "system", "assistant", "system", "user")
     messages = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
-    assert render_chat(tokenizer, messages, {}) == "[system]0\n\n1[user]2\n\n3[assistant]4[user]5"
+    assert render_chat(tokenizer, messages, {}) == "[system]0\n\n1[user]2\n\n3[assistant]4[user]5\n\n6"
     messages[2]["content"] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert render_chat(tokenizer, messages, {}) == "[system]0\n\n1[user]a;b;3;[assistant]4[user]5"
+    assert render_chat(tokenizer, messages, {}) == "[system]0\n\n1[user]a;b;3;[assistant]4[user]5\n\n6"
