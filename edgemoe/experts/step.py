@@ -202,8 +202,8 @@ class StepContext:
         most = self._states_kept
         if most:
             parts = [hidden[max(row, row + rows - most) : row + rows] for _, row, rows in self.kv.spans]
-            # A view would keep all rows of a long prompt.
-            self.states = [part.clone() if self.step.rows > most else part for part in parts]
+            # A view would keep the rows of the other segments, and all rows of a long prompt.
+            self.states = [part.clone() if len(part) < self.step.rows else part for part in parts]
 
     def take_rerouted(self) -> torch.Tensor | None:
         """Returns `rerouted`, which is None from now on."""

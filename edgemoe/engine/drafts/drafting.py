@@ -41,7 +41,7 @@ class Drafting:
         self._requests = WeakKeyDictionary[Request, tuple[Drafter, Acceptance]]()
         self._stopped = WeakKeyDictionary[Request, bool]()
         self._made = list[tuple[Acceptance, int]]()
-        """The numbers of guesses that were computed last."""
+        """The numbers of guesses that were computed last, of requests with guesses to check."""
         self._lost = 0.0
         """Seconds of unchecked guesses in the record of the step whose tokens are chosen next."""
 
@@ -56,7 +56,9 @@ class Drafting:
             return [()] * len(requests)
         if self._of(requests[0])[0].computes:
             computed = zip(requests, self._computed(requests, most), strict=True)
-            return [self._allowed(request, guesses) for request, guesses in computed]
+            allowed = [self._allowed(request, guesses) for request, guesses in computed]
+            self._note_forbidden(requests, allowed)
+            return allowed
         proposed = [self._proposed(request) for request in requests]
         if not any(proposed):
             return [()] * len(requests)
@@ -109,6 +111,16 @@ class Drafting:
             for request in requests:
                 self.stop(request)
             return [[] for _ in requests]
+
+    def _note_forbidden(self, requests: Sequence[Request], allowed: Sequence[Sequence[int]]) -> None:
+        """Counts the guesses of requests whose grammar forbids them all as wrong: no step checks them."""
+        checked = [
+            self._of(request)[1] for request, guesses in zip(requests, allowed, strict=True) if guesses
+        ]
+        for acceptance, count in self._made:
+            if acceptance not in checked:
+                acceptance.observe(count, 0)
+        self._made = [made for made in self._made if made[0] in checked]
 
     def _allowed(self, request: Request, guesses: list[int]) -> tuple[int, ...]:
         """The first of some guesses, as far as the answer's grammar allows them."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
 import torch
 
@@ -70,10 +71,11 @@ class HeadRunner:
         parallel: int,
     ) -> None:
         self._model, self._decode, self._source, self._policy = model, decode, source, policy
-        self._owners: list[tuple[Drafter | None, SequenceKV]] = [
+        self._owners: list[tuple[ref[Drafter] | None, SequenceKV]] = [
             (None, SequenceKV(shape, HEAD_TOKENS)) for _ in range(parallel)
         ]
-        """Keys and values, and the drafter that they belong to; the least recently used ones come first."""
+        """Keys and values, and the drafter that they belong to, whose states are freed with its request; the least
+        recently used ones come first."""
         self._spent = StepTotals()
 
     @classmethod
@@ -96,11 +98,13 @@ class HeadRunner:
 
     def sequence_of(self, drafter: Drafter) -> SequenceKV:
         """Returns the keys and values of a drafter; empty ones in place of another drafter's if it has none."""
-        at = next((i for i, (owner, _) in enumerate(self._owners) if owner is drafter), 0)
-        owner, sequence = self._owners.pop(at)
-        if owner is not drafter:
+        owners = [owner() if owner else None for owner, _ in self._owners]
+        # An ended request loses its keys and values first, then the least recent one.
+        at = next((i for which in (drafter, None) for i, owner in enumerate(owners) if owner is which), 0)
+        _, sequence = self._owners.pop(at)
+        if owners[at] is not drafter:
             sequence.crop(0)
-        self._owners.append((drafter, sequence))
+        self._owners.append((ref(drafter), sequence))
         return sequence
 
     def forget(self, drafter: Drafter) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from greedy import Greedy
 
 from edgemoe.engine.drafts.drafting import Drafting
+from edgemoe.engine.drafts.gate import Acceptance, DraftGate
 from edgemoe.engine.drafts.ngram import NgramDrafter
 from edgemoe.engine.scheduler import Scheduler
 from edgemoe.experts.records import StepRecord, StepTotals
@@ -34,6 +36,16 @@ class Costly(NgramDrafter):
     def take_spent(self) -> StepTotals:
         spent, self._spent = self._spent, StepTotals()
         return spent
+
+
+class Always(DraftGate):
+    """Allows all guesses, whatever they cost."""
+
+    def open(self, sequences):
+        return True
+
+    def counts(self, acceptances, proposed, limit, *, computed=False):
+        return list(proposed)
 
 
 @pytest.mark.parametrize("allowed", [3, 0])
@@ -70,3 +82,17 @@ def test_guesses_of_a_failed_step_are_no_cost_of_another_request():
     drafting.observe_step(record)
     assert (record.seconds, drafting._gate._times[1].plain) == (1.0, 1.0)
     assert drafting._gate._balance < -99
+
+
+def test_guesses_that_one_request_may_not_check_are_wrong():
+    """The grammar of one request forbids its guesses, and another request has guesses to check until its step fails."""
+    requests = [Greedy(PROMPT, NEW), Greedy(PROMPT, NEW)]
+    requests[0].sampler.allowed = lambda guesses: []
+    for request in requests:
+        request.sequence = SimpleNamespace(context=64, length=5)
+    drafting = Drafting(lambda: 3, 8, None, Costly, Always())
+    assert drafting.propose(requests) == [(), (1, 2, 3)]
+    rates = [drafting._of(request)[1].rate for request in requests]
+    assert rates[0] < rates[1] == Acceptance(likely=True).rate
+    drafting.charge(requests, None)
+    assert [drafting._of(request)[1].rate for request in requests] == [rates[0]] * 2

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import ref
 
 import pytest
 import torch
@@ -186,6 +187,18 @@ def test_guesses_of_several_answers_are_computed_together(open_engine, glm):
     for drafter, tokens, guesses in zip(together, texts, want, strict=True):
         show_states(engine, drafter, tokens[:-1])
         assert drafter.propose(tokens, 3) == guesses
+
+
+def test_states_of_a_request_are_freed_with_it(open_engine, glm):
+    """The next drafter takes its keys and values, and a request that goes on keeps its own."""
+    engine = open_engine(glm.store, drafts="mtp", parallel=2)
+    first, second = new_drafter(engine.head), new_drafter(engine.head)
+    sequences = engine.head.sequence_of(second), engine.head.sequence_of(first)
+    freed = ref(first)
+    del first
+    assert freed() is None
+    assert engine.head.sequence_of(new_drafter(engine.head)) is sequences[1]
+    assert engine.head.sequence_of(second) is sequences[0]
 
 
 def has_tokens(request: Request, count: int) -> bool:
