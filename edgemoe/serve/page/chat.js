@@ -62,9 +62,17 @@ const noteOf = (messages) => `The context is full: the oldest ${plural(messages,
 
 const unseenNote = (count) => `This model takes no pictures: ${plural(count, "picture")} of the conversation ${count === 1 ? "is" : "are"} not in its prompt.`;
 
+// Whether a model takes pictures is known once it is loaded, which a count of tokens waits for.
+const learnInputs = async (conversation, signal) => {
+  if (!filesOf(conversation.messages).length || known.includes($("model").value)) return;
+  await counted([{ role: "user", content: "?" }], signal);
+  await readModels();
+};
+
 // Counts what the context holds, then streams an answer to the last question.
 const stream = async (conversation, message, signal) => {
   await loadPictures(conversation);
+  await learnInputs(conversation, signal);
   const left = await leftOut(conversation, signal);
   const question = conversation.messages.at(-1), unseen = takesPictures() ? 0 : filesOf(conversation.messages.slice(left)).length;
   const notes = [...(left > conversation.left ? [noteOf(left - conversation.left)] : []), ...(unseen ? [unseenNote(unseen)] : [])];

@@ -24,8 +24,11 @@ const keep = (key, value) => {
   }
 };
 
+const areFiles = (files) => Array.isArray(files) && files.every((file) => typeof file?.id === "string");
+
 const isConversation = (one) => one && typeof one.id === "string" && Array.isArray(one.messages)
-  && one.messages.every((message) => message && ["user", "assistant"].includes(message.role) && typeof message.content === "string" && Array.isArray(message.files ?? []));
+  && one.messages.every((message) => message && ["user", "assistant"].includes(message.role) && typeof message.content === "string"
+    && (message.files === undefined || areFiles(message.files)));
 
 const readConversation = (key) => {
   const one = stored(() => JSON.parse(localStorage.getItem(key)), null);

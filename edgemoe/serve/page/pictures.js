@@ -98,11 +98,20 @@ const writePictures = async (one) => {
   await inStore("readwrite", (store) => { for (const key of fresh) store.put(urls.get(key[1]), key); });
 };
 
-const savePictures = (one) => writePictures(one).catch(() => {
+let writing = Promise.resolve();
+
+// Changes the kept pictures once the change before has ended: each sees what the one before has written.
+const inTurn = (change) => {
+  const done = writing.then(change);
+  writing = done.catch(() => {});
+  return done;
+};
+
+const savePictures = (one) => inTurn(() => writePictures(one)).catch(() => {
   fail(`This browser has no room for the pictures (at most ${size(MOST_KEPT_BYTES)} are kept): delete conversations, or they are gone after a reload.`);
 });
 
-const forgetPictures = (one) => inStore("readwrite", (store) => store.delete(IDBKeyRange.bound([one.id], [one.id, []]))).catch(() => {});
+const forgetPictures = (one) => inTurn(() => inStore("readwrite", (store) => store.delete(IDBKeyRange.bound([one.id], [one.id, []])))).catch(() => {});
 
 // Deletes the pictures of conversations that the browser no longer has.
 const tidyPictures = async () => {

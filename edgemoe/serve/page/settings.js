@@ -42,8 +42,8 @@ const systemMessages = () => (setting("system") ? [{ role: "system", content: se
 // A server of several models has a choice of them.
 const modelChoice = () => ($("model").hidden || !$("model").value ? {} : { model: $("model").value });
 
-// Names of models that take pictures, as the server says.
-let seeing = [];
+// Names of models of which the server knows whether they take pictures, and of the ones that do.
+let known = [], seeing = [];
 
 const takesPictures = () => seeing.includes($("model").value);
 
@@ -56,6 +56,7 @@ const readModels = async () => {
   }
   select.hidden = names.length < 2;
   $("model-name").hidden = !select.hidden;
+  known = data.filter((model) => model.architecture).map((model) => model.id);
   seeing = data.filter((model) => model.architecture?.input_modalities.includes("image")).map((model) => model.id);
   showAttach();
 };

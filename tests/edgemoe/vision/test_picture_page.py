@@ -25,6 +25,20 @@ GIVE = """([kind, target, base64]) => {
 }"""
 """Pastes or drops a file; returns whether the page has taken it."""
 
+RESTORE = """async () => {
+  const one = newConversation(), file = { id: "a", bytes: 1, width: 1, height: 1 };
+  const whole = [{ role: "user", content: "", files: [file] }];
+  urls.set("a", "data:image/png;base64,AAAA");
+  one.messages = whole;
+  await savePictures(one);
+  one.messages = [];
+  const first = savePictures(one);
+  one.messages = whole;
+  await Promise.all([first, savePictures(one)]);
+  return (await keptKeys()).length;
+}"""
+"""Takes a picture out of a conversation, and puts it back before that is written; returns how many are kept."""
+
 
 @pytest.fixture(scope="module")
 def url(model) -> Iterator[str]:
@@ -168,7 +182,8 @@ def test_a_model_without_a_vision_tower_gets_text(tab):
     """Its page has no button, says so of a drop, and leaves earlier pictures out of the prompt with a note."""
     attach(tab, a_picture(8, 40, 40))
     ask(tab, "fox")
-    tab.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "tiny"}]}))
+    blind = {"id": "tiny", "architecture": {"input_modalities": ["text"]}}
+    tab.route("**/v1/models", lambda route: route.fulfill(json={"data": [blind]}))
     tab.reload()
     tab.get_by_text("ready", exact=True).wait_for()
     assert not tab.get_by_role("button", name="Add pictures").is_visible()
@@ -179,3 +194,46 @@ def test_a_model_without_a_vision_tower_gets_text(tab):
     contents = [each["content"] for each in request.value.post_data_json["messages"]]
     assert contents == ["fox", contents[1], "dog"]
     tab.get_by_text("1 picture of the conversation is not in its prompt").wait_for()
+
+
+def test_a_model_that_is_not_loaded_yet_gets_the_pictures(tab):
+    """The page waits for the model, and does not say that it takes none."""
+    picture, counted = a_picture(10, 40, 40), list[str]()
+    attach(tab, picture)
+    ask(tab, "fox")
+
+    def models(route: Any) -> None:
+        route.continue_() if counted else route.fulfill(json={"data": [{"id": "tiny"}]})
+
+    def count(route: Any) -> None:
+        counted.append(route.request.url)
+        route.continue_()
+
+    tab.route("**/v1/models", models)
+    tab.route("**/tokenize", count)
+    tab.reload()
+    tab.get_by_text("ready", exact=True).wait_for()
+    with tab.expect_request("**/v1/chat/completions") as request:
+        ask(tab, "dog")
+    assert files_of(request.value.post_data_json["messages"][0]["content"]) == [picture]
+    assert "takes no pictures" not in tab.locator("#log").text_content()
+
+
+def test_pictures_of_a_question_that_failed_are_kept(tab):
+    """A changed question that has no answer is as it was before, and so are its pictures."""
+    assert tab.evaluate(RESTORE) == 1
+
+
+def test_damaged_conversations_are_left_out(tab):
+    """A message whose pictures are none does not keep the page from its start."""
+    messages = [{"role": "user", "content": "fox", "files": None}]
+    broken = [
+        {"id": "x", "left": 0, "title": "x", "messages": messages},
+        {"id": "y", "messages": [{**messages[0], "files": [None]}]},
+    ]
+    tab.evaluate(
+        "(all) => { for (const one of all) localStorage['edgemoe:chat:' + one.id] = JSON.stringify(one); }",
+        broken,
+    )
+    tab.reload()
+    tab.get_by_text("ready", exact=True).wait_for()
