@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
-from statistics import linear_regression, median, quantiles
+from statistics import fmean, linear_regression, quantiles
 from typing import Any
 
 from edgemoe.console.sizes import format_size
@@ -43,7 +43,7 @@ from tools.training.tasks import training_tasks
 CHAT = "/v1/chat/completions"
 
 GROWTH = 0.01
-"""Growth of the median of resident memory that counts as flat, where models change places."""
+"""Growth of the mean of resident memory that counts as flat, where models change places."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ def load(options: argparse.Namespace) -> Report:
         while any(thread.is_alive() for thread in threads):
             if process:
                 resident.append((time.monotonic() - start, process.memory_info().rss))
-            time.sleep(options.minutes / 2)  # 120 samples
+            time.sleep(options.minutes / 12)  # 720 samples
         for thread in threads:
             thread.join()
         seconds = time.monotonic() - start
@@ -104,11 +104,14 @@ def _loadings(host: str, port: int) -> dict[str, int]:
 
 
 def _growth(resident: Sequence[int]) -> list[str]:
-    """The failure where resident bytes grew by more than GROWTH from the second to the last sixth; empty: none."""
+    """The failure where resident bytes grew by more than GROWTH from the second to the last sixth; empty: none.
+
+    Models differ in size: a median would depend on which model was loaded more often.
+    """
     sixth = len(resident) // 6
     if not sixth:
         return []
-    before, after = median(resident[sixth : 2 * sixth]), median(resident[-sixth:])
+    before, after = fmean(resident[sixth : 2 * sixth]), fmean(resident[-sixth:])
     grown = after / before - 1
     return [f"resident memory grew by {100 * grown:.1f} %"] if grown > GROWTH else []
 
