@@ -173,6 +173,11 @@ def store_of(tmp_path_factory) -> Callable[[str], Path]:
             model = random_model(model_type, **{"num_experts_per_tok": 4} | MODELS[name])
             for block in blocks_of(model):
                 router_weight(router_of(block)).mul_(DECIDED)
+            for path, tensor in model.named_parameters():
+                if (
+                    "attn." in path and "norm." in path
+                ):  # weights of 1 do not show whether they are before a rotation
+                    tensor.data.mul_(1 + 0.5 * torch.rand_like(tensor))
             save(model, place / "source", fused=model_type not in ("laguna", "axk1"))
         convert_checkpoint(place / "source", place / "store", max_level=8, layout="auto", dense_bits=bits)
         return place / "store"
