@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
@@ -106,4 +107,7 @@ class Terminal:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.process.close(force=True)
+        if self.process.isalive():
+            self.process.kill(signal.SIGKILL)  # close gives up on a process that a busy machine ends late
+            self.process.wait()
+        self.process.close()

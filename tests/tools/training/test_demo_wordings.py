@@ -53,7 +53,7 @@ def report(results: list[tuple[Wording, bool]]) -> str:
     return f"{right.total()} of {total.total()}: {', '.join(kinds)}"
 
 
-@pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.folders)])
+@pytest.mark.parametrize("each", [6, pytest.param(1, marks=pytest.mark.folders)])
 def test_held_out_wordings_are_answered_sensibly(new_chat: Callable[[], Conversation], each: int) -> None:
     """At least 85 % of 200 wordings that are in no training are answered sensibly, each in a new conversation."""
     wordings = read_wordings()[::each]
@@ -62,7 +62,7 @@ def test_held_out_wordings_are_answered_sensibly(new_chat: Callable[[], Conversa
     assert sum(good for _, good in found) >= 0.85 * len(wordings), report(found)
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(48, marks=pytest.mark.folders)])
+@pytest.mark.parametrize("count", [16, pytest.param(48, marks=pytest.mark.folders)])
 def test_a_conversation_stays_sensible(new_chat: Callable[[], Conversation], count: int) -> None:
     """48 wordings in conversations of four turns of any kinds: no turn spoils later ones."""
     wordings = read_wordings()
