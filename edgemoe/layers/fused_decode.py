@@ -60,7 +60,7 @@ class FusedDecode:
         rows: int,
         first: int = 0,
     ) -> None:
-        self._runtime = runtime
+        self._model, self._runtime = model, runtime
         self._rotations = Rotations(model, traits)
         self.takes_guesses = not calls_states(model)
         """Whether rows of guesses leave every state as it is."""
@@ -128,9 +128,13 @@ class FusedDecode:
         Returns:
             float32 [rows, vocab], the logits after each.
         """
+        return self._decoded(self._native.embed(tokens), step)
+
+    def _decoded(self, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """The logits of a step, float32 [rows, vocab], whose first layer reads `hidden`, bf16 [1, rows, H]."""
         self._configure(step.policy, step.study.compensators_in_ram)
         self._count_choices(step)
-        rows, hidden = len(tokens), self._embedded(tokens, step)
+        rows = hidden.shape[1]
         places = [(each, each.length + i) for each, _, own in step.kv.spans for i in range(own)]
         rotations = self._rotations.of(hidden, [at for each in step.step.segments for at in each.positions])
         of_step = self._native.begin(hidden, rotations, places)
@@ -157,10 +161,6 @@ class FusedDecode:
             step.record.choices.merge(self._choices)
         step.keep_states(hidden[0])
         return self._native.head(hidden)
-
-    def _embedded(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
-        """The first layer's input, bf16 [1, rows, H]."""
-        return self._native.embed(tokens)
 
     def _count_choices(self, step: StepContext) -> None:
         """Makes the kernel count the choices of this step, where its record wants them."""

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from edgemoe.experts.runtime import ExpertRuntime
 from edgemoe.experts.step import StepContext
-from edgemoe.families.base import FusedGQA
-from edgemoe.kernels.native.experts import NativeExpertKernel
 from edgemoe.kernels.program import NORMED
 from edgemoe.layers.fused_decode import FusedDecode
 
@@ -27,18 +23,6 @@ class HeadDecode(FusedDecode):
         first: number of the head's layer. It follows the numbers of the model's layers.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        traits: FusedGQA,
-        runtime: ExpertRuntime,
-        kernel: NativeExpertKernel,
-        rows: int,
-        first: int = 0,
-    ) -> None:
-        super().__init__(model, traits, runtime, kernel, rows, first)
-        self._head, self._given = model, torch.empty(0)
-
     def run(
         self, tokens: Sequence[int], states: torch.Tensor, step: StepContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,13 +37,7 @@ class HeadDecode(FusedDecode):
             float32 [rows, vocab], the logits of the token after each one; and bf16 [rows, H], the states after the
             head's norm, of which the next guesses are made.
         """
-        self._given = states
-        logits = self(tokens, step)
+        joined: torch.Tensor = self._model.joined(self._native.embed(tokens)[0], states)
+        logits = self._decoded(joined[None].contiguous(), step)
         normed = self._native.buffers.rows_of(NORMED, len(tokens), states.shape[-1])
         return logits, normed[0].clone()
-
-    def _embedded(self, tokens: Sequence[int], step: StepContext) -> torch.Tensor:
-        """The layer's input, bf16 [1, rows, H], of the tokens and the states before them."""
-        embedded = super()._embedded(tokens, step)
-        joined: torch.Tensor = self._head.joined(embedded[0], self._given)
-        return joined[None].contiguous()

@@ -86,14 +86,12 @@ class _Attention:
             rows: bf16 [R, N], contiguous: what the kernel reads of each token.
             rotation: Cosine and sine of each row's position, [R, rotated] each; None: the queries are rotated already.
             kv: Keys and values of earlier tokens. Where rotation is None it also has these tokens' own.
-            window, received, ahead: see NativeAttention.__call__.
+            window: Latest tokens that a row sees, itself included; None: all.
+            received: Overwritten with the attention that tokens receive; None: it is not counted.
+            ahead: int32 [R], how many of the tokens after it a row sees too; their ends ascend. None: none.
 
         Returns:
-            bf16 [R, heads * value_dim].
-
-        Raises:
-            MemoryError: no memory for a block of keys and values.
-            ValueError: sizes that do not go with this attention's, with the context or with each other.
+            bf16 [R, heads * value_dim]. NativeAttention.__call__ lists the errors.
         """
         count, library, seen = len(rows), native.library(), _address_of(ahead, len(rows))
         if received:
